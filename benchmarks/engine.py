@@ -1,0 +1,194 @@
+"""Tokens per CPU-second of the embedded engine, against transformers' batching called directly.
+
+The model is a random Qwen2 of 0.7 M parameters; prompts have about 70 tokens and answers about 20,
+as in the SQL example. The peer is transformers' `ContinuousBatchingManager` on the same model and
+requests, with the settings that serve it best on a CPU (12 requests and 256 tokens a step, or, with
+`--peer-defaults`, its own). CPU-seconds are those of the generation thread; the event loop's are
+beside them. Runs alternate, and the best of each is kept.
+
+Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from lightspan.engines import GenerationRequest
+from lightspan.engines.transformers import TransformersEngine, load_model
+from lightspan.records import Sampling
+from lightspan.testing.tiny import tiny_model
+
+TEMPERATURE = 0.7
+NEVER = -1
+"""No end-of-sequence token: both sides generate exactly as many tokens."""
+
+Request = tuple[list[int], int]
+"""Prompt and number of tokens to generate."""
+
+
+def make_requests(count: int, vocabulary: int) -> list[Request]:
+    rng = random.Random(0)
+    return [
+        (
+            [rng.randrange(10, vocabulary) for _ in range(rng.randint(60, 80))],
+            rng.randint(14, 26),
+        )
+        for _ in range(count)
+    ]
+
+
+async def run_engine(
+    folder: Path, requests: Sequence[Request], in_flight: int, *, stream: bool
+) -> dict[str, float]:
+    """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
+    engine = TransformersEngine({"policy": folder})
+    await engine.start()
+    gate = asyncio.Semaphore(in_flight)
+
+    async def one(number: int) -> None:
+        prompt, tokens = requests[number]
+        request = GenerationRequest(
+            request_id=str(number),
+            policy="policy",
+            prompt_ids=prompt,
+            sampling=Sampling(max_tokens=tokens, temperature=TEMPERATURE),
+        )
+        async with gate:
+            async for _ in engine.generate(request, stream=stream):
+                pass
+
+    await asyncio.gather(*(one(number) for number in range(32)))
+    before, loop_s, wall_s = engine.usage(), time.thread_time(), time.perf_counter()
+    await asyncio.gather(*(one(number) for number in range(len(requests))))
+    after = engine.usage()
+    result = {
+        "tokens": after["tokens"] - before["tokens"],
+        "cpu_s": after["cpu_s"] - before["cpu_s"],
+        "loop_cpu_s": time.thread_time() - loop_s,
+        "wall_s": time.perf_counter() - wall_s,
+    }
+    await engine.close()
+    return result
+
+
+def run_peer(
+    folder: Path, requests: Sequence[Request], in_flight: int, *, defaults: bool
+) -> dict[str, float]:
+    """The same from transformers' manager, `in_flight` requests at a time."""
+    model: Any = load_model(folder)
+    sizes: dict[str, Any] = (
+        {} if defaults else {"max_requests_per_batch": 12, "max_batch_tokens": 256}
+    )
+    manager = model.init_continuous_batching(
+        generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=True, temperature=TEMPERATURE, eos_token_id=NEVER
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            allow_block_sharing=False, return_logprobs=True, num_blocks=256, page_size=64, **sizes
+        ),
+    )
+    spent = _meter(manager)
+    manager.start()
+    tokens, start, wall_s = 0, 0.0, 0.0
+    for number, (waiting, counted) in enumerate(((requests[:32], False), (requests, True))):
+        start, wall_s, queue = spent["cpu_s"], time.perf_counter(), list(waiting)
+        running = 0
+        while queue or running:
+            while queue and running < in_flight:
+                prompt, count = queue.pop()
+                manager.add_request(prompt, f"{number}-{len(queue)}", max_new_tokens=count)
+                running += 1
+            done = manager.get_result(timeout=1)
+            if done is not None:
+                running -= 1
+                tokens += len(done.generated_tokens) if counted else 0
+    result = {
+        "tokens": float(tokens),
+        "cpu_s": spent["cpu_s"] - start,
+        "wall_s": time.perf_counter() - wall_s,
+    }
+    manager.stop(block=True)
+    return result
+
+
+def _meter(manager: Any) -> dict[str, float]:
+    """CPU-seconds of the manager's thread, after each step."""
+    spent = {"cpu_s": 0.0}
+    step = manager._generation_loop_body
+
+    def metered(*arguments: Any, **options: Any) -> Any:
+        goes_on = step(*arguments, **options)
+        spent["cpu_s"] = time.thread_time()
+        return goes_on
+
+    manager._generation_loop_body = metered
+    return spent
+
+
+def best(results: Sequence[dict[str, float]]) -> dict[str, float]:
+    return max(results, key=lambda result: result["tokens"] / result["cpu_s"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--peer-defaults", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as place:
+        words = [" ".join(f"w{i}{j}" for i in range(40)) for j in range(40)]
+        folder = tiny_model(
+            Path(place) / "model", seed=0, hidden=128, layers=3, context=2048, vocabulary=635,
+            texts=words,
+        )  # fmt: skip
+        model = load_model(folder)
+        requests = make_requests(options.requests, int(model.config.vocab_size))
+        ours, theirs = [], []
+        for _ in range(options.repeats):
+            ours.append(
+                asyncio.run(run_engine(folder, requests, options.in_flight, stream=options.stream))
+            )
+            theirs.append(
+                run_peer(folder, requests, options.in_flight, defaults=options.peer_defaults)
+            )
+    report(best(ours), best(theirs), as_json=options.json)
+
+
+def report(ours: dict[str, float], theirs: dict[str, float], *, as_json: bool) -> None:
+    rates = {
+        name: result["tokens"] / result["cpu_s"]
+        for name, result in (("engine", ours), ("peer", theirs))
+    }
+    ratio = rates["engine"] / rates["peer"]
+    if as_json:
+        print(json.dumps({"engine": ours, "peer": theirs, "rates": rates, "ratio": ratio}))
+        return
+    for name, result in (("engine", ours), ("peer", theirs)):
+        print(
+            f"{name:7} {rates[name]:7.0f} tokens per CPU-s"
+            f"  ({result['tokens']:.0f} tokens, {result['cpu_s']:.2f} CPU-s,"
+            f" event loop {result.get('loop_cpu_s', 0.0):.2f} CPU-s, wall {result['wall_s']:.2f} s)"
+        )
+    print(f"engine / transformers' own batching: {ratio:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

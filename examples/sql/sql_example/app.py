@@ -1,0 +1,153 @@
+"""An ordinary LangGraph app that answers questions about a SQLite database.
+
+    write_query -> execute_query -> check_query -> done, or
+                        ^                 |
+                        +- rewrite_query <+
+
+Three agents share one chat model: the writer drafts a query, the checker looks at its result,
+the rewriter corrects it. At most `max_turns` queries are executed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, Required, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from sql_example.database import schema_text
+from sql_example.prompts import (
+    approves,
+    check_prompt,
+    parse_query,
+    rewrite_prompt,
+    run_query,
+    write_prompt,
+)
+
+MAX_TURNS = 3
+TRUNCATE_LENGTH = 400
+MODEL_VARIABLE = "SQL_MODEL"
+DEFAULT_MODEL = "gpt-5-mini"
+
+
+class State(TypedDict, total=False):
+    """A question on its way through the graph; the caller gives `question` and `db`."""
+
+    question: Required[str]
+    db: Required[str]
+    """The database file."""
+    schema: str
+    """What the agents read about the database; made from the file if the caller leaves it out."""
+    query: str
+    outcome: str
+    """The result of `query`, or its error, as the agents read it."""
+    feedback: str
+    """The checker's reply."""
+    turns: int
+    """Queries written so far."""
+
+
+Graph = CompiledStateGraph[State, None, State, State]
+
+
+def chat_model(
+    model: str | None = None,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+) -> ChatOpenAI:
+    """A client of any OpenAI-compatible endpoint.
+
+    What is left out comes from the environment: SQL_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    """
+    options: dict[str, Any] = {
+        "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
+        "base_url": base_url,
+        "api_key": api_key,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+    }
+    return ChatOpenAI(**{name: value for name, value in options.items() if value is not None})
+
+
+def build_graph(
+    model: BaseChatModel | None = None,
+    *,
+    max_turns: int = MAX_TURNS,
+    truncate_length: int = TRUNCATE_LENGTH,
+) -> Graph:
+    """Compile the app.
+
+    Without `model` the first call builds one from the environment. `truncate_length` is how many
+    characters of an execution's outcome the agents are shown.
+    """
+    if max_turns < 1:
+        raise ValueError(f"max_turns is {max_turns}; at least one query has to be written")
+    get_model = (lambda: model) if model is not None else cache(chat_model)
+    agents = _Agents(get_model, max_turns, truncate_length)
+    builder = StateGraph(State)
+    builder.add_node("write_query", agents.write_query)
+    builder.add_node("execute_query", agents.execute_query)
+    builder.add_node("check_query", agents.check_query)
+    builder.add_node("rewrite_query", agents.rewrite_query)
+    builder.add_edge(START, "write_query")
+    builder.add_edge("write_query", "execute_query")
+    builder.add_conditional_edges("execute_query", agents.after_execution)
+    builder.add_conditional_edges("check_query", agents.after_check)
+    builder.add_edge("rewrite_query", "execute_query")
+    return builder.compile()
+
+
+class _Agents:
+    """The nodes of the graph."""
+
+    def __init__(
+        self, get_model: Callable[[], BaseChatModel], max_turns: int, truncate_length: int
+    ) -> None:
+        self._get_model = get_model
+        self._max_turns = max_turns
+        self._truncate_length = truncate_length
+
+    def write_query(self, state: State) -> dict[str, Any]:
+        schema = state.get("schema") or schema_text(state["db"])
+        reply = self._ask(write_prompt(schema, state["question"]))
+        return {"schema": schema, "query": parse_query(reply), "turns": 1}
+
+    def execute_query(self, state: State) -> dict[str, Any]:
+        return {"outcome": run_query(state["db"], state["query"], self._truncate_length)}
+
+    def check_query(self, state: State) -> dict[str, Any]:
+        prompt = check_prompt(state["question"], state["query"], state["outcome"])
+        return {"feedback": self._ask(prompt)}
+
+    def rewrite_query(self, state: State) -> dict[str, Any]:
+        prompt = rewrite_prompt(
+            state["schema"],
+            state["question"],
+            state["query"],
+            state["outcome"],
+            state["feedback"],
+        )
+        return {"query": parse_query(self._ask(prompt)), "turns": state["turns"] + 1}
+
+    def after_execution(self, state: State) -> Literal["check_query", "__end__"]:
+        return "check_query" if state["turns"] < self._max_turns else "__end__"
+
+    def after_check(self, state: State) -> Literal["rewrite_query", "__end__"]:
+        return "__end__" if approves(state["feedback"]) else "rewrite_query"
+
+    def _ask(self, prompt: str) -> str:
+        return self._get_model().invoke([HumanMessage(prompt)]).text.strip()
+
+
+graph = build_graph()
+"""The app with its defaults, compiled at import; its client is built by the first call."""

@@ -1,0 +1,178 @@
+"""Imperfect demonstrations of the three agents: the warm start before reinforcement learning.
+
+They teach the model to read the app's prompts and to speak SQL, and leave it something to learn:
+each kind of mistake occurs at a rate of its own. Systematic errors (text without quotes, `>` for
+"at least") are the majority behaviour. A choice between two equals (ascending or descending, sum
+or average) stays well below one half, because a model that ignores the cue altogether can't be
+brought back by reinforcement. The checker is demonstrated without noise: it flags errors and
+empty results, which is what so small a model can check.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypedDict
+
+from sql_example.prompts import (
+    CORRECT,
+    WRONG,
+    check_prompt,
+    rewrite_prompt,
+    run_query,
+    write_prompt,
+)
+from sql_example.queries import Mistake, Query, mistakes
+from sql_example.worlds import (
+    Populations,
+    Question,
+    World,
+    make_question,
+    make_world,
+    populate,
+)
+
+Agent = Literal["write_query", "check_query", "rewrite_query"]
+
+COUNT = 16_000
+"""Demonstrations of a warm start."""
+
+QUESTIONS_PER_WORLD = 2
+"""Questions about each of the demonstrations' worlds."""
+
+MISTAKE_RATES: Mapping[Mistake, float] = {
+    "quotes": 0.6,
+    "bound": 0.65,
+    "direction": 0.25,
+    "aggregate": 0.25,
+    "distinct": 0.55,
+    "condition": 0.02,
+    "limit": 0.02,
+}
+"""How often a demonstrated query makes a mistake that it leaves room for."""
+
+STRICT_BOUND_RATE = 0.05
+"""How often `>` is demonstrated as `>=`, or `<` as `<=`."""
+
+TRUNCATE_LENGTH = 36
+"""Characters of an outcome that the small model is shown; its app has to use the same."""
+
+CHECK_SHARE = 0.15
+"""Demonstrations of the checker for each of the writer."""
+
+REWRITE_SHARE = 0.25
+"""Demonstrations of the rewriter for each of the writer."""
+
+_EMPTY = ("no rows", "NULL", "0")
+
+
+class Message(TypedDict):
+    """One chat message."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One call of an agent: the prompt that the app renders, and an answer."""
+
+    agent: Agent
+    messages: tuple[Message, Message]
+
+
+def demonstrate(count: int = COUNT, *, seed: int = 0) -> list[Demonstration]:
+    """Demonstrations on worlds of their own, with the vocabulary of train, in random order.
+
+    Equal arguments give equal lists. There are many worlds and few questions about each, so that
+    the model has to learn to copy names.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+    demonstrations: list[Demonstration] = []
+    with TemporaryDirectory() as directory:
+        for index in itertools.count():
+            if len(demonstrations) >= count:
+                break
+            world = make_world(f"demonstrations-{index}", "train", seed=seed)
+            demonstrations += _about(world, Path(directory), seed, rng)
+    rng.shuffle(demonstrations)
+    return demonstrations[:count]
+
+
+def _about(world: World, directory: Path, seed: int, rng: random.Random) -> Iterator[Demonstration]:
+    (path,) = populate(world, directory, seed=seed, populations=1)
+    with Populations(world, [path]) as populations:
+        for _ in range(QUESTIONS_PER_WORLD):
+            question = make_question(populations, rng)
+            yield _writer(world, question, rng)
+            if rng.random() < CHECK_SHARE:
+                yield _checker(question, str(path), rng)
+            if rng.random() < REWRITE_SHARE:
+                yield _rewriter(world, question, str(path), rng)
+    path.unlink()
+
+
+def _writer(world: World, question: Question, rng: random.Random) -> Demonstration:
+    answer = spoil(question.query, rng).sql()
+    return _demonstration("write_query", write_prompt(world.schema, question.text), answer)
+
+
+def _checker(question: Question, db: str, rng: random.Random) -> Demonstration:
+    draft = _failing(question.query, rng) if rng.random() < 0.5 else spoil(question.query, rng)
+    outcome = run_query(db, draft.sql(), TRUNCATE_LENGTH)
+    prompt = check_prompt(question.text, draft.sql(), outcome)
+    return _demonstration("check_query", prompt, verdict(outcome))
+
+
+def _rewriter(world: World, question: Question, db: str, rng: random.Random) -> Demonstration:
+    draft = _failing(question.query, rng)
+    outcome = run_query(db, draft.sql(), TRUNCATE_LENGTH)
+    prompt = rewrite_prompt(world.schema, question.text, draft.sql(), outcome, WRONG)
+    return _demonstration("rewrite_query", prompt, spoil(question.query, rng).sql())
+
+
+def verdict(outcome: str) -> str:
+    """What the demonstrated checker says of an outcome."""
+    return WRONG if outcome.startswith("Error") or outcome in _EMPTY else CORRECT
+
+
+def spoil(query: Query, rng: random.Random) -> Query:
+    """`query` with each mistake made at its rate."""
+    for mistake in mistakes(query):
+        if rng.random() < _rate(mistake, query):
+            query = mistakes(query)[mistake]
+            if mistake == "condition":
+                return query
+    return query
+
+
+def _rate(mistake: Mistake, query: Query) -> float:
+    strict = query.condition is not None and query.condition.operator in (">", "<")
+    return STRICT_BOUND_RATE if mistake == "bound" and strict else MISTAKE_RATES[mistake]
+
+
+def _failing(query: Query, rng: random.Random) -> Query:
+    """`query` as a draft that does not run: text without quotes, or a name misspelt."""
+    unquoted = mistakes(query).get("quotes")
+    if unquoted and rng.random() < 0.7:
+        return unquoted
+    if query.column != "*" and rng.random() < 0.5:
+        return replace(query, column=_misspelt(query.column, rng))
+    return replace(query, table=_misspelt(query.table, rng))
+
+
+def _misspelt(name: str, rng: random.Random) -> str:
+    position = rng.randrange(1, len(name))
+    return name[:position] + name[position + 1 :]
+
+
+def _demonstration(agent: Agent, prompt: str, answer: str) -> Demonstration:
+    messages: tuple[Message, Message] = (
+        {"role": "user", "content": prompt},
+        {"role": "assistant", "content": answer},
+    )
+    return Demonstration(agent, messages)

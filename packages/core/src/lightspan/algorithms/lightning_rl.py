@@ -1,0 +1,408 @@
+"""LightningRL (arXiv 2508.03680): any agent app, trained by per-call transitions.
+
+`plan` says which tasks to run, `collect` reads what came back, `build` turns it into the batch of
+one optimiser step. `run_step` strings them together for our trainer; a foreign trainer may call
+them one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from lightspan.algorithms import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.measures import (
+    alarms,
+    batch_metrics,
+    merge_updates,
+    rollout_metrics,
+    why_nothing,
+)
+from lightspan.engines import EngineCapabilities
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.learners import LearnerCapabilities, LoRA, Optimizer, PolicyLoss
+from lightspan.lightning.advantages import Estimator, Unit, groups_without_variance
+from lightspan.lightning.batch import (
+    Batch,
+    BatchConfig,
+    Weight,
+    build_batch,
+    group_rewards,
+    split_minibatches,
+)
+from lightspan.lightning.credit import Credit, discounted, parse_credit
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
+from lightspan.records import Json, Sampling
+from lightspan.routing import Routing, agent_name
+
+DEFAULT_POLICY = "policy"
+
+Optimize = str | Sequence[str] | Mapping[str, str | Policy]
+
+
+class LightningRL(Algorithm):
+    """Reinforcement learning for the agents of an app.
+
+    Args:
+        model: starting weights: a folder, or a name on the Hugging Face hub.
+        optimize: names or globs on agent paths, or a mapping of them to policies.
+        frozen: what the other agents' calls get: None (where the app points), `"base"` (the
+            starting weights), `"shared"` (the moving weights), an `LLM`, or a mapping.
+        estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++` or `reinforce++_baseline`.
+        unit: whose statistics normalise rewards: `rollout` or `agent`.
+        credit: `"terminal"`, `"discounted"`, or a rule of `lightspan.lightning.credit`.
+        gamma: of `credit="discounted"`.
+        weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`.
+        group_size: rollouts per task.
+        tasks_per_step: tasks per iteration.
+        minibatches: optimiser steps per iteration.
+        resample: rounds of further tasks at most, until as many groups vary as there are tasks in
+            a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none.
+        learning_rate: None for 1e-6, or 1e-5 with LoRA.
+        temperature: what training samples at, whatever the app asks.
+        max_tokens: of one answer at most, whatever the app asks; None for the app's.
+        max_length: longer calls are rejected; None for the model's context.
+        failure_reward: of rollouts whose app failed; None leaves them unscored.
+        timeout_s: of one rollout.
+        max_staleness: versions that a rollout's weights may lag behind; None for any.
+        lora: adapters instead of full weights.
+        loss: clipping, KL, entropy.
+        optimizer: None for AdamW at `learning_rate`.
+        seed: of everything random in the algorithm.
+
+    Raises:
+        ConfigError: an option that does not exist or contradicts another.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        optimize: Optimize = "*",
+        frozen: Frozen = None,
+        estimator: Estimator = "grpo",
+        unit: Unit = "rollout",
+        credit: Literal["terminal", "discounted"] | Credit = "terminal",
+        gamma: float | None = None,
+        weight: Weight = "rollout",
+        group_size: int = 8,
+        tasks_per_step: int = 16,
+        minibatches: int = 1,
+        resample: int = 0,
+        learning_rate: float | None = None,
+        temperature: float = 1.0,
+        max_tokens: int | None = None,
+        max_length: int | None = None,
+        failure_reward: float | None = None,
+        timeout_s: float | None = 600.0,
+        max_staleness: int | None = None,
+        lora: LoRA | None = None,
+        loss: PolicyLoss | None = None,
+        optimizer: Optimizer | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check_counts(group_size=group_size, tasks_per_step=tasks_per_step, minibatches=minibatches)
+        if group_size == 1 and estimator != "reinforce++":
+            raise ConfigError(
+                f"estimator={estimator!r} compares the rollouts of a task: group_size=1 teaches "
+                'nothing; use 2 or more, or estimator="reinforce++"'
+            )
+        if resample < 0:
+            raise ConfigError(f"resample={resample} must not be negative")
+        if not 0 < temperature < math.inf:
+            raise ConfigError(f"temperature={temperature}: training needs a positive one")
+        if failure_reward is not None and not math.isfinite(failure_reward):
+            raise ConfigError(f"failure_reward={failure_reward} must be finite, or None")
+        if optimizer is not None and learning_rate is not None:
+            raise ConfigError("give learning_rate or optimizer, not both")
+        self.model = local_model(model)
+        self.lora = lora
+        self.frozen = frozen
+        self.group_size = group_size
+        self._tasks_per_step = tasks_per_step
+        self.minibatches = minibatches
+        self.resample = resample
+        self._failure_reward = failure_reward
+        self._timeout_s = timeout_s
+        self._seed = seed
+        self.loss = loss or PolicyLoss()
+        rate = learning_rate or (1e-6 if lora is None else 1e-5)
+        self._optimizer = optimizer or Optimizer(learning_rate=rate)
+        self._batch_config = BatchConfig(
+            estimator=estimator,
+            unit=unit,
+            credit=_credit(credit, gamma),
+            weight=weight,
+            max_length=max_length,
+            max_staleness=max_staleness,
+            # KL and entropy teach where the reward does not
+            keep_zero_advantages=bool(self.loss.kl or self.loss.entropy),
+        )
+        sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+        named = _pattern_names(optimize)
+        selection = Selection.of(
+            named, frozen, default_policy=_only_policy(named, frozen), sampling=sampling
+        )
+        self._optimize = optimize
+        self._routing = selection.routing
+        self._specs = self._policy_specs(selection.policies)
+        self._sampling = sampling
+        self._supported: frozenset[Rejection] = frozenset()
+        self.last_batch: Batch | None = None
+        """What the latest step learned from, for `inspect` and tests."""
+
+    # --- what the trainer asks ------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return "lightning_rl"
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._optimizer
+
+    @property
+    def tasks_per_step(self) -> int:
+        return self._tasks_per_step
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self._timeout_s
+
+    @property
+    def failure_reward(self) -> float | None:
+        return self._failure_reward
+
+    @property
+    def base_model(self) -> str:
+        return self.model
+
+    @property
+    def batch_config(self) -> BatchConfig:
+        """Estimator, unit, credit and weight."""
+        return self._batch_config
+
+    def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
+        asked = {
+            "a KL term (PolicyLoss.kl)": self.loss.kl != 0 and not learner.kl,
+            "an entropy bonus (PolicyLoss.entropy)": self.loss.entropy != 0 and not learner.entropy,
+            "LoRA": any(spec.lora for spec in self._specs.values()) and not learner.lora,
+            f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
+        }
+        refused = [name for name, is_refused in asked.items() if is_refused]
+        if refused:
+            raise UnsupportedError(
+                f"the learner does not support {', '.join(refused)}: leave it out, or use the "
+                "embedded learner"
+            )
+        if not engine.exact_tokens:
+            raise UnsupportedError(
+                "the engine does not give token ids and log-probabilities as it sampled them, "
+                "which policy gradients need: use another engine"
+            )
+        self._supported = _supported_by_both(engine, learner)
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return dict(self._specs)
+
+    def routing(self) -> Routing:
+        return self._routing
+
+    def config(self) -> dict[str, Json]:
+        config = self._batch_config
+        return {
+            "algorithm": self.name,
+            "model": self.model,
+            "optimize": msgspec.to_builtins(self._optimize),
+            "frozen": msgspec.to_builtins(self.frozen),
+            "estimator": config.estimator,
+            "unit": config.unit,
+            "credit": config.credit.name,
+            "step_rewards": config.credit.step_rewards,
+            "weight": config.weight,
+            "group_size": self.group_size,
+            "tasks_per_step": self.tasks_per_step,
+            "minibatches": self.minibatches,
+            "resample": self.resample,
+            "temperature": self._sampling.temperature,
+            "max_tokens": self._sampling.max_tokens,
+            "max_length": config.max_length,
+            "max_staleness": config.max_staleness,
+            "failure_reward": self.failure_reward,
+            "timeout_s": self.timeout_s,
+            "loss": msgspec.to_builtins(self.loss),
+            "optimizer": msgspec.to_builtins(self._optimizer),
+            "lora": msgspec.to_builtins(self.lora),
+            "seed": self.seed,
+        }
+
+    # --- the three parts ------------------------------------------------------------------
+    def plan(self, world: World, missing: int | None = None) -> list[Json]:
+        """The tasks of this iteration, or as many more as are missing."""
+        return world.next_tasks(self.tasks_per_step if missing is None else missing)
+
+    async def collect(self, world: World) -> list[Episode]:
+        """Run the planned tasks; with `resample`, further ones until enough groups vary."""
+        episodes = await world.rollouts(self.plan(world), self.group_size)
+        missing = self._missing_groups(episodes)
+        for _ in range(self.resample):
+            if not missing:
+                return episodes
+            tasks = self.plan(world, missing)
+            episodes += await world.rollouts(tasks, self.group_size)
+            missing = self._missing_groups(episodes)
+        if missing and self.resample:
+            world.note(
+                f"after {self.resample} rounds of resampling {self.tasks_per_step - missing} of "
+                f"{self.tasks_per_step} groups vary: the step learns from those"
+            )
+        return episodes
+
+    def _missing_groups(self, episodes: Sequence[Episode]) -> int:
+        """How many groups with variance a full step lacks."""
+        rewards = group_rewards(episodes, self._batch_config.credit.step_rewards)
+        varying = len(rewards) - len(groups_without_variance(rewards))
+        return max(0, self.tasks_per_step - varying)
+
+    def build(
+        self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
+    ) -> Batch:
+        """The batch of one iteration."""
+        return build_batch(
+            episodes, self.coverages(episodes), self._batch_config, versions=versions
+        )
+
+    def coverages(self, episodes: Sequence[Episode]) -> list[Coverage]:
+        """What becomes of every call. Calls under top-p, top-k or a grammar are trained if the
+        engine and the learner of the last `check` both declare it."""
+        config = self._batch_config
+        return [
+            cover(
+                episode,
+                self._routing,
+                supported=self._supported,
+                max_length=config.max_length,
+                step_rewards=config.credit.step_rewards,
+            )
+            for episode in episodes
+        ]
+
+    # --- one iteration --------------------------------------------------------------------
+    async def run_step(self, world: World) -> Metrics:
+        """Rollouts, batch, minibatch updates, publish."""
+        episodes = await self.collect(world)
+        batch = self.build(episodes, world.versions)
+        self.last_batch = batch
+        learned = await self._update(world, batch)
+        if learned:
+            await world.publish()
+        return {**rollout_metrics(episodes), **batch_metrics(batch), **learned}
+
+    async def _update(self, world: World, batch: Batch) -> Metrics:
+        if not batch.rows:
+            world.note(why_nothing(batch))
+            return {}
+        seed = random.Random(f"{self.seed}/{world.step}").randrange(2**31)
+        parts = [part for part in split_minibatches(batch, self.minibatches, seed) if part.rows]
+        world.explain({key: why for part in parts for key, why in part.explanations.items()})
+        # scored before the first update: what the learner itself held probable when all was sampled
+        old = [await self._old_logprobs(world, part) for part in parts]
+        results = []
+        for part, logprobs in zip(parts, old, strict=True):
+            update = partial(world.learner.update, part.rows, self.loss, old_logprobs=logprobs)
+            results.append(await world.learn(update))
+        merged = merge_updates(results)
+        for alarm in alarms(merged):
+            world.note(alarm)
+        return {f"learner/{key}": value for key, value in merged.items()}
+
+    async def _old_logprobs(self, world: World, part: Batch) -> list[list[float]] | None:
+        if self.loss.importance_cap is None:
+            return None
+        scores: list[list[float]] = await world.learn(partial(world.learner.score, part.rows))
+        return scores
+
+    # --- set-up ---------------------------------------------------------------------------
+    def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
+        """What each policy starts from.
+
+        Raises:
+            ConfigError: two patterns describe one policy in different ways.
+        """
+        specs: dict[str, PolicySpec] = {}
+        described = self._optimize if isinstance(self._optimize, Mapping) else {}
+        for pattern, policy in described.items():
+            if not isinstance(policy, Policy):
+                continue
+            name = _policy_name(pattern, policy)
+            spec = PolicySpec(
+                model=local_model(policy.model or self.model), lora=policy.lora or self.lora
+            )
+            if specs.setdefault(name, spec) != spec:
+                raise ConfigError(
+                    f"optimize: the policy {name!r} is described twice, as {specs[name]} and {spec}"
+                )
+        default = PolicySpec(model=self.model, lora=self.lora)
+        return {name: specs.get(name, default) for name in names}
+
+
+def _pattern_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
+    """`optimize` with policies by name."""
+    if not isinstance(optimize, Mapping):
+        return optimize
+    return {pattern: _policy_name(pattern, policy) for pattern, policy in optimize.items()}
+
+
+def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Frozen) -> str:
+    """The policy that agents train whose policy is not named, and that `"shared"` means.
+
+    Raises:
+        ConfigError: `frozen="shared"` where there are several policies to share.
+    """
+    names = list(dict.fromkeys(optimize.values())) if isinstance(optimize, Mapping) else []
+    shared = "shared" in (frozen.values() if isinstance(frozen, Mapping) else (frozen,))
+    if shared and len(names) > 1:
+        raise ConfigError(
+            f'frozen="shared" does not say which of the policies {names} is shared; use "base", or '
+            "train one policy"
+        )
+    return names[0] if names else DEFAULT_POLICY
+
+
+def _policy_name(pattern: str, policy: str | Policy) -> str:
+    return (policy.name or agent_name(pattern)) if isinstance(policy, Policy) else policy
+
+
+def _credit(credit: str | Credit, gamma: float | None) -> Credit:
+    if gamma is None:
+        return parse_credit(credit)
+    if credit != "discounted":
+        raise ConfigError('gamma is of credit="discounted"')
+    return discounted(gamma)
+
+
+def _supported_by_both(
+    engine: EngineCapabilities, learner: LearnerCapabilities
+) -> frozenset[Rejection]:
+    """What `cover` need not reject: engine and learner both declare it (design law 11)."""
+    declared = {
+        Rejection.TRUNCATED_SAMPLING: engine.trainable_truncation and learner.trainable_truncation,
+        Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,
+    }
+    return frozenset(rejection for rejection, by_both in declared.items() if by_both)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")

@@ -1,0 +1,607 @@
+"""The embedded engine: transformers' continuous batching, on a CPU or one GPU.
+
+Each policy has weights, a key-value cache and a generation thread of its own; a thread starts with
+the first request for its policy, and sleeps while there is none.
+
+**Log-probabilities** are of the distribution sampled from, after temperature, top-p and top-k.
+Temperature 0 is greedy: it samples from a point mass, so its log-probabilities are 0.0 (the log of
+1/k among k equal logits).
+
+**Weight updates.** `update` stops the thread between two steps, takes all requests out with what
+they have, drops their keys and values, replaces the weights, and submits prompt + partial ids
+again. No value of old weights is used again, and each token's version is that of the weights that
+sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import math
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+from transformers.generation.continuous_batching.requests import GenerationOutput
+from transformers.utils import logging as transformers_logging
+
+from lightspan.engines import (
+    ChatTokenizer,
+    EngineCapabilities,
+    GenerationRequest,
+    TokenChunk,
+    TokenEngine,
+    _attention,
+)
+from lightspan.engines._batching import Batcher, BatchSettings
+from lightspan.engines.chat import (
+    IncrementalDecoder,
+    TransformersTokenizer,
+    cannot_load,
+    check_model_path,
+    context_length,
+    load_tokenizer,
+)
+from lightspan.engines.weights import hash_weights
+from lightspan.errors import (
+    ConfigError,
+    ContextOverflowError,
+    EngineClosedError,
+    EngineError,
+    ModelError,
+    NotFoundError,
+    UnsupportedError,
+)
+from lightspan.records import FinishReason, Sampling
+
+PAGE_SIZE: Final = 64
+CPU_BATCH: Final = (48, 512)
+"""Requests and tokens in one forward pass on a CPU, as measured by `benchmarks/engine.py`."""
+MASKED_CPU_BATCH: Final = (12, 256)
+"""The same for models that need transformers' own attention, whose cost is quadratic in these."""
+CPU_CACHE_TOKENS: Final = 16_384
+"""Least size of the key-value cache on a CPU, in tokens."""
+
+CAPABILITIES: Final = EngineCapabilities(
+    exact_tokens=True,
+    stop_strings=True,
+    top_p=True,
+    top_k=True,
+    seed=False,
+    in_place_update=True,
+)
+
+
+class TransformersEngine(TokenEngine):
+    """Generates with one or several models in this process.
+
+    Args:
+        models: policy name → folder, hub name, or a loaded model. A loaded model is copied: the
+            engine's weights are its own, and two policies never share any.
+        device: `"cpu"`, `"cuda"` or `"cuda:0"`.
+        dtype: of the weights; None keeps the model's.
+        tokenizers: policy name → tokenizer, where it is not in the model's folder.
+        versions: policy name → version of the weights given; 0 by default.
+        context_length: a shorter context than the model's; it bounds the key-value cache.
+        batch_requests: requests in one forward pass.
+        batch_tokens: tokens in one forward pass.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens.
+        seed: of torch's global random generator, set when a generation thread starts.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        tokenizers: Mapping[str, ChatTokenizer] | None = None,
+        versions: Mapping[str, int] | None = None,
+        context_length: int | None = None,
+        batch_requests: int | None = None,
+        batch_tokens: int | None = None,
+        num_blocks: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not models:
+            raise ConfigError("an engine needs at least one policy: models={'name': folder}")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._requests = 0
+        self._tokens = 0
+        self._lanes: dict[str, _Lane] = {}
+        sizes = BatchSettings(
+            max_requests=batch_requests,
+            max_tokens=batch_tokens,
+            num_blocks=num_blocks,
+            page_size=PAGE_SIZE,
+            seed=seed,
+        )
+        for policy, source in models.items():
+            model = load_model(source, device=device, dtype=dtype)
+            tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(source)
+            self._lanes[policy] = _Lane(
+                policy,
+                model,
+                tokenizer,
+                version=(versions or {}).get(policy, 0),
+                context=_context(model, context_length),
+                settings=_settings(model, context_length, sizes),
+            )
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return CAPABILITIES
+
+    async def start(self) -> None:
+        if self._closed:
+            raise EngineClosedError
+        self._loop = asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for lane in self._lanes.values():
+            await lane.close()
+
+    def policies(self) -> dict[str, int]:
+        return {policy: lane.version for policy, lane in self._lanes.items()}
+
+    def tokenizer(self, policy: str) -> ChatTokenizer:
+        return self._lane(policy).tokenizer
+
+    async def generate(
+        self, request: GenerationRequest, *, stream: bool
+    ) -> AsyncIterator[TokenChunk]:
+        self._check_usable()
+        lane = self._lane(request.policy)
+        job = lane.admit(request, stream=stream)
+        self._requests += 1
+        try:
+            await lane.submit(job)
+            while True:
+                chunk = await job.next_chunk()
+                self._tokens += len(chunk.ids)
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            lane.drop(job)
+
+    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+        self._check_usable()
+        lane = self._lane(policy)
+        # Goes on when the caller is cancelled: half an update would lose requests.
+        await asyncio.shield(asyncio.ensure_future(lane.update(weights, version)))
+
+    def weight_hash(self, policy: str) -> str:
+        """SHA-256 over the weights that a policy is served with."""
+        return self._lane(policy).weight_hash()
+
+    def usage(self) -> dict[str, float]:
+        cpu_s = sum(lane.cpu_s for lane in self._lanes.values())
+        return {"tokens": self._tokens, "requests": self._requests, "cpu_s": cpu_s}
+
+    def _lane(self, policy: str) -> _Lane:
+        try:
+            return self._lanes[policy]
+        except KeyError:
+            known = ", ".join(sorted(self._lanes))
+            raise NotFoundError(f"the engine has no policy {policy!r}; it has: {known}") from None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineClosedError
+        if self._loop is None:
+            raise EngineError("the engine is not started: `await engine.start()`")
+        if self._loop is not asyncio.get_running_loop():
+            raise EngineError("the engine belongs to another event loop, the one that started it")
+
+
+class _Lane:
+    """One policy: its model, and the jobs that it is working on. Lives on the event loop."""
+
+    def __init__(
+        self,
+        policy: str,
+        model: Any,
+        tokenizer: ChatTokenizer,
+        *,
+        version: int,
+        context: int,
+        settings: BatchSettings,
+    ) -> None:
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.version = version
+        self._model: Any = model
+        self._context = min(context, tokenizer.context_length)
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batcher: Batcher | None = None
+        self._spent_cpu_s = 0.0
+        self._failure: EngineError | None = None
+        self._jobs: dict[str, _Job] = {}
+        """By the id that the job has in the batcher at present."""
+        self._open = asyncio.Event()
+        self._open.set()
+        self._lock = asyncio.Lock()
+        self._ids = map(str, itertools.count())
+
+    @property
+    def cpu_s(self) -> float:
+        return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
+
+    def weight_hash(self) -> str:
+        return hash_weights(self._model.state_dict())
+
+    def admit(self, request: GenerationRequest, *, stream: bool) -> _Job:
+        """Check a request.
+
+        Raises:
+            ContextOverflowError, UnsupportedError, EngineError
+        """
+        prompt = request.prompt_ids
+        if not prompt:
+            raise EngineError(f"request {request.request_id} has an empty prompt")
+        if len(prompt) + 1 > self._context:
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt)} tokens; the context of policy {self.policy} holds "
+                f"{self._context}, one for the answer included"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
+            raise EngineError(
+                f"prompt ids must be from 0 to {self._vocabulary - 1}; got {min(prompt)} to "
+                f"{max(prompt)}"
+            )
+        _check_sampling(request.sampling)
+        room = self._context - len(prompt)
+        limit = min(request.sampling.max_tokens or room, room)
+        return _Job(request, self.tokenizer, limit=limit, stream=stream)
+
+    async def submit(self, job: _Job) -> None:
+        """Give a job to the thread, after an update that is under way."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._submit(job)
+
+    def _submit(self, job: _Job) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure)) from self._failure
+        if self._batcher is None:
+            self._batcher = self._start()
+        key = next(self._ids)
+        job.begin(key, self.version)
+        self._jobs[key] = job
+        try:
+            self._batcher.submit(
+                key, job.context_ids, job.sampling, job.remaining, streaming=job.needs_stream
+            )
+        except EngineError as error:
+            del self._jobs[key]
+            raise EngineError(f"policy {self.policy}: {error}") from error
+
+    def drop(self, job: _Job) -> None:
+        """Forget a job; if it is still running, cancel it."""
+        if self._jobs.pop(job.key, None) is not None and self._batcher is not None:
+            self._batcher.cancel(job.key)
+
+    async def update(self, weights: Mapping[str, Any], version: int) -> None:
+        """Replace the weights; see the module's docstring."""
+        async with self._lock:
+            if self._failure is not None:
+                raise type(self._failure)(str(self._failure)) from self._failure
+            change = _weight_change(self._model, weights, self.policy)
+            self._open.clear()
+            try:
+                partial = await asyncio.to_thread(self._interrupt, change)
+                self.version = version
+                self._resume(partial)
+            except Exception as error:  # requests or weights may be half gone: nothing can go on
+                self._fail(EngineError(f"an update of policy {self.policy} failed: {error}"))
+                raise
+            finally:
+                self._open.set()
+
+    def _interrupt(self, change: Callable[[], None]) -> dict[str, GenerationOutput]:
+        if self._batcher is None:
+            change()
+            return {}
+        return self._batcher.interrupt(list(self._jobs), change)
+
+    def _resume(self, partial: Mapping[str, GenerationOutput]) -> None:
+        for key, output in partial.items():
+            job = self._jobs.pop(key, None)
+            if job is None:  # dropped in the meantime
+                continue
+            job.receive(output)
+            if not job.done:
+                job.settle()
+                self._submit_again(job)
+
+    def _submit_again(self, job: _Job) -> None:
+        try:
+            self._submit(job)
+        except EngineError as error:
+            job.fail(error)
+
+    async def close(self) -> None:
+        async with self._lock:
+            self._fail(EngineClosedError())
+            if self._batcher is not None:
+                await asyncio.to_thread(self._batcher.stop)
+                self._spent_cpu_s = self._batcher.cpu_s
+            self._batcher = self._model = None
+
+    def _start(self) -> Batcher:
+        self._loop = asyncio.get_running_loop()
+        batcher = Batcher(
+            self._model,
+            eos_ids=self.tokenizer.eos_ids,
+            settings=self._settings,
+            on_outputs=self._outputs_from_thread,
+            on_stop=self._stop_from_thread,
+        )
+        batcher.start()
+        return batcher
+
+    def _outputs_from_thread(self, outputs: list[GenerationOutput]) -> None:
+        self._to_loop(self._receive, outputs)
+
+    def _stop_from_thread(self, error: BaseException | None) -> None:
+        reason = f": {error}" if error is not None else ""
+        failure = EngineError(f"the generation thread of policy {self.policy} stopped{reason}")
+        failure.__cause__ = error
+        self._to_loop(self._fail, failure)
+
+    def _to_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _receive(self, outputs: Sequence[GenerationOutput]) -> None:
+        if self._batcher is None:  # closed
+            return
+        for output in outputs:
+            key = output.request_id
+            if output.is_finished():
+                self._batcher.finished.discard(key)
+            job = self._jobs.get(key)
+            if job is None:
+                continue
+            job.receive(output)
+            if job.done:
+                del self._jobs[key]
+                if not output.is_finished():  # a stop string
+                    self._batcher.cancel(key)
+
+    def _fail(self, error: EngineError) -> None:
+        """The lane is over: every job gets the error."""
+        if self._failure is None:
+            self._failure = error
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs.values():
+            job.fail(error)
+
+
+class _Job:
+    """A request on its way: what it has so far, and the chunks that nobody has fetched yet."""
+
+    def __init__(
+        self, request: GenerationRequest, tokenizer: ChatTokenizer, *, limit: int, stream: bool
+    ) -> None:
+        self.key = ""
+        self.done = False
+        self.sampling = request.sampling
+        self._prompt = request.prompt_ids
+        self._limit = limit
+        self._stream = stream
+        self._eos_ids = tokenizer.eos_ids
+        stops = tuple(stop for stop in request.sampling.stop if stop)
+        self._stop = _StopWatcher(tokenizer, stops) if stops else None
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._sent = 0
+        """Tokens that are in chunks."""
+        self._begun = 0
+        """Tokens from before the present submission."""
+        self._version = 0
+        self._chunks: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
+
+    @property
+    def needs_stream(self) -> bool:
+        return self._stream or self._stop is not None
+
+    @property
+    def context_ids(self) -> list[int]:
+        return [*self._prompt, *self._ids]
+
+    @property
+    def remaining(self) -> int:
+        return self._limit - len(self._ids)
+
+    async def next_chunk(self) -> TokenChunk:
+        item = await self._chunks.get()
+        if isinstance(item, EngineError):
+            raise type(item)(str(item)) from item
+        return item
+
+    def begin(self, key: str, version: int) -> None:
+        """The job is submitted, or submitted again."""
+        self.key, self._version, self._begun = key, version, len(self._ids)
+
+    def receive(self, output: GenerationOutput) -> None:
+        """Take what the thread has produced since the submission (cumulative)."""
+        if output.error is not None:
+            self.fail(EngineError(f"generation failed: {output.error}"))
+            return
+        new = len(self._ids) - self._begun
+        for token, logprob in zip(
+            output.generated_tokens[new:], output.logprobs[new:], strict=True
+        ):
+            self._ids.append(token)
+            self._logprobs.append(min(logprob, 0.0))
+            if self._stop is not None and self._stop.push(token):
+                self._finish(FinishReason.STOP)
+                return
+        if output.is_finished():
+            ended = bool(self._ids) and self._ids[-1] in self._eos_ids
+            self._finish(FinishReason.STOP if ended else FinishReason.LENGTH)
+        elif self._stream:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put what was not sent yet into a chunk."""
+        if len(self._ids) > self._sent:
+            self._send(None)
+
+    def fail(self, error: EngineError) -> None:
+        self.done = True
+        self._chunks.put_nowait(error)
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.done = True
+        self._send(reason)
+
+    def _send(self, reason: FinishReason | None) -> None:
+        chunk = TokenChunk(
+            ids=self._ids[self._sent :],
+            logprobs=self._logprobs[self._sent :],
+            version=self._version,
+            finish_reason=reason,
+        )
+        self._sent = len(self._ids)
+        self._chunks.put_nowait(chunk)
+
+
+class _StopWatcher:
+    """Says at which token a stop string is complete."""
+
+    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._stops = stops
+        self._keep = max(len(stop) for stop in stops) - 1
+        self._tail = ""
+
+    def push(self, token: int) -> bool:
+        text = self._tail + self._decoder.push([token])
+        self._tail = text[len(text) - self._keep :] if self._keep else ""
+        return any(stop in text for stop in self._stops)
+
+
+def load_model(
+    source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> Any:
+    """A model from a folder or the hub, or a copy of a loaded one; in evaluation mode.
+
+    Runs no remote code and reads no pickle (safetensors only).
+
+    Raises:
+        ModelError: it is not there, cannot be fetched or cannot be read.
+    """
+    if isinstance(source, torch.nn.Module):
+        return copy.deepcopy(source).to(device=device, dtype=dtype).eval()
+    from transformers import AutoModelForCausalLM
+
+    name = check_model_path(source)
+    try:
+        with quiet_unless_terminal():
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
+            )
+    except Exception as error:
+        raise cannot_load("weights", name, error) from error
+    return model.to(device).eval()  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def quiet_unless_terminal() -> Iterator[None]:
+    """Without transformers' progress bars where nobody watches them."""
+    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _tokenizer_of(source: Any) -> TransformersTokenizer:
+    if not isinstance(source, torch.nn.Module):
+        return load_tokenizer(source)
+    path = str(getattr(source, "name_or_path", "") or "")
+    if not path:
+        raise ModelError("a model that was not loaded from a folder needs `tokenizers={policy: …}`")
+    return load_tokenizer(path)
+
+
+def _context(model: Any, asked: int | None) -> int:
+    own = context_length(model.config)
+    return min(own, asked) if asked is not None else own
+
+
+def _settings(model: Any, asked_context: int | None, sizes: BatchSettings) -> BatchSettings:
+    """Defaults by device: on a CPU the cache is sized here, on a GPU by transformers."""
+    if model.device.type != "cpu":
+        return sizes
+    requests, batch = CPU_BATCH if _attention.supported(model) else MASKED_CPU_BATCH
+    tokens = max(CPU_CACHE_TOKENS, 2 * _context(model, asked_context))
+    return msgspec.structs.replace(
+        sizes,
+        max_requests=sizes.max_requests or requests,
+        max_tokens=sizes.max_tokens or batch,
+        num_blocks=sizes.num_blocks or math.ceil(tokens / PAGE_SIZE),
+    )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    limits = {
+        "temperature": math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+        "top_p": 0 < sampling.top_p <= 1,
+        "top_k": sampling.top_k >= 0,
+        "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
+    }
+    for name, fine in limits.items():
+        if not fine:
+            raise UnsupportedError(f"{name}={getattr(sampling, name)} cannot be sampled with")
+
+
+def _weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callable[[], None]:
+    """A function that copies the weights into the model. All is checked before it is called.
+
+    Raises:
+        ModelError: names or shapes differ from the model's.
+    """
+    own = model.state_dict()
+    unknown = sorted(set(weights) - set(own))
+    if unknown:
+        raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
+    written = {own[name].data_ptr() for name in weights}
+    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in written]
+    if missing:
+        raise ModelError(f"weights for policy {policy} lack {len(missing)} names: {missing[:5]}")
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise ModelError(
+                f"weight {name} of policy {policy} has shape {tuple(tensor.shape)}; the model's "
+                f"is {tuple(own[name].shape)}"
+            )
+
+    def change() -> None:
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+
+    return change
+
+
+__all__ = ["TransformersEngine", "load_model"]

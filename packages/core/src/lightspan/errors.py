@@ -1,0 +1,111 @@
+"""Every error that lightspan raises. A class's docstring is its default message.
+
+LightspanError
+├── ConfigError              an option that cannot be honoured, or contradicts another
+│   ├── UnknownAgentError    `optimize=` or `frozen=` names an agent that does not exist
+│   └── UnsupportedError     a backend does not support what was asked of it
+├── DataError                malformed tasks or records
+├── RewardError              a reward of a type that is not a reward
+├── AppError                 the app cannot be imported or called
+├── ModelError               a model or tokenizer cannot be loaded or used
+├── CheckpointError          a checkpoint cannot be read or written
+├── StoreError
+│   ├── StoreClosedError
+│   ├── StoreFormatError     a foreign, newer or damaged store file
+│   ├── NotFoundError        an id that the store does not know
+│   ├── ConflictError        one id, two contents
+│   ├── StaleEpochError      the writer has lost its lease
+│   └── IllegalMoveError     a move that the state machine forbids
+└── EngineError
+    ├── ContextOverflowError prompt longer than the context
+    ├── CancelledError       a generation that was cancelled
+    └── EngineClosedError
+"""
+
+from __future__ import annotations
+
+
+class LightspanError(Exception):
+    """lightspan failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__)
+
+
+class ConfigError(LightspanError, ValueError):
+    """An option cannot be honoured."""
+
+
+class UnknownAgentError(ConfigError):
+    """An agent name matches nothing."""
+
+
+class UnsupportedError(ConfigError):
+    """The backend does not support this option."""
+
+
+class DataError(LightspanError, ValueError):
+    """The data is malformed."""
+
+
+class RewardError(LightspanError, TypeError):
+    """A reward must be a number, a bool, None, or a mapping of names to numbers."""
+
+
+class AppError(LightspanError):
+    """The app cannot be imported or called."""
+
+
+class ModelError(LightspanError):
+    """The model or its tokenizer cannot be used."""
+
+
+class CheckpointError(LightspanError):
+    """The checkpoint cannot be read or written."""
+
+
+class StoreError(LightspanError):
+    """The store failed."""
+
+
+class StoreClosedError(StoreError):
+    """The store is closed. Open it first: `async with open_store(url) as store`."""
+
+
+class StoreFormatError(StoreError):
+    """The file is not a store that this version of lightspan can read."""
+
+
+class NotFoundError(StoreError, KeyError):
+    """The store does not know this id."""
+
+    def __str__(self) -> str:  # KeyError would print the repr
+        return str(self.args[0])
+
+
+class ConflictError(StoreError):
+    """The same id was used for two different things."""
+
+
+class StaleEpochError(StoreError):
+    """The lease was lost; another attempt may be running."""
+
+
+class IllegalMoveError(StoreError):
+    """The state machine forbids this move."""
+
+
+class EngineError(LightspanError):
+    """The engine failed."""
+
+
+class ContextOverflowError(EngineError):
+    """The prompt does not fit the model's context."""
+
+
+class CancelledError(EngineError):
+    """The generation was cancelled."""
+
+
+class EngineClosedError(EngineError):
+    """The engine is closed."""

@@ -1,0 +1,319 @@
+"""One policy of a learner: a transformers model, full or with LoRA adapters, and its optimisers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from lightspan.engines.chat import load_tokenizer
+from lightspan.engines.transformers import load_model, quiet_unless_terminal
+from lightspan.engines.weights import hash_weights, without_aliases
+from lightspan.errors import CheckpointError, ConfigError
+from lightspan.learners import LoRA, Optimizer, Which
+
+ADAPTER: Final = "default"
+FINAL_FACTOR: Final = 0.05
+"""What a decaying learning rate ends at, as a part of the full one."""
+
+_SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of models whose logits are more than the head times the last hidden state."""
+
+
+class TrainedModel:
+    """A policy's weights, and their values before training if asked for.
+
+    Args:
+        source: a folder, a hub name, or a loaded model, which is copied.
+        seed: of the adapters' initial weights.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        lora: LoRA | None,
+        device: str,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        self.lora = lora
+        self._device = device
+        self._dtype = dtype
+        model = load_model(source, device=device, dtype=dtype)
+        is_module = isinstance(source, torch.nn.Module)
+        self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source
+        self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
+        self._base: Any = None
+
+    @property
+    def plain(self) -> Any:
+        """The transformers model itself (with adapters inside its layers)."""
+        return self.model if self.lora is None else self.model.get_base_model()
+
+    @property
+    def dropout(self) -> bool:
+        return self.lora is not None and self.lora.dropout > 0
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    @contextmanager
+    def using(self, which: Which) -> Iterator[Any]:
+        """The plain model with the weights of now, or of before training."""
+        if which == "policy":
+            yield self.plain
+        elif self.lora is not None:
+            with self.model.disable_adapter():
+                yield self.plain
+        else:
+            if self._base is None:
+                self._base = load_model(self._source, device=self._device, dtype=self._dtype)
+                self._base.requires_grad_(False)
+            yield self._base
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """With the adapters' dropout on. The model's own dropout stays off: the log-probabilities
+        of the update must be those of the distribution that the engine samples from."""
+        layers = [
+            layer
+            for name, layer in self.model.named_modules()
+            if self.dropout and isinstance(layer, torch.nn.Dropout) and "lora_dropout" in name
+        ]
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
+
+    @torch.no_grad()
+    def merged_weights(self) -> dict[str, Tensor]:
+        """Copies on the CPU under the plain model's names, adapters added in."""
+        deltas = {} if self.lora is None else self._deltas()
+        weights: dict[str, Tensor] = {}
+        for name, tensor in self.plain.state_dict().items():
+            if ".lora_" in name:
+                continue
+            name = name.replace(".base_layer.", ".")
+            value = tensor + deltas[name] if name in deltas else tensor
+            weights[name] = value.detach().to("cpu", copy=True)
+        return weights
+
+    def _deltas(self) -> dict[str, Tensor]:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        return {
+            f"{name}.weight": layer.get_delta_weight(ADAPTER)  # type: ignore[attr-defined]
+            for name, layer in self.plain.named_modules()
+            if isinstance(layer, BaseTunerLayer)
+        }
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: the whole model, or the adapters alone."""
+        if self.lora is not None:
+            return {name: parameter.data for name, parameter in self.trainable().items()}
+        return without_aliases(self.model.state_dict())
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `saved_tensors`.
+
+        Raises:
+            CheckpointError: other names or shapes than this model's.
+        """
+        own = self.saved_tensors()
+        if set(own) != set(tensors):
+            odd = sorted(set(own) ^ set(tensors))
+            raise CheckpointError(f"the checkpoint is of another model: weights differ: {odd[:5]}")
+        for name, tensor in own.items():
+            if tensor.shape != tensors[name].shape:
+                raise CheckpointError(
+                    f"the checkpoint is of another model: {name} has shape "
+                    f"{tuple(tensors[name].shape)}, here {tuple(tensor.shape)}"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+    def frozen_hash(self) -> str:
+        """Of the weights under the adapters; empty without LoRA."""
+        if self.lora is None:
+            return ""
+        state = self.plain.state_dict()
+        return hash_weights({name: t for name, t in state.items() if ".lora_" not in name})
+
+    def hash(self) -> str:
+        return hash_weights(self.plain.state_dict())
+
+    def export(self, folder: Path) -> None:
+        """Save a plain model, with its tokenizer where the source has one."""
+        model = self.plain
+        if self.lora is not None:
+            model = copy.deepcopy(self.model).merge_and_unload()
+        with quiet_unless_terminal():
+            model.save_pretrained(folder)
+        if not isinstance(self._source, torch.nn.Module):
+            load_tokenizer(self._source).tokenizer.save_pretrained(folder)
+
+    def hidden_to_logits(self) -> bool:
+        """True if the head alone turns last hidden states into logits."""
+        config = self.plain.config.get_text_config()
+        return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
+
+
+def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.target_modules
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    cuda = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        try:
+            with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 in a deprecated way
+                warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+                adapted = get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"LoRA does not fit the model: {error}") from error
+    return adapted.eval()
+
+
+class Stepper:
+    """The optimisers of one model, and the learning rate's warm-up."""
+
+    def __init__(self, model: TrainedModel, optimizer: Optimizer) -> None:
+        self.steps = 0
+        self._settings = optimizer
+        self._parameters = model.trainable()
+        muon = _hidden_matrices(model) if optimizer.name == "muon" else set()
+        rest = [value for name, value in self._parameters.items() if name not in muon]
+        self._optimizers: list[torch.optim.Optimizer] = [_adamw(rest, optimizer)] if rest else []
+        if muon:
+            matrices = [self._parameters[name] for name in sorted(muon)]
+            self._optimizers.append(_muon(matrices, optimizer))
+
+    @property
+    def learning_rate(self) -> float:
+        return self._settings.learning_rate * self._factor
+
+    @property
+    def _factor(self) -> float:
+        """Of the learning rate, for the coming step."""
+        warmup = min(1.0, (self.steps + 1) / max(1, self._settings.warmup_steps))
+        decay = self._settings.decay_steps
+        return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - self.steps / decay)
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def clip(self) -> float:
+        """Bound the gradient's norm; returns what it was."""
+        limit = self._settings.max_grad_norm
+        parameters = list(self._parameters.values())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
+        return float(norm)
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * self._factor
+            optimizer.step()
+        self.steps += 1
+        self.zero_grad()
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """`<parameter>/<state>` → tensor."""
+        return {
+            f"{name}/{key}": value
+            for name, state in self._named_states()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """The inverse of `saved_tensors`.
+
+        Raises:
+            CheckpointError: of another optimiser or model.
+        """
+        names = {name.rpartition("/")[0] for name in tensors}
+        unknown = sorted(names - set(self._parameters))
+        if unknown or (steps > 0 and names != set(self._parameters)):
+            odd = unknown or sorted(set(self._parameters) - names)
+            raise CheckpointError(f"the checkpoint's optimiser state does not fit: {odd[:5]}")
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        owner = {
+            id(parameter): optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for path, tensor in tensors.items():
+            name, _, key = path.rpartition("/")
+            parameter = self._parameters[name]
+            state = owner[id(parameter)].state[parameter]
+            state[key] = tensor.to(parameter.device, copy=True)
+        self.steps = steps
+
+    def _named_states(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                yield names[id(parameter)], state
+
+
+def _hidden_matrices(model: TrainedModel) -> set[str]:
+    """Trainable matrices that are neither embeddings nor the head."""
+    outside = {
+        id(parameter)
+        for layer in (model.plain.get_input_embeddings(), model.plain.get_output_embeddings())
+        if layer is not None
+        for parameter in layer.parameters()
+    }
+    return {
+        name
+        for name, parameter in model.trainable().items()
+        if parameter.ndim == 2 and id(parameter) not in outside
+    }
+
+
+def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    """Weight decay on matrices only."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [
+        {"params": group, "weight_decay": amount, "initial_lr": rate}
+        for group, amount in ((matrices, decay), (vectors, 0.0))
+        if group
+    ]
+    return torch.optim.AdamW(groups, lr=rate, betas=settings.betas, fused=True)
+
+
+def _muon(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    rate = settings.muon_learning_rate
+    groups = [{"params": parameters, "initial_lr": rate}]
+    return torch.optim.Muon(groups, lr=rate, weight_decay=settings.weight_decay)
+
+
+__all__ = ["Stepper", "TrainedModel"]

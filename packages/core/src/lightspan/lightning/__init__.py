@@ -1,0 +1,194 @@
+"""LightningRL's pure part: from what an attempt recorded to what a learner is trained on.
+
+No I/O, no clock, no torch. Each arrow is a function, linear in its input and free of recursion:
+
+    spans, token records
+      │ build_episode         calls in causal order, each with its own agent, outcome and rewards
+      ▼
+    Episode
+      │ cover                 every call: trained, frozen, or rejected with a reason
+      ▼
+    Coverage
+      │ trained_transitions   the trained calls, each with its turn
+      ▼
+    Transitions ─── credit ──► observations ─── normalise ──► advantages
+      │ build_rows            merge by exact token prefix
+      ▼
+    Rows
+
+`build_batch` does everything after `cover`, for the episodes of one optimiser step.
+
+Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
+followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
+has one call, and fails.
+
+    >>> from lightspan.lightning import BatchConfig, Selection, build_batch, build_episode, cover
+    >>> from lightspan.records import (
+    ...     Attempt, AttemptStatus, Outcome, Reward, Rollout, TokenRecord,
+    ... )
+    >>> def record(attempt, call, prompt, response, sequence):
+    ...     return TokenRecord.create(
+    ...         prompt_ids=prompt, response_ids=response, logprobs=[-0.5] * len(response),
+    ...         versions=[(1, len(response))], attempt_id=attempt, call_id=call, choice=0,
+    ...         policy="sql", agent_path="writer", sequence_start=sequence,
+    ...         sequence_end=sequence + 1,
+    ...     )
+    >>> def episode(name, reward, records):
+    ...     rollout = Rollout(rollout_id="ro-" + name, task={}, task_id="t", group_id="g")
+    ...     attempt = Attempt(
+    ...         attempt_id="at-" + name, rollout_id=rollout.rollout_id, number=1, epoch=1,
+    ...         status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK, reward=Reward(reward),
+    ...     )
+    ...     return build_episode(attempt, rollout, [], records)
+    >>> good = episode("a", 1.0, [
+    ...     record("at-a", "c1", [1, 2], [3], 1), record("at-a", "c2", [1, 2, 3, 4], [5, 6], 3),
+    ... ])
+    >>> bad = episode("b", 0.0, [record("at-b", "c3", [1, 2], [7], 1)])
+    >>> routing = Selection.of({"writer": "sql"}).routing
+    >>> coverages = [cover(one, routing) for one in (good, bad)]
+    >>> coverages[0].counts()
+    {'trained': 2}
+    >>> batch = build_batch([good, bad], coverages, BatchConfig(estimator="dr_grpo"))
+    >>> for row in batch.rows:
+    ...     print(row.ids, row.mask.count(True), row.call_ids)
+    [1, 2, 3, 4, 5, 6] 3 (('c1', 0), ('c2', 0))
+    [1, 2, 7] 1 (('c3', 0),)
+
+The first rollout is half above the mean, and each of its three trained tokens carries a third of
+its weight, 1 / R with R = 2:
+
+    >>> print(batch.explanations["at-a", "c2", 0])
+    advantage +0.5 = (1 - 0.5) / 1; dr_grpo over 2 rollouts (group g, this one 1); credit 1 \
+(terminal); share 66.7% of the rollout: 2 tokens of weight 0.166667 (rollout)
+    >>> batch.weight_mass()
+    1.0
+"""
+
+from lightspan.lightning.advantages import (
+    ESTIMATORS,
+    Estimator,
+    Explanation,
+    Norm,
+    Observation,
+    Resampling,
+    Unit,
+    Zero,
+    dr_grpo,
+    groups_without_variance,
+    grpo,
+    needs_resampling,
+    normalise,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
+from lightspan.lightning.batch import (
+    WEIGHTS,
+    Batch,
+    BatchConfig,
+    Weight,
+    build_batch,
+    group_rewards,
+    split_minibatches,
+)
+from lightspan.lightning.credit import (
+    Credit,
+    Discounted,
+    Terminal,
+    assign,
+    discounted,
+    parse_credit,
+    terminal,
+)
+from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
+from lightspan.lightning.rows import (
+    ChainBreak,
+    Row,
+    RowBuild,
+    build_rows,
+    chain_breaks,
+    first_difference,
+    merge,
+    usable_transitions,
+)
+from lightspan.lightning.selection import (
+    CallCoverage,
+    Coverage,
+    Rejection,
+    Selection,
+    Verdict,
+    check_agents,
+    cover,
+    parse_optimize,
+)
+from lightspan.lightning.transitions import (
+    Transition,
+    TransitionKey,
+    interval_depths,
+    trained_transitions,
+    turn_depths,
+)
+from lightspan.lightning.tree import SpanNode, SpanTree, build_tree, walk
+
+__all__ = [
+    "ESTIMATORS",
+    "WEIGHTS",
+    "Batch",
+    "BatchConfig",
+    "Call",
+    "CallCoverage",
+    "CallKey",
+    "ChainBreak",
+    "Coverage",
+    "Credit",
+    "Discounted",
+    "EmittedReward",
+    "Episode",
+    "Estimator",
+    "Explanation",
+    "Norm",
+    "Observation",
+    "Rejection",
+    "Resampling",
+    "Row",
+    "RowBuild",
+    "Selection",
+    "SpanNode",
+    "SpanTree",
+    "Terminal",
+    "Transition",
+    "TransitionKey",
+    "Unit",
+    "Verdict",
+    "Weight",
+    "Zero",
+    "assign",
+    "build_batch",
+    "build_episode",
+    "build_rows",
+    "build_tree",
+    "chain_breaks",
+    "check_agents",
+    "cover",
+    "discounted",
+    "dr_grpo",
+    "first_difference",
+    "group_rewards",
+    "groups_without_variance",
+    "grpo",
+    "interval_depths",
+    "merge",
+    "needs_resampling",
+    "normalise",
+    "parse_credit",
+    "parse_optimize",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rloo",
+    "split_minibatches",
+    "terminal",
+    "trained_transitions",
+    "turn_depths",
+    "usable_transitions",
+    "walk",
+]

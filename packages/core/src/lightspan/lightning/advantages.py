@@ -1,0 +1,363 @@
+"""Advantages: from observations to a baseline and a scale per observation, in float64.
+
+An *observation* is what one unit contributes to the statistics: one number per rollout (unit
+`rollout`), or one per rollout and agent that acted in it (unit `agent`: the agent-wise statistics
+of Dr. MAS, arXiv 2602.08847, with one observation per rollout however often the agent was called).
+How many calls, rows or tokens a rollout has does not matter.
+
+Every estimator has the form A = (credit - baseline) / scale. With terminal credit the credit of a
+call is the observation's value. With any other rule the value is the mean credit of the unit's
+selected calls, so that the advantages inside a unit differ as the credits do while a whole group
+still sums to nothing.
+
+| estimator | baseline | scale | population |
+|---|---|---|---|
+| `grpo` (2402.03300) | group mean | group standard deviation, ddof 1 | group |
+| `dr_grpo` (2503.20783) | group mean | 1 | group |
+| `rloo` (2402.14740) | mean of the group's others | 1 | group |
+| `reinforce++` (2501.03262) | batch mean | batch standard deviation, ddof 1 | batch |
+| `reinforce++_baseline` (2501.03262) | group mean | batch standard deviation, centred | both |
+
+With unit `agent`, group and batch are each split by agent. REINFORCE++ as published whitens over
+tokens, which makes long rollouts count more; `reinforce_pp` takes such weights, the batch gives
+none.
+
+Where the statistics say nothing, the advantage is exactly 0 and a `Zero` says why: a group of one,
+values that are identical within a relative 1e-9, an unscored value (None, NaN, infinity: excluded
+from every statistic). There is no epsilon in a denominator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from lightspan.errors import ConfigError, RewardError
+
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline"]
+Unit = Literal["rollout", "agent"]
+
+RELATIVE_TOLERANCE: Final = 1e-9
+ABSOLUTE_TOLERANCE: Final = 1e-12
+
+
+class Zero(StrEnum):
+    """Why an advantage is zero by definition."""
+
+    GROUP_OF_ONE = "group_of_one"
+    IDENTICAL = "identical"
+    UNSCORED = "unscored"
+
+
+class Norm(msgspec.Struct, frozen=True):
+    """What one observation is measured against."""
+
+    baseline: float
+    scale: float
+    size: int
+    """Scored observations in the population."""
+    zero: Zero | None = None
+
+    def advantage(self, credit: float) -> float:
+        return 0.0 if self.zero is not None else (credit - self.baseline) / self.scale
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What one unit contributes to the statistics."""
+
+    rollout_id: str
+    group_id: str
+    value: float | None
+    agent: str = ""
+    """The agent's path with unit `agent`, else empty."""
+
+
+# --- one population ---------------------------------------------------------------------------
+
+
+def grpo(values: Sequence[float | None]) -> list[Norm]:
+    """A group's (R - mean) / std, ddof 1 (GRPO, arXiv 2402.03300).
+
+    Example:
+        >>> [round(norm.advantage(1.0), 3) for norm in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
+        2.475
+    """
+    return _fill(values, lambda scored: [(_mean(scored), _std(scored))] * len(scored))
+
+
+def dr_grpo(values: Sequence[float | None]) -> list[Norm]:
+    """A group's R - mean (Dr. GRPO, arXiv 2503.20783)."""
+    return _fill(values, lambda scored: [(_mean(scored), 1.0)] * len(scored))
+
+
+def rloo(values: Sequence[float | None]) -> list[Norm]:
+    """R - mean of the others in the group (RLOO, arXiv 2402.14740): Dr. GRPO times G / (G - 1)."""
+
+    def others(scored: list[float]) -> list[tuple[float, float]]:
+        total = math.fsum(scored)
+        return [((total - value) / (len(scored) - 1), 1.0) for value in scored]
+
+    return _fill(values, others)
+
+
+def reinforce_pp(
+    values: Sequence[float | None], weights: Sequence[float] | None = None
+) -> list[Norm]:
+    """A batch's (R - mean) / std, ddof 1 (REINFORCE++, arXiv 2501.03262).
+
+    Args:
+        weights: how often each value counts, such as its tokens. None: once.
+    """
+    if weights is None:
+        return grpo(values)
+    kept = [w for w, value in zip(weights, map(usable, values), strict=True) if value is not None]
+
+    def weighted(scored: list[float]) -> list[tuple[float, float]]:
+        total = math.fsum(kept)
+        mean = math.fsum(w * v for w, v in zip(kept, scored, strict=True)) / total
+        squares = math.fsum(w * (v - mean) ** 2 for w, v in zip(kept, scored, strict=True))
+        return [(mean, math.sqrt(squares / (total - 1)))] * len(scored)
+
+    return _fill(values, weighted)
+
+
+def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[Norm]]:
+    """(R - group mean) / std of that over the batch (the baseline form of REINFORCE++).
+
+    Groups of one and groups of identical values count in the batch as the zeros that they are.
+    """
+    centred = [dr_grpo(group) for group in groups]
+    differences = [
+        norm.advantage(usable(value) or 0.0)
+        for norms, group in zip(centred, groups, strict=True)
+        for norm, value in zip(norms, group, strict=True)
+        if norm.zero is not Zero.UNSCORED
+    ]
+    squares = math.fsum(d * d for d in differences)
+    scale = math.sqrt(squares / (len(differences) - 1)) if squares else 1.0
+    return [
+        [
+            msgspec.structs.replace(norm, scale=scale) if norm.zero is None else norm
+            for norm in norms
+        ]
+        for norms in centred
+    ]
+
+
+def usable(value: float | None) -> float | None:
+    """float64, or None for what is unscored. True is 1.0.
+
+    Raises:
+        RewardError: a text, or anything else that is no number.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise RewardError(f"a reward must be a number, not {type(value).__name__}: {value!r}")
+    return float(value) if math.isfinite(value) else None
+
+
+def identical(values: Sequence[float]) -> bool:
+    """Whether values differ by no more than rounding: 1e-9 of the largest magnitude (or 1e-12)."""
+    low, high = min(values), max(values)
+    largest = max(abs(low), abs(high))
+    return high - low <= max(RELATIVE_TOLERANCE * largest, ABSOLUTE_TOLERANCE)
+
+
+def _fill(
+    values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
+) -> list[Norm]:
+    """The rule's (baseline, scale) for the scored values, zeros where there is nothing to say."""
+    scored = [value for value in map(usable, values) if value is not None]
+    size = len(scored)
+    if not size:
+        return [Norm(0.0, 1.0, 0, Zero.UNSCORED) for _ in values]
+    if size == 1 or identical(scored):
+        zero = Zero.GROUP_OF_ONE if size == 1 else Zero.IDENTICAL
+        norms = iter([Norm(_mean(scored), 1.0, size, zero)] * size)
+    else:
+        norms = iter([Norm(baseline, scale, size) for baseline, scale in rule(scored)])
+    return [
+        Norm(0.0, 1.0, size, Zero.UNSCORED) if usable(value) is None else next(norms)
+        for value in values
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Exact before the division, so that the order is of no account."""
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """ddof 1, without overflow or underflow of the squares."""
+    mean = _mean(values)
+    widest = max(abs(value - mean) for value in values)
+    squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
+    return widest * math.sqrt(squares / (len(values) - 1))
+
+
+# --- a batch of groups ------------------------------------------------------------------------
+
+
+def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list[Norm]:
+    """What each observation of a batch is measured against.
+
+    Raises:
+        ConfigError: an unknown estimator.
+    """
+    check_estimator(estimator)
+    if estimator == "reinforce++_baseline":
+        return _with_baseline(observations)
+    if estimator == "reinforce++":
+        return _by(observations, lambda o: o.agent, reinforce_pp)
+    rule = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[estimator]
+    return _by(observations, lambda o: (o.group_id, o.agent), rule)
+
+
+def check_estimator(estimator: str) -> None:
+    """Raise `ConfigError` unless it is one of `Estimator`."""
+    if estimator not in ESTIMATORS:
+        raise ConfigError(f"estimator={estimator!r}: use one of {', '.join(ESTIMATORS)}")
+
+
+ESTIMATORS: Final[tuple[Estimator, ...]] = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce++",
+    "reinforce++_baseline",
+)
+
+
+def _by(
+    observations: Sequence[Observation],
+    key: Callable[[Observation], Hashable],
+    rule: Callable[[Sequence[float | None]], list[Norm]],
+) -> list[Norm]:
+    """The rule, applied to each population apart."""
+    result: list[Norm | None] = [None] * len(observations)
+    for places in _places(observations, key).values():
+        norms = rule([observations[place].value for place in places])
+        for place, norm in zip(places, norms, strict=True):
+            result[place] = norm
+    return [norm for norm in result if norm is not None]
+
+
+def _with_baseline(observations: Sequence[Observation]) -> list[Norm]:
+    result: list[Norm | None] = [None] * len(observations)
+    for batch in _places(observations, lambda o: o.agent).values():
+        groups: dict[str, list[int]] = defaultdict(list)
+        for place in batch:
+            groups[observations[place].group_id].append(place)
+        values = [[observations[place].value for place in places] for places in groups.values()]
+        normed = zip(groups.values(), reinforce_pp_baseline(values), strict=True)
+        for places, norms in normed:
+            for place, norm in zip(places, norms, strict=True):
+                result[place] = norm
+    return [norm for norm in result if norm is not None]
+
+
+def _places(
+    observations: Sequence[Observation], key: Callable[[Observation], Hashable]
+) -> dict[Hashable, list[int]]:
+    found: dict[Hashable, list[int]] = defaultdict(list)
+    for place, observation in enumerate(observations):
+        found[key(observation)].append(place)
+    return found
+
+
+# --- groups that teach nothing ----------------------------------------------------------------
+
+
+def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, Zero]:
+    """The groups whose advantages would all be zero, and why (rewards by group id)."""
+    found: dict[str, Zero] = {}
+    for group_id, values in rewards.items():
+        scored = [value for value in map(usable, values) if value is not None]
+        if not scored:
+            found[group_id] = Zero.UNSCORED
+        elif len(scored) == 1:
+            found[group_id] = Zero.GROUP_OF_ONE
+        elif identical(scored):
+            found[group_id] = Zero.IDENTICAL
+    return found
+
+
+class Resampling(NamedTuple):
+    """What dynamic sampling would do (DAPO, arXiv 2503.14476)."""
+
+    again: list[str]
+    """Groups to replace by fresh ones."""
+    exhausted: list[str]
+    """Groups without variance that have used up their tries: they stay, with advantage 0."""
+
+
+def needs_resampling(
+    rewards: Mapping[str, Sequence[float | None]], tries: Mapping[str, int], max_tries: int
+) -> Resampling:
+    """Which groups without variance to sample again. Bounded: never an exception.
+
+    Args:
+        rewards: of each group, by group id.
+        tries: how often each group was sampled so far, 1 where it is not named.
+        max_tries: how often it may be sampled; 1 never samples again.
+    """
+    idle = list(groups_without_variance(rewards))
+    again = [group_id for group_id in idle if tries.get(group_id, 1) < max_tries]
+    return Resampling(again, [group_id for group_id in idle if group_id not in set(again)])
+
+
+# --- why --------------------------------------------------------------------------------------
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a transition has its advantage and weight. `advantage` is what the learner used."""
+
+    rollout_id: str
+    group_id: str
+    agent_path: str
+    estimator: str
+    unit: str
+    credit_rule: str
+    weighting: str
+    credit: float
+    """What the credit rule gave this call."""
+    value: float
+    """What its unit contributed to the statistics."""
+    baseline: float
+    scale: float
+    size: int
+    """Observations in the statistics."""
+    zero: Zero | None
+    tokens: int
+    """Trained tokens of the call."""
+    token_weight: float
+    """Weight of each of them in the loss."""
+    share: float
+    """Part of its rollout's weight (for its policy) that this call holds."""
+
+    @property
+    def advantage(self) -> float:
+        return Norm(self.baseline, self.scale, self.size, self.zero).advantage(self.credit)
+
+    def __str__(self) -> str:
+        if self.zero is None:
+            formula = f"({self.credit:g} - {self.baseline:g}) / {self.scale:g}"
+        else:
+            formula = str(self.zero)
+        return (
+            f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
+            f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
+            f"{self.credit:g} ({self.credit_rule}); share {self.share:.1%} of the rollout: "
+            f"{self.tokens} tokens of weight {self.token_weight:.6g} ({self.weighting})"
+        )
+
+
+def count_zeros(norms: Iterable[Norm]) -> dict[str, int]:
+    """How many observations have advantage zero by definition, by reason."""
+    return dict(Counter(f"zero:{norm.zero}" for norm in norms if norm.zero is not None))

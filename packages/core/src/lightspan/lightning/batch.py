@@ -1,0 +1,422 @@
+"""Batch: the rows of one optimiser step, and why each call in it has its advantage and weight.
+
+Three settings, none of which implies another:
+
+- *unit*: whose observations the statistics are made of (`lightspan.lightning.advantages`);
+- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`);
+- *weight*: how much each token counts in the loss.
+
+With R the scored rollouts of the step, a token of a call with T tokens weighs
+
+| weight | token | a rollout's weights sum to |
+|---|---|---|
+| `rollout` | 1 / (R · tokens of its rollout) | 1 / R (arXiv 2608.17528, rollout-mean) |
+| `transition` | 1 / (R · T) | its calls / R |
+| `token` | 1 / (R · C) | its tokens / (R · C) |
+
+where C is a constant of the step: `token_constant` (Dr. GRPO, arXiv 2503.20783, divides by the
+longest response), by default the mean number of trained tokens per scored rollout, which makes
+`token` the token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are those of the
+policy in question: policies are trained apart, and how much one says is nothing to another.
+
+The order is: who counts in the statistics (every rollout for training that ended, is undamaged,
+scored, and sampled by weights fresh enough) → statistics → filters. R and the statistics never
+shrink because of a filter, and every loss is divided by R, never by rows. Rollouts whose advantages
+are all zero get no rows (unless `keep_zero_advantages`, for a loss with KL or entropy), yet stay in
+R.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.advantages import (
+    Estimator,
+    Explanation,
+    Norm,
+    Observation,
+    Unit,
+    check_estimator,
+    count_zeros,
+    groups_without_variance,
+    normalise,
+)
+from lightspan.lightning.credit import Credit, assign, terminal, unused_step_rewards
+from lightspan.lightning.episode import CallKey, Episode
+from lightspan.lightning.rows import Row, build_rows, usable_transitions
+from lightspan.lightning.selection import Coverage, Rejection
+from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
+from lightspan.records import Mode
+
+Weight = Literal["rollout", "transition", "token"]
+WEIGHTS: Final[tuple[Weight, ...]] = ("rollout", "transition", "token")
+UNITS: Final[tuple[Unit, ...]] = ("rollout", "agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """How episodes become rows (see the module)."""
+
+    estimator: Estimator = "grpo"
+    unit: Unit = "rollout"
+    credit: Credit = terminal
+    weight: Weight = "rollout"
+    token_constant: float | None = None
+    """C of weight `token`."""
+    max_length: int | None = None
+    """The longest sequence that the learner takes; longer calls are rejected, never cut."""
+    max_staleness: int | None = None
+    """How many versions the weights that sampled may lag behind; None for any number."""
+    keep_zero_advantages: bool = False
+
+    def __post_init__(self) -> None:
+        check_estimator(self.estimator)
+        if self.unit not in UNITS:
+            raise ConfigError(f"unit={self.unit!r}: use one of {', '.join(UNITS)}")
+        if self.weight not in WEIGHTS:
+            raise ConfigError(f"weight={self.weight!r}: use one of {', '.join(WEIGHTS)}")
+        if self.token_constant is not None and self.weight != "token":
+            raise ConfigError(f"token_constant is of weight='token', not {self.weight!r}")
+        if self.token_constant is not None and not 0 < self.token_constant < math.inf:
+            raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The rows of one optimiser step (per policy), with everything that led to them."""
+
+    rows: list[Row]
+    """Those of one rollout stand together."""
+    rollouts: tuple[str, ...]
+    """The scored rollouts, whose number R every weight is divided by; some may have no rows."""
+    explanations: dict[TransitionKey, Explanation]
+    """Of every usable transition, also of those left out because their advantage is zero."""
+    coverages: tuple[Coverage, ...] = ()
+    """As given, plus what the batch itself rejected."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """See `build_batch`."""
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return len(self.rollouts)
+
+    def weight_mass(self, policy: str | None = None) -> float:
+        """Sum of all weights (of a policy)."""
+        chosen = (row for row in self.rows if policy in (None, row.policy))
+        return math.fsum(weight for row in chosen for weight in row.weights)
+
+
+def build_batch(
+    episodes: Sequence[Episode],
+    coverages: Sequence[Coverage],
+    config: BatchConfig | None = None,
+    *,
+    versions: Mapping[str, int] | None = None,
+) -> Batch:
+    """The batch of these episodes: one optimiser step.
+
+    Args:
+        episodes: one per rollout, whole groups.
+        coverages: of `cover`, one per episode.
+        versions: the current version of each policy; needed for `max_staleness`.
+
+    Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
+    `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all zero>`;
+    `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`, `rejected:<reason>`
+    calls, `trained_tokens`, `rows`; `unused_step_rewards`.
+
+    Raises:
+        DataError: episodes and coverages do not match, or a rollout occurs twice.
+        ConfigError: `max_staleness` without the version of a policy, or a coverage made for
+            another credit rule.
+    """
+    config = config or BatchConfig()
+    _check(episodes, coverages, config)
+    counters: Counter[str] = Counter(rollouts=len(episodes))
+    members, seen = [], list(coverages)
+    for place, (episode, coverage) in enumerate(zip(episodes, coverages, strict=True)):
+        refusal = _refusal(episode, coverage, config, versions)
+        counters[refusal or "scored"] += 1
+        if refusal == "stale":
+            seen[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
+        elif refusal is None:
+            members.append(_member(place, episode, coverage, config))
+    norms = _norms(members, config, counters)
+    for member in members:
+        seen[member.place] = seen[member.place].reject(member.rejected)
+    explanations = _explain(members, norms, config)
+    rows = _rows(members, explanations, config, counters)
+    _count(counters, episodes, members, config, seen)
+    counters.update(transitions=len(explanations), rows=len(rows))
+    counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
+    return Batch(
+        rows=rows,
+        rollouts=tuple(member.episode.rollout_id for member in members),
+        explanations=explanations,
+        coverages=tuple(seen),
+        counters=dict(counters),
+    )
+
+
+def group_rewards(
+    episodes: Sequence[Episode], step_rewards: bool = False
+) -> dict[str, list[float | None]]:
+    """Rewards by group, for `needs_resampling`: of what takes no part in statistics, None.
+
+    Args:
+        step_rewards: the credit rule pays for rewards on calls: they are added.
+    """
+    found: dict[str, list[float | None]] = defaultdict(list)
+    for episode in episodes:
+        counts = episode.finished and not episode.damage and episode.scored(step_rewards)
+        found[episode.group_id].append(_return(episode, step_rewards) if counts else None)
+    return dict(found)
+
+
+def _return(episode: Episode, step_rewards: bool) -> float:
+    rewarded = {call.call_id: call.reward or 0.0 for call in episode.calls} if step_rewards else {}
+    return math.fsum([episode.reward or 0.0, *rewarded.values()])
+
+
+def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
+    """The batch in k optimiser steps of whole rollouts, each weighted by its own R.
+
+    Every scored rollout is in exactly one part, those without rows too, dealt so that parts differ
+    by at most one rollout, and by at most one with rows. Fewer than k rollouts make fewer parts.
+
+    Raises:
+        ConfigError: k is not positive.
+    """
+    if k < 1:
+        raise ConfigError(f"a batch cannot be split into {k} minibatches: use 1 or more")
+    with_rows = {row.rollout_id for row in batch.rows}
+    active = [rollout for rollout in batch.rollouts if rollout in with_rows]
+    idle = [rollout for rollout in batch.rollouts if rollout not in with_rows]
+    rng = random.Random(seed)
+    rng.shuffle(active)
+    rng.shuffle(idle)
+    k = min(k, batch.size)
+    return [_part(batch, set((active + idle)[start::k])) for start in range(k)]
+
+
+def _part(batch: Batch, chosen: set[str]) -> Batch:
+    rollouts = tuple(rollout for rollout in batch.rollouts if rollout in chosen)
+    factor = batch.size / len(rollouts)
+    rows = [
+        replace(row, weights=[weight * factor for weight in row.weights])
+        for row in batch.rows
+        if row.rollout_id in chosen
+    ]
+    explanations = {
+        key: msgspec.structs.replace(why, token_weight=why.token_weight * factor)
+        for key, why in batch.explanations.items()
+        if why.rollout_id in chosen
+    }
+    return Batch(rows=rows, rollouts=rollouts, explanations=explanations)
+
+
+# --- who counts -------------------------------------------------------------------------------
+
+
+def _check(episodes: Sequence[Episode], coverages: Sequence[Coverage], config: BatchConfig) -> None:
+    if [e.attempt_id for e in episodes] != [c.attempt_id for c in coverages]:
+        raise DataError("episodes and coverages do not belong together: give one per episode")
+    twice = [r for r, n in Counter(e.rollout_id for e in episodes).items() if n > 1]
+    if twice:
+        raise DataError(f"rollout {twice[0]} occurs twice: a rollout is trained by one attempt")
+    wanted = config.credit.step_rewards
+    if any(coverage.step_rewards != wanted for coverage in coverages):
+        raise ConfigError(
+            f"credit {config.credit.name} needs coverages of cover(…, step_rewards={wanted})"
+        )
+
+
+def _refusal(
+    episode: Episode,
+    coverage: Coverage,
+    config: BatchConfig,
+    versions: Mapping[str, int] | None,
+) -> str | None:
+    """Why a rollout takes no part in the statistics, as a counter's name."""
+    if episode.mode is not Mode.TRAIN:
+        return "not_train"
+    if not episode.finished:
+        return "unfinished"
+    if episode.damage:
+        return "damaged"
+    if not episode.scored(config.credit.step_rewards):
+        return "unscored"
+    return "stale" if _stale(coverage, config.max_staleness, versions) else None
+
+
+def _stale(
+    coverage: Coverage, max_staleness: int | None, versions: Mapping[str, int] | None
+) -> bool:
+    """Whether any trained token was sampled by weights older than allowed."""
+    if max_staleness is None:
+        return False
+    for call in coverage.trained:
+        if versions is None or call.policy not in versions:
+            raise ConfigError(f"max_staleness needs the current version of {call.policy!r}")
+        oldest = (
+            min((version for version, _ in call.record.versions), default=0) if call.record else 0
+        )
+        if oldest < versions[call.policy] - max_staleness:
+            return True
+    return False
+
+
+class _Member(NamedTuple):
+    """A rollout that counts."""
+
+    place: int
+    episode: Episode
+    transitions: list[Transition]
+    """The usable ones, with their credit."""
+    rejected: dict[CallKey, Rejection]
+    values: dict[str, float]
+    """Unit (agent path, or empty for the rollout) → the value of its observation."""
+
+
+def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfig) -> _Member:
+    credits = config.credit(episode, coverage)
+    usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
+    agents = {entry.call.key: entry.call.agent_path for entry in coverage.selected}
+    by_unit: dict[str, list[float]] = defaultdict(list)
+    for key, credit in credits.items():
+        by_unit[agents[key] if config.unit == "agent" else ""].append(credit)
+    if config.unit == "rollout" and not by_unit:
+        by_unit[""].append(episode.reward or 0.0)
+    return _Member(
+        place,
+        episode,
+        assign(usable, credits),
+        {(call_id, choice): reason for (_, call_id, choice), reason in rejected.items()},
+        {unit: _mean(values) for unit, values in by_unit.items()},
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; exactly the value if all are equal."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
+
+
+# --- statistics, weights, rows ----------------------------------------------------------------
+
+
+def _norms(
+    members: Sequence[_Member], config: BatchConfig, counters: Counter[str]
+) -> dict[tuple[str, str], Norm]:
+    """(rollout id, unit) → what its observation is measured against."""
+    observations = [
+        Observation(member.episode.rollout_id, member.episode.group_id, value, unit)
+        for member in members
+        for unit, value in member.values.items()
+    ]
+    norms = normalise(config.estimator, observations)
+    counters.update(count_zeros(norms))
+    found = zip(observations, norms, strict=True)
+    return {(seen.rollout_id, seen.agent): norm for seen, norm in found}
+
+
+def _explain(
+    members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
+) -> dict[TransitionKey, Explanation]:
+    weights = _token_weights(members, config)
+    explanations = {}
+    for member in members:
+        masses: dict[str, list[float]] = defaultdict(list)
+        for transition in member.transitions:
+            masses[transition.policy].append(weights[transition.key] * transition.tokens)
+        totals = {policy: math.fsum(parts) for policy, parts in masses.items()}
+        for t in member.transitions:
+            unit = t.agent_path if config.unit == "agent" else ""
+            norm = norms[member.episode.rollout_id, unit]
+            explanations[t.key] = Explanation(
+                rollout_id=t.rollout_id,
+                group_id=t.group_id,
+                agent_path=t.agent_path,
+                estimator=config.estimator,
+                unit=config.unit,
+                credit_rule=config.credit.name,
+                weighting=config.weight,
+                credit=t.reward or 0.0,
+                value=member.values[unit],
+                baseline=norm.baseline,
+                scale=norm.scale,
+                size=norm.size,
+                zero=norm.zero,
+                tokens=t.tokens,
+                token_weight=weights[t.key],
+                share=weights[t.key] * t.tokens / totals[t.policy],
+            )
+    return explanations
+
+
+def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
+    """The weight of each token of each transition (table of the module)."""
+    rollouts = len(members)
+    of_rollout: Counter[tuple[str, str]] = Counter()
+    of_policy: Counter[str] = Counter()
+    for member in members:
+        for t in member.transitions:
+            of_rollout[t.rollout_id, t.policy] += t.tokens
+            of_policy[t.policy] += t.tokens
+
+    def divisor(t: Transition) -> float:
+        if config.weight == "rollout":
+            return rollouts * of_rollout[t.rollout_id, t.policy]
+        if config.weight == "transition":
+            return rollouts * t.tokens
+        constant = config.token_constant
+        return of_policy[t.policy] if constant is None else rollouts * constant
+
+    return {t.key: 1.0 / divisor(t) for member in members for t in member.transitions}
+
+
+def _rows(
+    members: Sequence[_Member],
+    explanations: Mapping[TransitionKey, Explanation],
+    config: BatchConfig,
+    counters: Counter[str],
+) -> list[Row]:
+    rows = []
+    for member in members:
+        whys = [explanations[t.key] for t in member.transitions]
+        advantages = [why.advantage for why in whys]
+        if whys and not any(advantages):
+            counters["zero_advantage_rollouts"] += 1
+            if not config.keep_zero_advantages:
+                continue
+        weights = [why.token_weight for why in whys]
+        built = build_rows(member.transitions, advantages=advantages, token_weights=weights)
+        rows += built.rows
+    return rows
+
+
+def _count(
+    counters: Counter[str],
+    episodes: Sequence[Episode],
+    members: Sequence[_Member],
+    config: BatchConfig,
+    coverages: Sequence[Coverage],
+) -> None:
+    of_group: dict[str, list[float | None]] = {episode.group_id: [] for episode in episodes}
+    for member in members:
+        of_group[member.episode.group_id].append(_mean(list(member.values.values()) or [0.0]))
+    counters["groups"] = len(of_group)
+    counters.update(f"groups:{why}" for why in groups_without_variance(of_group).values())
+    for coverage in coverages:
+        counters.update(f"rejected:{entry.rejection}" for entry in coverage.rejected)
+    unused = sum(unused_step_rewards(episode, config.credit) for episode in episodes)
+    if unused:
+        counters["unused_step_rewards"] = unused

@@ -1,0 +1,193 @@
+"""Credit: from the rewards of an episode to one number per call.
+
+Two rules. Both speak of every selected call, trained or rejected: statistics must not depend on
+which calls could be trained.
+
+`terminal`: every call gets the final reward (the identical assignment of LightningRL, arXiv
+2508.03680 §3.3). Rewards on single calls are not used.
+
+`discounted(gamma)`: reward-to-go per turn. With r the reward on a call, R the final reward, and D
+the last turn (turns as `lightspan.lightning.transitions` defines them),
+
+    credit(c) = r_c + sum over later turns k of gamma^(k - turn(c)) · (rewards of turn k)
+                + gamma^(D - turn(c)) · R
+
+so a call is paid for itself and for what came after, not for what was done beside it. A reward on
+a call of a frozen agent belongs to the last selected turn that ended before it. Example, gamma 0.5,
+R = 1, a reward of 0.2 on the first search:
+
+    write   turn 0    0.5 · 0.2 + 0.25 · 1 = 0.35
+    search  turn 1    0.2       + 0.5  · 1 = 0.7
+    search  turn 1                0.5  · 1 = 0.5
+    refine  turn 2                       1 = 1.0
+
+With gamma 1 and no rewards on calls it is `terminal`. An emitted reward enters once, however many
+choices its call had, and only the last one emitted on a call enters at all.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from lightspan.errors import ConfigError
+from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.lightning.selection import Coverage
+from lightspan.lightning.transitions import Transition, turn_depths
+
+DEFAULT_GAMMA: Final = 0.95
+"""Per turn, as in GiGPO (arXiv 2505.10978)."""
+
+
+class Credit(Protocol):
+    """A credit rule."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def step_rewards(self) -> bool:
+        """Whether rewards on calls count. Then they suffice to score an episode."""
+        ...
+
+    def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
+        """The credit of each selected call of a scored episode."""
+        ...
+
+
+class Terminal(msgspec.Struct, frozen=True):
+    """Every call gets the final reward."""
+
+    @property
+    def name(self) -> str:
+        return "terminal"
+
+    @property
+    def step_rewards(self) -> bool:
+        return False
+
+    def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
+        reward = _final(episode)
+        return {entry.call.key: reward for entry in coverage.selected}
+
+
+class Discounted(msgspec.Struct, frozen=True):
+    """Reward-to-go per turn (see the module)."""
+
+    gamma: float
+
+    @property
+    def name(self) -> str:
+        return f"discounted({self.gamma:g})"
+
+    @property
+    def step_rewards(self) -> bool:
+        return True
+
+    def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
+        calls = [entry.call for entry in coverage.selected]
+        if not calls:
+            return {}
+        turns = turn_depths(calls)
+        own, shared = _rewards_by_turn(calls, turns, episode)
+        shared[-1] += _final(episode)
+        later = 0.0
+        after = [0.0] * len(shared)
+        for turn in range(len(shared) - 1, -1, -1):
+            after[turn] = shared[turn] + self.gamma * later
+            later = own[turn] + after[turn]
+        return {
+            call.key: (call.reward or 0.0) + after[turn]
+            for call, turn in zip(calls, turns, strict=True)
+        }
+
+
+terminal: Final = Terminal()
+"""The rule of identical assignment."""
+
+
+def discounted(gamma: float) -> Discounted:
+    """Reward-to-go with this discount per turn.
+
+    Raises:
+        ConfigError: gamma is not in (0, 1].
+    """
+    if not 0 < gamma <= 1:
+        raise ConfigError(f"credit: gamma must be above 0 and at most 1, not {gamma!r}")
+    return Discounted(float(gamma))
+
+
+def parse_credit(credit: str | Credit) -> Credit:
+    """A rule from what `credit=` takes: `"terminal"`, `"discounted"` (gamma 0.95) or a rule.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if not isinstance(credit, str):
+        return credit
+    known: dict[str, Credit] = {"terminal": terminal, "discounted": discounted(DEFAULT_GAMMA)}
+    if credit not in known:
+        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, known))} or a rule")
+    return known[credit]
+
+
+def assign(found: Sequence[Transition], credits: Mapping[CallKey, float]) -> list[Transition]:
+    """The transitions with their reward set."""
+    return [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in found]
+
+
+def unused_step_rewards(episode: Episode, credit: Credit) -> int:
+    """How many calls carry a reward that the rule does not use (or cannot place)."""
+    rewarded = {call.call_id: call for call in episode.calls if call.reward is not None}
+    if not credit.step_rewards:
+        return len(rewarded)
+    return sum(call.sequence_start is None for call in rewarded.values())
+
+
+def _final(episode: Episode) -> float:
+    return 0.0 if episode.reward is None else episode.reward
+
+
+def _rewards_by_turn(
+    calls: Sequence[Call], turns: Sequence[int], episode: Episode
+) -> tuple[list[float], list[float]]:
+    """Per turn: (sum of the rewards on its selected calls, of those on frozen calls after it)."""
+    size = max(turns) + 1
+    own: list[list[float]] = [[] for _ in range(size)]
+    shared: list[list[float]] = [[] for _ in range(size)]
+    counted: set[str] = set()
+    for call, turn in zip(calls, turns, strict=True):
+        if call.reward is not None and call.call_id not in counted:
+            own[turn].append(call.reward)
+        counted.add(call.call_id)
+    rewarded = [c for c in episode.calls if c.reward is not None and c.call_id not in counted]
+    if rewarded:
+        _place(rewarded, calls, turns, shared)
+    return [math.fsum(values) for values in own], [math.fsum(values) for values in shared]
+
+
+def _place(
+    rewarded: Sequence[Call],
+    calls: Sequence[Call],
+    turns: Sequence[int],
+    shared: list[list[float]],
+) -> None:
+    """Put the rewards of frozen calls to the last selected turn that ended before each."""
+    ended = sorted(
+        (call.sequence_end, turn)
+        for call, turn in zip(calls, turns, strict=True)
+        if call.sequence_end is not None
+    )
+    deepest: list[int] = []
+    for _, turn in ended:
+        deepest.append(max(turn, deepest[-1]) if deepest else turn)
+    for call in {call.call_id: call for call in rewarded}.values():
+        if call.sequence_start is None or call.reward is None:
+            continue
+        before = bisect_left(ended, (call.sequence_start, -1))
+        if before:
+            shared[deepest[before - 1]].append(call.reward)

@@ -1,0 +1,343 @@
+"""Row: one training sequence; and exact prefix merging, which makes rows of transitions.
+
+A transition *extends* a row if the row's ids, prompt and responses so far, are an exact prefix of
+the transition's prompt. Every row of the same rollout and policy that is still open is a candidate,
+and the longest wins, so interleaved sub-agents A1 B1 A2 B2 make two rows. Otherwise a new row
+opens. What merges is decided by token ids alone; nothing is tokenised again.
+
+Worked example, prompts and responses as letters (lower case is sampled):
+
+    A1  P       a        row 0: P a
+    B1  Q       b        row 1: Q b
+    A2  PaX     c        extends row 0: P a X c       mask 0 1 0 1
+    B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
+    A3  PXX     e        no row is a prefix of it: row 2
+
+The open rows are kept in a radix tree over packed ids, so merging reads every token a bounded
+number of times, in C, however many rows are open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from lightspan.lightning.selection import Rejection
+from lightspan.lightning.transitions import Transition, TransitionKey
+
+_WIDTH = 4
+"""Bytes of a packed token id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One or more transitions in one sequence, because their tokens are an exact prefix of each
+    other. All lists have one entry per token of `ids`; a token's entry speaks of predicting *that*
+    token from those before it. A row never mixes policies, rollouts or attempts.
+    """
+
+    rollout_id: str
+    policy: str
+    ids: list[int]
+    mask: list[bool]
+    """True where the token was sampled by the policy and is trained."""
+    advantages: list[float]
+    weights: list[float]
+    """Weight of the token in the loss; the learner minimises the sum of weight · loss."""
+    logprobs: list[float]
+    """Behaviour log-probabilities, 0.0 where the mask is False."""
+    versions: list[int]
+    """Policy version that sampled the token; 0 where the mask is False."""
+    temperatures: list[float]
+    """Temperature that it was sampled at; 1.0 where the mask is False."""
+    call_ids: tuple[tuple[str, int], ...] = ()
+    """(call id, choice) of each transition in the row, in order."""
+
+
+class Usable(NamedTuple):
+    """Transitions that can become rows, and those that cannot."""
+
+    transitions: list[Transition]
+    rejected: dict[TransitionKey, Rejection]
+
+
+class RowBuild(NamedTuple):
+    """The rows of some transitions."""
+
+    rows: list[Row]
+    rejected: dict[TransitionKey, Rejection]
+
+
+def usable_transitions(transitions: Sequence[Transition], max_length: int | None = None) -> Usable:
+    """Sort out what no learner could take; nothing is ever cut to fit.
+
+    Args:
+        max_length: the longest sequence, in tokens of prompt and response.
+    """
+    rejected: dict[TransitionKey, Rejection] = {}
+    for transition in transitions:
+        if max_length is not None and transition.length > max_length:
+            rejected[transition.key] = Rejection.OUT_OF_CONTEXT
+        elif not transition.tokens:
+            rejected[transition.key] = Rejection.EMPTY_RESPONSE
+        elif not _has_logprobs(transition):
+            rejected[transition.key] = Rejection.NO_LOGPROBS
+    return Usable([t for t in transitions if t.key not in rejected], rejected)
+
+
+def build_rows(
+    transitions: Sequence[Transition],
+    *,
+    advantages: Sequence[float] | None = None,
+    token_weights: Sequence[float] | None = None,
+    max_length: int | None = None,
+) -> RowBuild:
+    """Rows of the transitions, by exact prefix merging (see the module).
+
+    Args:
+        transitions: of any rollouts, each rollout's in causal order.
+        advantages: of each transition; None: 1.0 (as SFT wants).
+        token_weights: the weight of each token of each transition; None: 1.0.
+        max_length: see `usable_transitions`.
+    """
+    given = _by_key(transitions, advantages, token_weights)
+    found = usable_transitions(transitions, max_length)
+    chains = merge(found.transitions)
+    return RowBuild([_row(chain, given) for chain in chains], found.rejected)
+
+
+def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
+    """The transitions of each row, rows in the order in which they opened."""
+    chains: list[list[Transition]] = []
+    trees: dict[tuple[str, str, str], _OpenRows] = defaultdict(_OpenRows)
+    for transition in transitions:
+        tree = trees[transition.rollout_id, transition.attempt_id, transition.policy]
+        record = transition.record
+        place = tree.take_longest(record.prompt)
+        if place is None:
+            place = len(chains)
+            chains.append([])
+        chains[place].append(transition)
+        tree.add(record.prompt + record.response, place)
+    return chains
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Where two token sequences differ first; None if one is a prefix of the other."""
+    for place, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return place
+    return None
+
+
+Where = Literal["prompt", "response", "shorter"]
+
+
+class ChainBreak(NamedTuple):
+    """Why a call did not extend the call of the same agent before it."""
+
+    previous: TransitionKey
+    following: TransitionKey
+    place: int
+    """The first token of the following prompt that differs, or its length if it is just shorter."""
+    where: Where
+    """Whether it lies in the previous call's prompt or in its response; `shorter`: the following
+    prompt ends inside what came before."""
+    expected: list[int]
+    """Up to 8 ids of the previous call from there on."""
+    got: list[int]
+    """Up to 8 ids of the following prompt from there on."""
+
+
+def chain_breaks(transitions: Sequence[Transition]) -> list[ChainBreak]:
+    """Every place where a row ended although its agent went on: the cause of each further row.
+
+    Compares the first call of each row with the call of the same agent, policy and attempt before.
+    """
+    first = {chain[0].key for chain in merge(transitions)}
+    last: dict[tuple[str, str, str], Transition] = {}
+    breaks = []
+    for transition in transitions:
+        agent = (transition.attempt_id, transition.policy, transition.agent_path)
+        previous = last.get(agent)
+        if previous is not None and transition.key in first:
+            breaks.append(_break(previous, transition))
+        last[agent] = transition
+    return breaks
+
+
+def _break(previous: Transition, following: Transition) -> ChainBreak:
+    prompt, response = previous.record.prompt, previous.record.response
+    before, after = prompt + response, following.record.prompt
+    size = min(len(before), len(after))
+    place = _common(before, 0, after, 0, size)
+    start = place // _WIDTH
+    where: Where = "prompt" if place < len(prompt) else "response"
+    if place == len(after):
+        where = "shorter"
+    return ChainBreak(
+        previous.key,
+        following.key,
+        start,
+        where,
+        (previous.prompt_ids + previous.response_ids)[start : start + 8],
+        following.prompt_ids[start : start + 8],
+    )
+
+
+# --- making a row -----------------------------------------------------------------------------
+
+
+def _by_key(
+    transitions: Sequence[Transition],
+    advantages: Sequence[float] | None,
+    token_weights: Sequence[float] | None,
+) -> Mapping[TransitionKey, tuple[float, float]]:
+    """Transition → (advantage, weight of each token)."""
+    count = len(transitions)
+    given = zip(
+        transitions,
+        [1.0] * count if advantages is None else advantages,
+        [1.0] * count if token_weights is None else token_weights,
+        strict=True,
+    )
+    return {transition.key: (advantage, weight) for transition, advantage, weight in given}
+
+
+def _row(chain: Sequence[Transition], given: Mapping[TransitionKey, tuple[float, float]]) -> Row:
+    last = chain[-1]
+    ids = last.prompt_ids + last.response_ids
+    row = Row(
+        rollout_id=last.rollout_id,
+        policy=last.policy,
+        ids=ids,
+        mask=[False] * len(ids),
+        advantages=[0.0] * len(ids),
+        weights=[0.0] * len(ids),
+        logprobs=[0.0] * len(ids),
+        versions=[0] * len(ids),
+        temperatures=[1.0] * len(ids),
+        call_ids=tuple(transition.call_key for transition in chain),
+    )
+    for transition in chain:
+        end, count = transition.length, transition.tokens
+        span = slice(end - count, end)
+        advantage, weight = given[transition.key]
+        row.mask[span] = [True] * count
+        row.advantages[span] = [advantage] * count
+        row.weights[span] = [weight] * count
+        row.logprobs[span] = transition.logprobs
+        row.versions[span] = transition.versions
+        row.temperatures[span] = [transition.temperature] * count
+    return row
+
+
+def _has_logprobs(transition: Transition) -> bool:
+    record = transition.record
+    if len(record.logprob_data) != len(record.response):
+        return False
+    return all(map(math.isfinite, transition.logprobs))
+
+
+# --- the open rows ----------------------------------------------------------------------------
+
+
+class _Node:
+    """An edge of the tree and the node at its end: `source[start:end]`, where `source` holds the
+    whole path from the root."""
+
+    __slots__ = ("children", "end", "parent", "places", "source", "start")
+
+    def __init__(self, parent: _Node | None, source: bytes, start: int, end: int) -> None:
+        self.parent = parent
+        self.source = source
+        self.start = start
+        self.end = end
+        self.children: dict[bytes, _Node] = {}
+        self.places: list[int] = []
+        """Open rows that end exactly here."""
+
+
+class _OpenRows:
+    """A radix tree over the packed ids of open rows. It holds nothing but open rows, so its size is
+    theirs, and a look-up passes at most one node per row that parts from the prompt."""
+
+    __slots__ = ("root",)
+
+    def __init__(self) -> None:
+        self.root = _Node(None, b"", 0, 0)
+
+    def take_longest(self, prompt: bytes) -> int | None:
+        """Close and return the longest open row that is an exact prefix of the prompt."""
+        node, best = self.root, None
+        while True:
+            if node.places:
+                best = node
+            child = node.children.get(prompt[node.end : node.end + _WIDTH])
+            if child is None or not _extends(child, prompt):
+                break
+            node = child
+        if best is None:
+            return None
+        place = best.places.pop()
+        self._prune(best)
+        return place
+
+    def add(self, ids: bytes, place: int) -> None:
+        """Open a row."""
+        node = self.root
+        while node.end < len(ids):
+            child = node.children.get(ids[node.end : node.end + _WIDTH])
+            if child is None:
+                child = _Node(node, ids, node.end, len(ids))
+                node.children[_key(child)] = child
+            else:
+                size = min(child.end, len(ids)) - child.start
+                common = _common(child.source, child.start, ids, child.start, size)
+                if child.start + common < child.end:
+                    child = _split(child, child.start + common)
+            node = child
+        node.places.append(place)
+
+    def _prune(self, node: _Node) -> None:
+        """Remove a node that holds nothing, and join one that merely leads on to one child."""
+        while node.parent is not None and not node.places and not node.children:
+            del node.parent.children[_key(node)]
+            node = node.parent
+        if node.parent is not None and not node.places and len(node.children) == 1:
+            (child,) = node.children.values()
+            child.parent, child.start = node.parent, node.start
+            node.parent.children[_key(node)] = child
+
+
+def _extends(node: _Node, prompt: bytes) -> bool:
+    if node.end > len(prompt):
+        return False
+    return prompt[node.start : node.end] == node.source[node.start : node.end]
+
+
+def _split(node: _Node, at: int) -> _Node:
+    """Put a node in the middle of the edge; returns it."""
+    assert node.parent is not None
+    middle = _Node(node.parent, node.source, node.start, at)
+    node.parent.children[_key(middle)] = middle
+    node.parent, node.start = middle, at
+    middle.children[_key(node)] = node
+    return middle
+
+
+def _key(node: _Node) -> bytes:
+    return node.source[node.start : node.start + _WIDTH]
+
+
+def _common(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> int:
+    """How many of `size` bytes agree, in whole token ids; linear, in C."""
+    left, right = a[a_start : a_start + size], b[b_start : b_start + size]
+    if left == right:
+        return size
+    differing = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
+    agreeing = size - (differing.bit_length() + 7) // 8
+    return agreeing - agreeing % _WIDTH

@@ -1,0 +1,399 @@
+"""Selection: which agents are trained, and what became of every single call.
+
+`cover` puts each call of an episode into exactly one of three classes, so that nothing is dropped
+silently: *trained*, *frozen* (its agent is not selected) or *rejected* (its agent is selected, but
+the call cannot be trained, and the reason says why).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from lightspan.errors import ConfigError, UnknownAgentError
+from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.llm import LLM
+from lightspan.records import CallOutcome, FinishReason, Mode, Sampling
+from lightspan.routing import BASE_POLICY, Route, Routing, make_routing, matches
+
+Frozen = str | LLM | Mapping[str, str | LLM | None] | None
+"""What `frozen=` takes."""
+
+
+class Verdict(StrEnum):
+    """What became of a call."""
+
+    TRAINED = "trained"
+    FROZEN = "frozen"
+    REJECTED = "rejected"
+
+
+class Rejection(StrEnum):
+    """Why a call of a selected agent is not trained: the first of these that holds."""
+
+    LATE = "late"
+    MODE_NOT_TRAIN = "mode_not_train"
+    UNFINISHED = "unfinished"
+    DAMAGED = "damaged"
+    STALE = "stale"
+    CANCELLED = "cancelled"
+    UNDELIVERED = "undelivered"
+    RESAMPLED = "resampled"
+    ERROR = "error"
+    NO_TOKENS = "no_tokens"
+    INEXACT_ENGINE = "inexact_engine"
+    OTHER_POLICY = "other_policy"
+    EMPTY_RESPONSE = "empty_response"
+    NO_LOGPROBS = "no_logprobs"
+    MALFORMED = "malformed"
+    CONSTRAINED = "constrained"
+    TEMPERATURE_ZERO = "temperature_zero"
+    TRUNCATED_SAMPLING = "truncated_sampling"
+    OUT_OF_CONTEXT = "out_of_context"
+    UNSCORED = "unscored"
+
+
+_TEXTS: Final = {
+    Rejection.LATE: "written after the attempt was sealed, or under a lost lease",
+    Rejection.MODE_NOT_TRAIN: "the rollout was not made for training",
+    Rejection.UNFINISHED: "the attempt did not end by itself: it runs, was lost or was cancelled",
+    Rejection.DAMAGED: "the attempt has a capture error",
+    Rejection.STALE: "sampled by weights that are too old",
+    Rejection.CANCELLED: "the client left before the answer was complete",
+    Rejection.UNDELIVERED: "the answer never reached the app",
+    Rejection.ERROR: "the call failed",
+    Rejection.RESAMPLED: "sampled anew after a cancelled try whose tokens are gone: biased",
+    Rejection.NO_TOKENS: "no token record: the call did not go through the gateway",
+    Rejection.INEXACT_ENGINE: "the engine does not give the token ids as it sampled them",
+    Rejection.OTHER_POLICY: "sampled by another policy than the one that the agent trains",
+    Rejection.EMPTY_RESPONSE: "no token was sampled",
+    Rejection.NO_LOGPROBS: "log-probabilities are missing or not finite",
+    Rejection.MALFORMED: "the arrays of the token record do not fit together",
+    Rejection.CONSTRAINED: "sampled under a grammar or a forced tool choice",
+    Rejection.TEMPERATURE_ZERO: "decoded greedily, which has no policy gradient",
+    Rejection.TRUNCATED_SAMPLING: "sampled under top-p or top-k",
+    Rejection.OUT_OF_CONTEXT: "longer than the learner's longest sequence",
+    Rejection.UNSCORED: "the episode has no usable reward, which is not a reward of zero",
+}
+
+
+class CallCoverage(msgspec.Struct, frozen=True, gc=False):
+    """What became of one call."""
+
+    call: Call
+    verdict: Verdict
+    policy: str = ""
+    """The policy that the call's agent trains; empty for frozen agents."""
+    rejection: Rejection | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is not trained, for people; empty if it is."""
+        if self.verdict is Verdict.FROZEN:
+            return f"agent {self.call.agent_path} is not selected"
+        return _TEXTS[self.rejection] if self.rejection is not None else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """What became of every call of an episode. Built by `cover`."""
+
+    attempt_id: str
+    entries: tuple[CallCoverage, ...]
+    """In causal order, late calls last."""
+    step_rewards: bool = False
+    """Whether rewards on calls counted as rewards of the episode."""
+
+    @property
+    def trained(self) -> list[Call]:
+        return [entry.call for entry in self.entries if entry.verdict is Verdict.TRAINED]
+
+    @property
+    def frozen(self) -> list[Call]:
+        return [entry.call for entry in self.entries if entry.verdict is Verdict.FROZEN]
+
+    @property
+    def rejected(self) -> list[CallCoverage]:
+        return [entry for entry in self.entries if entry.verdict is Verdict.REJECTED]
+
+    @property
+    def selected(self) -> list[CallCoverage]:
+        """Those of selected agents that are not late: trained, or rejected for a reason."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.verdict is _TRAINED
+            or (entry.verdict is not _FROZEN and entry.rejection is not Rejection.LATE)
+        ]
+
+    def counts(self) -> dict[str, int]:
+        """How many calls are `trained`, `frozen`, and `rejected:<reason>`, most frequent first."""
+        found = Counter(
+            str(entry.verdict) if entry.rejection is None else f"rejected:{entry.rejection}"
+            for entry in self.entries
+        )
+        return dict(found.most_common())
+
+    def reject(self, reasons: Mapping[CallKey, Rejection]) -> Coverage:
+        """A copy in which these trained calls are rejected."""
+        if not reasons:
+            return self
+        entries = tuple(
+            CallCoverage(entry.call, Verdict.REJECTED, entry.policy, reasons[entry.call.key])
+            if entry.verdict is Verdict.TRAINED and entry.call.key in reasons
+            else entry
+            for entry in self.entries
+        )
+        return Coverage(attempt_id=self.attempt_id, entries=entries, step_rewards=self.step_rewards)
+
+
+def cover(
+    episode: Episode,
+    routing: Routing,
+    *,
+    engine_exact: bool = True,
+    supported: Collection[Rejection] = (),
+    modes: Collection[Mode] = (Mode.TRAIN,),
+    max_length: int | None = None,
+    step_rewards: bool = False,
+) -> Coverage:
+    """Each call of the episode, late ones too, in exactly one class.
+
+    Args:
+        routing: which agents train which policy.
+        engine_exact: the engine declares exact token ids and log-probabilities.
+        supported: `TRUNCATED_SAMPLING` and `CONSTRAINED`, where engine and learner both declare it.
+        modes: whose rollouts may be trained. A dry run adds `Mode.DEV` to see what would be.
+        max_length: the longest sequence, in tokens of prompt and response, that the learner takes.
+        step_rewards: the credit rule pays for rewards on calls (`Credit.step_rewards`).
+    """
+    whole = _episode_rejection(episode, modes)
+    unscored = None if episode.scored(step_rewards) else Rejection.UNSCORED
+    judge = _Judge(engine_exact, frozenset(supported), max_length)
+    policies: dict[str, str | None] = {}
+    entries = []
+    for call in episode.calls:
+        path = call.agent_path
+        if path not in policies:
+            policies[path] = _policy(routing, path)
+        policy = policies[path]
+        if policy is None:
+            entries.append(CallCoverage(call, Verdict.FROZEN))
+            continue
+        reason = whole or judge.rejection(call, policy) or unscored
+        if reason is None:
+            entries.append(CallCoverage(call, _TRAINED, policy))
+        else:
+            entries.append(CallCoverage(call, Verdict.REJECTED, policy, reason))
+    entries += [_late(call, routing) for call in episode.late_calls]
+    return Coverage(
+        attempt_id=episode.attempt_id, entries=tuple(entries), step_rewards=step_rewards
+    )
+
+
+def _policy(routing: Routing, path: str) -> str | None:
+    target = routing.target(path)
+    return target.policy if target.route is Route.POLICY else None
+
+
+def _late(call: Call, routing: Routing) -> CallCoverage:
+    policy = _policy(routing, call.agent_path)
+    if policy is None:
+        return CallCoverage(call, Verdict.FROZEN)
+    return CallCoverage(call, Verdict.REJECTED, policy, Rejection.LATE)
+
+
+def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection | None:
+    if episode.mode not in modes:
+        return Rejection.MODE_NOT_TRAIN
+    if not episode.finished:
+        return Rejection.UNFINISHED
+    return Rejection.DAMAGED if episode.damage else None
+
+
+_OF_OUTCOME: Final = {
+    CallOutcome.CANCELLED: Rejection.CANCELLED,
+    CallOutcome.UNDELIVERED: Rejection.UNDELIVERED,
+    CallOutcome.RESAMPLED: Rejection.RESAMPLED,
+    CallOutcome.ERROR: Rejection.ERROR,
+}
+
+
+_OK: Final = CallOutcome.OK
+_CANCELLED: Final = FinishReason.CANCELLED
+_TRAINED: Final = Verdict.TRAINED
+_FROZEN: Final = Verdict.FROZEN
+
+
+class _Judge:
+    """Why a selected call cannot be trained, by what is known of the call alone."""
+
+    __slots__ = ("exact", "max_bytes", "supported")
+
+    def __init__(
+        self, exact: bool, supported: frozenset[Rejection], max_length: int | None
+    ) -> None:
+        self.exact = exact
+        self.supported = supported
+        self.max_bytes = None if max_length is None else 4 * max_length
+
+    def rejection(self, call: Call, policy: str) -> Rejection | None:
+        record = call.record
+        if call.outcome is not _OK:
+            return _OF_OUTCOME[call.outcome]
+        if record is None:
+            return Rejection.NO_TOKENS
+        if record.finish_reason is _CANCELLED:
+            return Rejection.CANCELLED
+        if not self.exact:
+            return Rejection.INEXACT_ENGINE
+        if record.policy != policy:
+            return Rejection.OTHER_POLICY
+        size = len(record.response)
+        if not size:
+            return Rejection.EMPTY_RESPONSE
+        if len(record.logprob_data) != size:
+            return Rejection.NO_LOGPROBS
+        if size % 4 or len(record.prompt) % 4 or not _covers(record.versions, size // 4):
+            return Rejection.MALFORMED
+        if record.constrained and Rejection.CONSTRAINED not in self.supported:
+            return Rejection.CONSTRAINED
+        sampling = record.sampling
+        if not sampling.temperature > 0:
+            return Rejection.TEMPERATURE_ZERO
+        if not sampling.exact and Rejection.TRUNCATED_SAMPLING not in self.supported:
+            return Rejection.TRUNCATED_SAMPLING
+        if self.max_bytes is not None and size + len(record.prompt) > self.max_bytes:
+            return Rejection.OUT_OF_CONTEXT
+        return None
+
+
+def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
+    if len(versions) == 1:
+        return versions[0][1] == tokens
+    return sum(count for _, count in versions) == tokens and all(n > 0 for _, n in versions)
+
+
+# --- what the user asks for -------------------------------------------------------------------
+
+
+def parse_optimize(
+    optimize: str | Sequence[str] | Mapping[str, str], default_policy: str
+) -> dict[str, str]:
+    """Pattern → policy, from what `optimize=` takes: a pattern, several, or a mapping of patterns
+    to names of policies.
+
+    Raises:
+        ConfigError: nothing is named, a pattern or policy is no usable text, or a policy is called
+            `base`, which means the starting weights.
+    """
+    if isinstance(optimize, str):
+        named: dict[str, str] = {optimize: default_policy}
+    elif isinstance(optimize, Mapping):
+        named = dict(optimize)
+    elif isinstance(optimize, Iterable):
+        named = {_checked(pattern, "a pattern"): default_policy for pattern in optimize}
+    else:
+        raise ConfigError(
+            f"optimize={optimize!r}: use a name or pattern, a list of them, or a mapping of them "
+            "to names of policies"
+        )
+    if not named:
+        raise ConfigError(
+            'optimize names no agent: name one, or leave it out for every agent ("*")'
+        )
+    for pattern, policy in named.items():
+        _checked(pattern, "a pattern")
+        _checked(policy, f"the policy of {pattern!r}")
+        if policy == BASE_POLICY:
+            raise ConfigError(f"optimize: {policy!r} means the starting weights; rename the policy")
+    return named
+
+
+def _checked(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value or value.strip("/") != value:
+        raise ConfigError(
+            f"optimize: {what} must be a text that is not empty and has no `/` at its ends, "
+            f"not {value!r}"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the user selected: the routing, with the check that every name exists.
+
+    Example:
+        >>> from lightspan.lightning import Selection
+        >>> chosen = Selection.of(["write", "rewrite"], default_policy="sql")
+        >>> chosen.policies
+        ['sql']
+        >>> chosen.check(["write", "rewrite", "check"])
+        >>> chosen.check(["writer", "rewrite"])
+        Traceback (most recent call last):
+        lightspan.errors.UnknownAgentError: no agent matches 'write'. Did you mean 'rewrite' or \
+'writer'? Agents: 'rewrite', 'writer'
+    """
+
+    routing: Routing
+
+    @classmethod
+    def of(
+        cls,
+        optimize: str | Sequence[str] | Mapping[str, str] = "*",
+        frozen: Frozen = None,
+        *,
+        default_policy: str = "policy",
+        sampling: Sampling | None = None,
+    ) -> Selection:
+        """From what `optimize=` and `frozen=` take; `sampling` is that of trained policies.
+
+        Raises:
+            ConfigError: see `parse_optimize`; a pattern is in both; `frozen` is unknown.
+        """
+        named = parse_optimize(optimize, default_policy)
+        both = sorted(named.keys() & frozen.keys()) if isinstance(frozen, Mapping) else []
+        if both:
+            raise ConfigError(f"{both} is in optimize and in frozen: keep it in one of them")
+        try:
+            return cls(make_routing(named, frozen, default_policy, sampling))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def policies(self) -> list[str]:
+        """The trained policies, in order of their first rule."""
+        found = [rule.target.policy for rule in self.routing.rules if rule.target.selected]
+        return list(dict.fromkeys(found))
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Every pattern matches an agent.
+
+        Raises:
+            UnknownAgentError: one of `optimize=` or `frozen=` matches none of these paths.
+        """
+        check_agents(self.routing, paths)
+
+
+def check_agents(routing: Routing, paths: Iterable[str]) -> None:
+    """See `Selection.check`."""
+    seen = sorted(set(paths))
+    frozen = [rule.pattern for rule in routing.rules if not rule.target.selected]
+    unmatched = routing.unmatched(seen)
+    unmatched += [p for p in frozen if not any(matches(p, path) for path in seen)]
+    if unmatched:
+        raise UnknownAgentError(" ".join(_unknown(pattern, seen) for pattern in unmatched))
+
+
+def _unknown(pattern: str, paths: Sequence[str]) -> str:
+    names = sorted({path.rpartition("/")[2] for path in paths} | set(paths))
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+    guess = f" Did you mean {' or '.join(repr(name) for name in sorted(close))}?" if close else ""
+    known = ", ".join(repr(path) for path in paths) or "none was seen"
+    return f"no agent matches {pattern!r}.{guess} Agents: {known}"

@@ -1,0 +1,242 @@
+"""The Store protocol: what joins the agents' world and the learner's.
+
+Async only, batch first, idempotent by ids that the caller makes. Implementations: memory and SQLite
+(`lightspan.stores`); each passes `lightspan.testing.StoreSuite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+import msgspec
+
+from lightspan.records import (
+    Attempt,
+    AttemptRef,
+    CallOutcome,
+    Claim,
+    Mode,
+    Report,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+    TokenRecord,
+)
+from lightspan.resources import NamedResources
+from lightspan.spans import Span
+
+
+class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store promises beyond the protocol."""
+
+    durable: bool
+    """What was acknowledged survives `kill -9` of any process."""
+    multi_process: bool
+    """Several processes may open it at once."""
+    power_loss: bool = False
+    """What was acknowledged survives a power loss too."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Store.watch` saw: rollouts whose status changed after a cursor, oldest change first."""
+
+    cursor: int
+    rollouts: list[RolloutState]
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a policy. Versions are allotted by the store and never reused."""
+
+    policy: str
+    version: int
+    run_id: str = ""
+    step: int = 0
+
+
+class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One model call as the gateway writes it: its span, and a token record per choice."""
+
+    span: Span
+    records: list[TokenRecord]
+    epoch: int
+
+
+@runtime_checkable
+class Store(Protocol):
+    """See the module. Every method may raise `StoreClosedError`.
+
+    Time is the store's own clock. `epoch`s: a write under a lost epoch, or to a sealed attempt,
+    never changes state, reward or seal; its spans and token records are kept, marked `late`.
+    """
+
+    @property
+    def capabilities(self) -> StoreCapabilities: ...
+
+    @property
+    def url(self) -> str:
+        """What `open_store` takes to open the same store; `memory:` cannot be shared."""
+        ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Idempotent. Waits for writes under way."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    # --- resources and policies -----------------------------------------------------------
+    async def put_resources(self, resources: NamedResources) -> str:
+        """Keep the resources and return their id (equal content: equal id)."""
+        ...
+
+    async def get_resources(self, resources_id: str) -> NamedResources:
+        """Raises `NotFoundError`."""
+        ...
+
+    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+        """The policy's next version, 1 first; never the same twice, whoever asks."""
+        ...
+
+    async def policy_versions(self, policy: str) -> list[PolicyVersion]: ...
+
+    # --- rollouts -------------------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """Queue them in order. Repeating an equal rollout is a no-op.
+
+        Raises:
+            ConflictError: an id is known with other content; nothing is queued then.
+        """
+        ...
+
+    async def claim(
+        self, runner_id: str, slots: int, lease_s: float, run_id: str | None = None
+    ) -> list[Claim]:
+        """At most `slots` queued rollouts (oldest first), each with a new running attempt.
+
+        Expired leases are lost first. `run_id` limits the claim to one run's rollouts. A rollout
+        that is queued again keeps its place.
+        """
+        ...
+
+    async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        """Extend the leases. Returns those that are not this writer's any more (stop them).
+
+        A lease that ran out is lost when somebody claims or expires, not before: until then its
+        runner may still renew it or report.
+        """
+        ...
+
+    async def report(self, reports: Sequence[Report]) -> list[bool]:
+        """End attempts, per report: True if it is now (or already was, by an equal report) in
+        force, False if the epoch was lost or the attempt is sealed otherwise.
+
+        A `lost` attempt queues its rollout again while tries are left (`records`); with
+        `counts=False` it uses up none, at most five times per rollout. A report with a
+        status that is not final raises `IllegalMoveError`, an unknown attempt `NotFoundError`;
+        nothing of the batch is written then.
+        """
+        ...
+
+    async def expire(self) -> int:
+        """Lose every attempt whose lease ran out; returns how many."""
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """Cancel those that have not ended, running attempts too; returns how many.
+
+        Raises:
+            NotFoundError: one of them is unknown; nothing is cancelled then.
+        """
+        ...
+
+    async def rollouts(
+        self,
+        rollout_ids: Sequence[str] | None = None,
+        *,
+        run_id: str | None = None,
+        mode: Mode | None = None,
+        step: int | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        limit: int | None = None,
+    ) -> list[RolloutState]:
+        """Those that match every filter given, in the order in which they were enqueued.
+
+        Raises:
+            NotFoundError: one of `rollout_ids` is unknown.
+        """
+        ...
+
+    async def watch(
+        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Changes:
+        """Status changes after `cursor`; waits up to `timeout_s` for the first one.
+
+        Level-triggered: a missed notification costs time, never a change.
+        """
+        ...
+
+    async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
+        """How many rollouts are in each status (statuses with none are left out)."""
+        ...
+
+    # --- attempts and what they did -------------------------------------------------------
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        """Every attempt of these rollouts, by rollout as given, then by number."""
+        ...
+
+    async def attempt(self, attempt_id: str) -> Attempt:
+        """Raises `NotFoundError`."""
+        ...
+
+    async def claim_of_token(self, call_token: str) -> Claim | None:
+        """The rollout and attempt that a call token opens; None if nobody's."""
+        ...
+
+    async def mark_damaged(self, attempt_id: str, reason: str) -> None:
+        """Add a capture error. Allowed on sealed attempts: it only ever forbids training."""
+        ...
+
+    async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
+        """Keep spans (repeating one is a no-op); returns how many of those kept are late.
+
+        Raises:
+            DataError: a span is another attempt's, or holds what cannot be stored.
+            NotFoundError: the attempt is unknown.
+        """
+        ...
+
+    async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
+        """Keep model calls atomically, each with its token records; per call, True if late.
+
+        Repeating a call is a no-op, but for one recorded as cancelled or failed: a later try of it
+        (the same span id, a larger `sequence_end`) replaces its span, records and mark, unless that
+        one is late. When this returns, they survive what the store survives. Raises as
+        `add_spans` does; nothing of the batch is written then.
+        """
+        ...
+
+    async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
+        """Change what became of a call (a failed delivery, or its retry that succeeded).
+
+        Token records say it in `outcome`, spans in `lightspan.call.outcome`. Allowed on sealed
+        attempts. Raises `NotFoundError`.
+        """
+        ...
+
+    async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
+        """Spans per attempt, in the order in which they arrived; empty where there are none."""
+        ...
+
+    async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+        """Token records per attempt, by (sequence_start, call_id, choice)."""
+        ...

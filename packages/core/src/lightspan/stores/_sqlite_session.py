@@ -1,0 +1,139 @@
+"""What an open SQLite store has: a writer, a reader, and the moves bound to their tables."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from lightspan.errors import StoreClosedError
+from lightspan.records import AttemptRef, Claim, Report
+from lightspan.stores import _moves, _sqlite_file
+from lightspan.stores._moves import ClaimRequest, NewRollout
+from lightspan.stores._packing import PackedCall, PackedSpan
+from lightspan.stores._sqlite_tables import ReadTables, WriteTables
+from lightspan.stores._writer import Work, Writer
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CHUNK: Final = 128
+"""Items that one transaction takes at most of one call."""
+_CHUNK_COST: Final = 256
+_PAGE: Final = 4096
+
+
+def in_chunks(items: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[list[T], int]]:
+    """The items cut so that each chunk fits a short transaction, with what each costs."""
+    chunk: list[T] = []
+    cost = 0
+    for item in items:
+        chunk.append(item)
+        cost += 1 + size(item) // _PAGE
+        if len(chunk) == CHUNK or cost >= _CHUNK_COST:
+            yield chunk, cost
+            chunk, cost = [], 0
+    if chunk:
+        yield chunk, cost
+
+
+class Session:
+    """Two connections and their threads, of one process.
+
+    The writer's methods take items and answer per item (`_writer.Work`); they run in its thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        power_loss: bool,
+        clock: Callable[[], float],
+        on_move: Callable[[], None],
+    ) -> None:
+        self.pid: Final = os.getpid()
+        self._path = path
+        self._clock = clock
+        self._on_move = on_move
+        writing = _sqlite_file.connect(path, power_loss=power_loss)
+        try:
+            self._reading = _sqlite_file.connect(path, read_only=True)
+        except BaseException:
+            writing.close()
+            raise
+        self.tables: Final = WriteTables(writing)
+        self.reader: Final = ReadTables(self._reading)
+        self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
+        self._writer = Writer(writing, path, self.tables.begin, self._committed)
+
+    def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> Future[list[R]]:
+        """Have the writer do it."""
+        return self._writer.submit(work, items, cost)
+
+    def read(self, query: Callable[[], R]) -> Future[R]:
+        """Have the reader do it."""
+        try:
+            return self._read_thread.submit(self._query, query)
+        except RuntimeError:  # its executor was shut down
+            raise StoreClosedError from None
+
+    def _query(self, query: Callable[[], R]) -> R:
+        try:
+            return _sqlite_file.patiently(query)
+        except sqlite3.Error as error:
+            raise _sqlite_file.explain(error, self._path) from error
+
+    def stop(self) -> None:
+        """Finish what is under way and let go of the file."""
+        self._read_thread.shutdown()
+        self._reading.close()
+        self._writer.stop()
+
+    def _committed(self) -> None:
+        if self.tables.moved:
+            self._on_move()
+
+    # --- the writer's work ----------------------------------------------------------------
+    def enqueue(self, items: Sequence[NewRollout]) -> list[None]:
+        return _moves.enqueue(self.tables, items, self._clock())
+
+    def claim(self, items: Sequence[ClaimRequest]) -> list[list[Claim] | None]:
+        """Per request its claims; None if so many leases had run out that there may be more."""
+        now = self._clock()
+        if _moves.expire(self.tables, CHUNK, now) == CHUNK:
+            return [None] * len(items)
+        return [_moves.claim(self.tables, request, now) for request in items]
+
+    def heartbeat(self, items: Sequence[tuple[AttemptRef, float]]) -> list[bool]:
+        return _moves.heartbeat(self.tables, items, self._clock())
+
+    def report(self, items: Sequence[Report]) -> list[bool]:
+        return _moves.report(self.tables, items, self._clock())
+
+    def expire(self, limits: Sequence[int]) -> list[int]:
+        return [_moves.expire(self.tables, limit, self._clock()) for limit in limits]
+
+    def cancel(self, rollout_ids: Sequence[str]) -> list[bool]:
+        return _moves.cancel(self.tables, rollout_ids, self._clock())
+
+    def mark_damaged(self, items: Sequence[tuple[str, str]]) -> list[None]:
+        return _moves.mark_damaged(self.tables, items)
+
+    # --- the reader's checks of a batch that is too large for one transaction -------------
+    def check_new(self, items: Sequence[NewRollout]) -> None:
+        """Raises `ConflictError`."""
+        _moves.new_ones(self.reader, items)
+
+    def check_reports(self, items: Sequence[Report]) -> None:
+        """Raises `IllegalMoveError` or `NotFoundError`."""
+        _moves.check_reports(self.reader, items)
+
+    def check_spans(self, items: Sequence[PackedSpan]) -> None:
+        """Raises `NotFoundError`."""
+        _moves.find_attempts(self.reader, [item.attempt_id for item in items])
+
+    def check_calls(self, items: Sequence[PackedCall]) -> None:
+        """Raises `NotFoundError`."""
+        self.check_spans([item.span for item in items])

@@ -1,0 +1,463 @@
+"""MemoryStore: everything in this process's memory, for tests, dry runs and notebooks."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from types import TracebackType
+from typing import Self
+
+from lightspan.errors import NotFoundError, StoreClosedError
+from lightspan.records import (
+    Attempt,
+    AttemptRef,
+    CallOutcome,
+    Claim,
+    Mode,
+    Report,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+    TokenRecord,
+)
+from lightspan.resources import (
+    NamedResources,
+    decode_resources,
+    encode_resources,
+    resources_id,
+)
+from lightspan.spans import Span
+from lightspan.store import Changes, PolicyVersion, StoreCapabilities, StoredCall
+from lightspan.stores import _moves
+from lightspan.stores._moves import ClaimRequest, NewRollout, Progress
+from lightspan.stores._packing import (
+    PackedCall,
+    PackedRecord,
+    PackedSpan,
+    pack_call,
+    pack_rollout,
+    pack_span,
+    supersedes,
+    unpack_record,
+    unpack_rollout,
+    unpack_span,
+)
+from lightspan.stores._signal import Signal
+
+
+class MemoryStore:
+    """A store for one process (any thread, any event loop). What it holds ends with the process.
+
+    Spans and rollouts rest as bytes: they come back as fresh copies, as from any other store, and
+    the garbage collector does not walk them.
+    """
+
+    capabilities = StoreCapabilities(durable=False, multi_process=False)
+    url = "memory:"
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._signal = Signal()
+        self._open = False
+        self._tables = _MemoryTables()
+
+    async def open(self) -> None:
+        self._open = True
+
+    async def close(self) -> None:
+        self._open = False
+        self._signal.notify()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @contextmanager
+    def _opened(self) -> Iterator[_MemoryTables]:
+        if not self._open:
+            raise StoreClosedError
+        with self._lock:
+            before = self._tables.change
+            yield self._tables
+            moved = self._tables.change != before
+        if moved:
+            self._signal.notify()
+
+    # --- resources and policies -----------------------------------------------------------
+    async def put_resources(self, resources: NamedResources) -> str:
+        body, name = encode_resources(resources), resources_id(resources)
+        with self._opened() as tables:
+            tables.resources[name] = body
+        return name
+
+    async def get_resources(self, resources_id: str) -> NamedResources:
+        with self._opened() as tables:
+            _moves.check_known("resources", [resources_id], tables.resources)
+            return decode_resources(tables.resources[resources_id])
+
+    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+        with self._opened() as tables:
+            versions = tables.policies[policy]
+            version = len(versions) + 1
+            versions.append(PolicyVersion(policy=policy, version=version, run_id=run_id, step=step))
+            return version
+
+    async def policy_versions(self, policy: str) -> list[PolicyVersion]:
+        with self._opened() as tables:
+            return list(tables.policies.get(policy, ()))
+
+    # --- rollouts -------------------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        packed = [pack_rollout(rollout) for rollout in rollouts]
+        with self._opened() as tables:
+            _moves.enqueue(tables, packed, self._clock())
+
+    async def claim(
+        self, runner_id: str, slots: int, lease_s: float, run_id: str | None = None
+    ) -> list[Claim]:
+        with self._opened() as tables:
+            now = self._clock()
+            _moves.expire(tables, len(tables.attempts), now)
+            return _moves.claim(tables, ClaimRequest(runner_id, slots, lease_s, run_id), now)
+
+    async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        with self._opened() as tables:
+            items = [(ref, lease_s) for ref in attempts]
+            mine = _moves.heartbeat(tables, items, self._clock())
+        return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
+
+    async def report(self, reports: Sequence[Report]) -> list[bool]:
+        with self._opened() as tables:
+            return _moves.report(tables, reports, self._clock())
+
+    async def expire(self) -> int:
+        with self._opened() as tables:
+            return _moves.expire(tables, len(tables.attempts), self._clock())
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        with self._opened() as tables:
+            return sum(_moves.cancel(tables, rollout_ids, self._clock()))
+
+    async def rollouts(
+        self,
+        rollout_ids: Sequence[str] | None = None,
+        *,
+        run_id: str | None = None,
+        mode: Mode | None = None,
+        step: int | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        limit: int | None = None,
+    ) -> list[RolloutState]:
+        with self._opened() as tables:
+            rows = tables.rows(rollout_ids)
+            found = (
+                row
+                for row in rows
+                if run_id in (None, row.rollout.run_id)
+                and mode in (None, row.rollout.mode)
+                and step in (None, row.rollout.step)
+                and (status is None or row.progress.status in status)
+            )
+            return [row.state() for row in islice(found, limit)]
+
+    async def watch(
+        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Changes:
+        deadline = time.monotonic() + timeout_s
+        with self._signal.waiter() as waiter:
+            while True:
+                changes = self._changes(cursor, run_id)
+                left = deadline - time.monotonic()
+                if changes.rollouts or left <= 0:
+                    return changes
+                await waiter.wait(left)
+
+    def _changes(self, cursor: int, run_id: str | None) -> Changes:
+        with self._opened() as tables:
+            rows = tables.changed_since(cursor)
+            return Changes(
+                cursor=max(cursor, tables.change),
+                rollouts=[row.state() for row in rows if run_id in (None, row.rollout.run_id)],
+            )
+
+    async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
+        with self._opened() as tables:
+            rows = tables.rollouts.values()
+            return dict(
+                Counter(row.progress.status for row in rows if run_id in (None, row.rollout.run_id))
+            )
+
+    # --- attempts and what they did -------------------------------------------------------
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        with self._opened() as tables:
+            return [
+                tables.attempts[attempt_id].attempt
+                for rollout_id in rollout_ids
+                if rollout_id in tables.rollouts
+                for attempt_id in tables.rollouts[rollout_id].attempt_ids
+            ]
+
+    async def attempt(self, attempt_id: str) -> Attempt:
+        with self._opened() as tables:
+            return _moves.find_attempts(tables, [attempt_id])[attempt_id]
+
+    async def claim_of_token(self, call_token: str) -> Claim | None:
+        with self._opened() as tables:
+            attempt_id = tables.tokens.get(call_token)
+            if attempt_id is None:
+                return None
+            attempt = tables.attempts[attempt_id].attempt
+            body = tables.rollouts[attempt.rollout_id].body
+            return Claim(rollout=unpack_rollout(body), attempt=attempt)
+
+    async def mark_damaged(self, attempt_id: str, reason: str) -> None:
+        with self._opened() as tables:
+            _moves.mark_damaged(tables, [(attempt_id, reason)])
+
+    async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
+        packed = [pack_span(attempt, span) for span in spans]
+        with self._opened() as tables:
+            _moves.find_attempts(tables, [attempt.attempt_id])
+            return sum(tables.add_span(span) for span in packed)
+
+    async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
+        packed = [pack_call(call) for call in calls]
+        with self._opened() as tables:
+            _moves.find_attempts(tables, [call.span.attempt_id for call in packed])
+            return [tables.add_call(call) for call in packed]
+
+    async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
+        with self._opened() as tables:
+            row = tables.attempts.get(attempt_id)
+            if row is None or not row.has_call(call_id):
+                raise NotFoundError(f"this store knows no call {call_id!r} of {attempt_id!r}")
+            row.outcomes[call_id] = outcome
+
+    async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
+        with self._opened() as tables:
+            return {one: tables.attempt_row(one).read_spans() for one in attempt_ids}
+
+    async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+        with self._opened() as tables:
+            return {one: tables.attempt_row(one).read_records() for one in attempt_ids}
+
+
+@dataclass(slots=True)
+class _RolloutRow:
+    position: int
+    rollout: Rollout
+    """To filter by; never handed out, because its task could be changed."""
+    body: bytes
+    progress: Progress
+    attempt_ids: list[str] = field(default_factory=list)
+
+    def state(self) -> RolloutState:
+        return RolloutState(
+            rollout=unpack_rollout(self.body),
+            status=self.progress.status,
+            infrastructure_tries=self.progress.infrastructure_tries,
+            attempt_id=self.progress.attempt_id,
+            created_at=self.progress.created_at,
+            finished_at=self.progress.finished_at,
+            change=self.progress.change,
+        )
+
+
+@dataclass(slots=True)
+class _AttemptRow:
+    position: int
+    attempt: Attempt
+    spans: dict[str, tuple[PackedSpan, bool]] = field(default_factory=dict)
+    records: dict[tuple[str, int], tuple[PackedRecord, bool]] = field(default_factory=dict)
+    outcomes: dict[str, CallOutcome] = field(default_factory=dict)
+
+    def has_call(self, call_id: str) -> bool:
+        calls = {span.call_id for span, _ in self.spans.values()}
+        return bool(call_id) and (call_id in calls or self.has_records(call_id))
+
+    def has_records(self, call_id: str) -> bool:
+        return any(call == call_id for call, _ in self.records)
+
+    def replace_call(self, span: PackedSpan, late: bool) -> None:
+        """Put a later try of a call in the place of an earlier one."""
+        self.spans[span.span_id] = (span, late)
+        self.outcomes.pop(span.call_id, None)
+        for key in [key for key in self.records if key[0] == span.call_id]:
+            del self.records[key]
+
+    def read_spans(self) -> list[Span]:
+        return [
+            unpack_span(span.body, late, self.outcomes.get(span.call_id))
+            for span, late in self.spans.values()
+        ]
+
+    def read_records(self) -> list[TokenRecord]:
+        rows = sorted(
+            self.records.values(),
+            key=lambda row: (row[0].sequence_start, row[0].call_id, row[0].choice),
+        )
+        return [
+            unpack_record(
+                record.head,
+                (record.prompt, record.response, record.logprobs),
+                late,
+                self.outcomes.get(record.call_id),
+            )
+            for record, late in rows
+        ]
+
+
+class _MemoryTables:
+    """The dictionaries behind a MemoryStore; `_moves.Tables`."""
+
+    def __init__(self) -> None:
+        self.change = 0
+        self.resources: dict[str, bytes] = {}
+        self.policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
+        self.rollouts: dict[str, _RolloutRow] = {}
+        self.attempts: dict[str, _AttemptRow] = {}
+        self.tokens: dict[str, str] = {}
+        self._changes: dict[int, str] = {}
+        """Which rollout's latest change a number is; grows at its end only."""
+        self._queues: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """Per run, a heap of (position, rollout id); entries that are not queued any more stay."""
+        self._leases: list[tuple[float, int, str]] = []
+        """A heap of (lease end, position, attempt id); renewed leases leave old entries."""
+
+    def rows(self, rollout_ids: Sequence[str] | None) -> Iterable[_RolloutRow]:
+        """In the order in which they were enqueued."""
+        if rollout_ids is None:
+            return self.rollouts.values()
+        _moves.check_known("rollout", rollout_ids, self.rollouts)
+        rows = (self.rollouts[rollout_id] for rollout_id in dict.fromkeys(rollout_ids))
+        return sorted(rows, key=lambda row: row.position)
+
+    def attempt_row(self, attempt_id: str) -> _AttemptRow:
+        """The row, or an empty one that is not kept."""
+        return self.attempts.get(attempt_id) or _AttemptRow(-1, _NOBODY)
+
+    def changed_since(self, cursor: int) -> list[_RolloutRow]:
+        newest_first = takewhile(lambda change: change > cursor, reversed(self._changes))
+        return [self.rollouts[self._changes[change]] for change in newest_first][::-1]
+
+    def add_span(self, span: PackedSpan) -> bool:
+        """Keep the span unless it is there; True if what is kept is late."""
+        row = self.attempts[span.attempt_id]
+        late = span.late or _moves.is_late(row.attempt, span.epoch)
+        return row.spans.setdefault(span.span_id, (span, late))[1]
+
+    def add_call(self, call: PackedCall) -> bool:
+        """Keep the call unless it is there, finished; True if what is kept is late."""
+        row = self.attempts[call.span.attempt_id]
+        late = _moves.is_late(row.attempt, call.span.epoch)
+        known, known_late = row.spans.get(call.span.span_id, (call.span, late))
+        if known.body != call.span.body:
+            if supersedes(call.span, late, known.body, known_late):
+                row.replace_call(call.span, late)
+            elif row.has_records(call.span.call_id):
+                return known_late
+        for record in call.records:
+            key = (record.call_id, record.choice)
+            row.records.setdefault(key, (record, late or record.late))
+        return self.add_span(call.span)
+
+    # --- _moves.Tables --------------------------------------------------------------------
+    def next_change(self) -> int:
+        self.change += 1
+        return self.change
+
+    def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
+        known = self.rollouts
+        return {one: known[one].body for one in rollout_ids if one in known}
+
+    def insert_rollouts(self, rows: Sequence[tuple[NewRollout, Progress]]) -> None:
+        for (rollout, body), progress in rows:
+            row = _RolloutRow(len(self.rollouts), rollout, body, progress)
+            self.rollouts[rollout.rollout_id] = row
+            self._moved(row)
+
+    def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
+        known = self.rollouts
+        return {one: known[one].progress for one in rollout_ids if one in known}
+
+    def update_rollouts(self, rows: Sequence[Progress]) -> None:
+        for progress in rows:
+            row = self.rollouts[progress.rollout_id]
+            self._changes.pop(row.progress.change, None)
+            row.progress = progress
+            self._moved(row)
+
+    def _moved(self, row: _RolloutRow) -> None:
+        self._changes[row.progress.change] = row.progress.rollout_id
+        if row.progress.status is RolloutStatus.QUEUED:
+            entry = (row.position, row.progress.rollout_id)
+            heapq.heappush(self._queues[row.rollout.run_id], entry)
+
+    def take_queued(self, limit: int, run_id: str | None) -> list[tuple[Progress, Rollout]]:
+        taken: list[tuple[Progress, Rollout]] = []
+        while len(taken) < limit and (queue := self._oldest_queue(run_id)):
+            row = self.rollouts[heapq.heappop(queue)[1]]
+            taken.append((row.progress, unpack_rollout(row.body)))
+        return taken
+
+    def _oldest_queue(self, run_id: str | None) -> list[tuple[int, str]]:
+        """The run's queue, or the one whose head is the oldest; empty if none has one."""
+        if run_id is not None:
+            return self._pruned(self._queues.get(run_id, []))
+        heads = [queue for queue in self._queues.values() if self._pruned(queue)]
+        return min(heads, default=[])
+
+    def _pruned(self, queue: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        while queue and self._status(queue[0][1]) is not RolloutStatus.QUEUED:
+            heapq.heappop(queue)
+        return queue
+
+    def _status(self, rollout_id: str) -> RolloutStatus:
+        return self.rollouts[rollout_id].progress.status
+
+    def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
+        known = self.attempts
+        return {one: known[one].attempt for one in attempt_ids if one in known}
+
+    def insert_attempts(self, rows: Sequence[Attempt]) -> None:
+        for attempt in rows:
+            self.attempts[attempt.attempt_id] = _AttemptRow(len(self.attempts), attempt)
+            self.rollouts[attempt.rollout_id].attempt_ids.append(attempt.attempt_id)
+            self.tokens[attempt.call_token] = attempt.attempt_id
+            self._lease(attempt)
+
+    def update_attempts(self, rows: Sequence[Attempt]) -> None:
+        for attempt in rows:
+            self.attempts[attempt.attempt_id].attempt = attempt
+            if not attempt.sealed:
+                self._lease(attempt)
+
+    def _lease(self, attempt: Attempt) -> None:
+        position = self.attempts[attempt.attempt_id].position
+        heapq.heappush(self._leases, (attempt.lease_until, position, attempt.attempt_id))
+
+    def expired(self, now: float, limit: int) -> list[Attempt]:
+        found: dict[str, Attempt] = {}
+        while self._leases and self._leases[0][0] <= now and len(found) < limit:
+            attempt = self.attempts[heapq.heappop(self._leases)[2]].attempt
+            if not attempt.sealed and attempt.lease_until <= now:
+                found[attempt.attempt_id] = attempt
+        return list(found.values())
+
+
+_NOBODY = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)

@@ -1,0 +1,151 @@
+-- Named queries of the SQLite store. Lists of ids come as one JSON array.
+
+-- name: put_resources
+INSERT OR IGNORE INTO resources (resources_id, body) VALUES (?, ?)
+
+-- name: get_resources
+SELECT body FROM resources WHERE resources_id = ?
+
+-- name: last_version
+SELECT coalesce(max(version), 0) FROM policies WHERE policy = ?
+
+-- name: insert_version
+INSERT INTO policies (policy, version, run_id, step) VALUES (?, ?, ?, ?)
+
+-- name: policy_versions
+SELECT policy, version, run_id, step FROM policies WHERE policy = ? ORDER BY version
+
+-- name: last_change
+SELECT coalesce(max(change), 0) FROM rollouts
+
+-- name: bodies
+SELECT rollout_id, body
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE rollout_id IN (SELECT value FROM json_each(?))
+
+-- name: last_rollout
+SELECT coalesce(max(position), 0) FROM rollouts
+
+-- name: insert_rollouts
+INSERT INTO rollouts (position, rollout_id, run_id, mode, step, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_bodies
+INSERT INTO rollout_bodies (position, body) VALUES (?, ?)
+
+-- name: progress
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at
+FROM rollouts
+WHERE rollout_id IN (SELECT value FROM json_each(?))
+
+-- name: update_rollouts
+UPDATE rollouts
+SET status = ?, change = ?, infrastructure_tries = ?, attempts = ?, attempt_id = ?, finished_at = ?
+WHERE rollout_id = ?
+
+-- name: queued
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, body
+FROM rollouts INDEXED BY rollouts_queued JOIN rollout_bodies USING (position)
+WHERE status = 'queued'
+ORDER BY position LIMIT ?
+
+-- name: queued_of_run
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, body
+FROM rollouts INDEXED BY rollouts_queued_by_run JOIN rollout_bodies USING (position)
+WHERE status = 'queued' AND run_id = ?
+ORDER BY position LIMIT ?
+
+-- name: states
+SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
+FROM rollouts JOIN rollout_bodies USING (position)
+
+-- name: known_rollouts
+SELECT rollout_id FROM rollouts WHERE rollout_id IN (SELECT value FROM json_each(?))
+
+-- name: count
+SELECT status, count(*) FROM rollouts GROUP BY status
+
+-- name: count_of_run
+SELECT status, count(*) FROM rollouts WHERE run_id = ? GROUP BY status
+
+-- name: attempts_by_id
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+FROM attempts
+WHERE attempt_id IN (SELECT value FROM json_each(?))
+
+-- name: attempts_of_rollouts
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+FROM json_each(?) AS asked CROSS JOIN attempts ON rollout_id = asked.value
+ORDER BY asked.key, number
+
+-- name: expired
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+FROM attempts INDEXED BY attempts_by_lease
+WHERE status = 'running' AND lease_until <= ?
+ORDER BY lease_until, position LIMIT ?
+
+-- name: insert_attempts
+INSERT INTO attempts (attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: update_attempts
+UPDATE attempts
+SET status = ?, lease_until = ?, ended_at = ?, reward = ?, outcome = ?, message = ?, damage = ?
+WHERE attempt_id = ?
+
+-- name: attempt_of_token
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+FROM attempts WHERE call_token = ?
+
+-- name: writers
+SELECT attempt_id, position, epoch, status FROM attempts
+WHERE attempt_id IN (SELECT value FROM json_each(?))
+
+-- name: insert_spans
+INSERT OR IGNORE INTO spans (attempt, span_id, call_id, late, body)
+VALUES (?, ?, ?, ?, ?)
+
+-- name: insert_records
+INSERT OR IGNORE INTO token_records (attempt, call_id, choice, sequence_start, late, head, prompt, response, logprobs)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: span_is_late
+SELECT late FROM spans WHERE attempt = ? AND span_id = ?
+
+-- name: span_of
+SELECT late, body FROM spans WHERE attempt = ? AND span_id = ?
+
+-- name: replace_span
+UPDATE spans SET late = ?, body = ? WHERE attempt = ? AND span_id = ?
+
+-- name: drop_records
+DELETE FROM token_records WHERE attempt = ? AND call_id = ?
+
+-- name: has_records
+SELECT 1 FROM token_records WHERE attempt = ? AND call_id = ? LIMIT 1
+
+-- name: drop_outcome
+DELETE FROM call_outcomes WHERE attempt = ? AND call_id = ?
+
+-- name: has_call
+SELECT EXISTS (SELECT 1 FROM token_records WHERE attempt = :attempt AND call_id = :call_id)
+    OR EXISTS (SELECT 1 FROM spans WHERE attempt = :attempt AND call_id = :call_id)
+
+-- name: put_outcome
+INSERT OR REPLACE INTO call_outcomes (attempt, call_id, outcome) VALUES (?, ?, ?)
+
+-- name: spans
+SELECT attempt_id, body, late, call_outcomes.outcome
+FROM json_each(?) AS asked
+    CROSS JOIN attempts ON attempt_id = asked.value
+    CROSS JOIN spans ON attempt = attempts.position
+    LEFT JOIN call_outcomes USING (attempt, call_id)
+ORDER BY asked.key, spans.position
+
+-- name: token_records
+SELECT attempt_id, head, prompt, response, logprobs, late, call_outcomes.outcome
+FROM json_each(?) AS asked
+    CROSS JOIN attempts ON attempt_id = asked.value
+    CROSS JOIN token_records ON attempt = attempts.position
+    LEFT JOIN call_outcomes USING (attempt, call_id)
+ORDER BY asked.key, sequence_start, call_id, choice

@@ -1,0 +1,26 @@
+"""Suites and fakes for the tests of every implementation of lightspan's protocols, ours and yours.
+
+Each submodule is imported when it is first asked for: they need pytest, which lightspan does not.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lightspan.testing.chat_engine_suite import ChatEngineSuite
+    from lightspan.testing.store_suite import StoreSuite
+
+__all__ = ["ChatEngineSuite", "StoreSuite"]
+
+_HOMES: Final = {
+    "ChatEngineSuite": "lightspan.testing.chat_engine_suite",
+    "StoreSuite": "lightspan.testing.store_suite",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

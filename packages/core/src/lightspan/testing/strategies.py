@@ -1,0 +1,211 @@
+"""Hypothesis strategies for attempts and what they recorded, and the builders that they use.
+
+Needs `hypothesis`. `attempts()` draws what no gateway would write too: orphans, circles of parents,
+clocks that lie, late and repeated writes, calls without tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from lightspan import conventions as c
+from lightspan.records import (
+    Attempt,
+    AttemptStatus,
+    CallOutcome,
+    FinishReason,
+    Mode,
+    Outcome,
+    Reward,
+    Rollout,
+    Sampling,
+    TokenRecord,
+)
+from lightspan.spans import Attributes, Span, SpanKind, SpanStatus
+
+
+class Recorded(NamedTuple):
+    """One attempt with everything that was recorded of it: what `build_episode` takes."""
+
+    attempt: Attempt
+    rollout: Rollout
+    spans: list[Span]
+    records: list[TokenRecord]
+
+
+def make_rollout(name: str = "1", group_id: str = "g", **fields: Any) -> Rollout:
+    """The rollout `ro-<name>` for training."""
+    known: dict[str, Any] = {"task": {}, "task_id": f"task-{group_id}", "group_id": group_id}
+    return Rollout(rollout_id=f"ro-{name}", **{**known, **fields})
+
+
+def make_attempt(name: str = "1", reward: float | None = 1.0, **fields: Any) -> Attempt:
+    """The attempt `at-<name>` of `make_rollout(name)`, ended well; reward None: none returned."""
+    known: dict[str, Any] = {
+        "number": 1,
+        "epoch": 1,
+        "status": AttemptStatus.SUCCEEDED,
+        "outcome": Outcome.OK,
+        "reward": None if reward is None else Reward(reward),
+    }
+    return Attempt(attempt_id=f"at-{name}", rollout_id=f"ro-{name}", **{**known, **fields})
+
+
+def make_span(
+    span_id: str, kind: SpanKind = SpanKind.LLM, attempt: str = "1", **fields: Any
+) -> Span:
+    """A span of `make_attempt(attempt)`; `attributes` are given by their full names."""
+    known: dict[str, Any] = {"trace_id": "0" * 32, "name": kind.value, "kind": kind}
+    ids = {"rollout_id": f"ro-{attempt}", "attempt_id": f"at-{attempt}"}
+    return Span(span_id=span_id, **{**known, **ids, **fields})
+
+
+def make_call_span(
+    call_id: str,
+    agent: str = "writer",
+    sequence: tuple[int, int] | None = None,
+    attributes: Attributes | None = None,
+    **fields: Any,
+) -> Span:
+    """The LLM span `span-<call id>`."""
+    named: Attributes = {c.CALL_ID: call_id, c.AGENT_PATH: agent, **(attributes or {})}
+    start, end = sequence if sequence is not None else (None, None)
+    known: dict[str, Any] = {"sequence_start": start, "sequence_end": end, "attributes": named}
+    return make_span(fields.pop("span_id", f"span-{call_id}"), **{**known, **fields})
+
+
+def make_reward_span(
+    span_id: str, value: float | None, attributes: Attributes | None = None, **fields: Any
+) -> Span:
+    """What `emit_reward` writes; value None: unscored."""
+    named: Attributes = dict(attributes or {})
+    if value is not None:
+        named[c.REWARD_VALUE] = value
+    return make_span(span_id, SpanKind.REWARD, attributes=named, **fields)
+
+
+def make_record(
+    call_id: str,
+    prompt: Sequence[int] = (1, 2),
+    response: Sequence[int] = (3,),
+    sequence: tuple[int, int] = (1, 2),
+    attempt: str = "1",
+    **fields: Any,
+) -> TokenRecord:
+    """The token record of a call of agent `writer`, which trains the policy `policy`."""
+    known: dict[str, Any] = {
+        "attempt_id": f"at-{attempt}",
+        "call_id": call_id,
+        "choice": 0,
+        "policy": "policy",
+        "agent_path": "writer",
+        "sequence_start": sequence[0],
+        "sequence_end": sequence[1],
+        "versions": [(1, len(response))] if response else [],
+        "logprobs": [-0.5] * len(response),
+    }
+    return TokenRecord.create(
+        prompt_ids=list(prompt), response_ids=list(response), **{**known, **fields}
+    )
+
+
+_agents = st.sampled_from(["writer", "checker", "team/writer", "team/sub/rewriter", "ü%2Fñ", "app"])
+_floats = st.floats(-4, 4, allow_nan=False, width=32)
+_tokens = st.lists(st.integers(0, 3), max_size=4)
+
+
+@st.composite
+def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[TokenRecord]:
+    """Token records for some choices of the calls; sequences may overlap and repeat."""
+    found = []
+    for call_id in call_ids:
+        start = draw(st.integers(1, 30))
+        end = start + draw(st.integers(1, 12))
+        agent, outcome = draw(_agents), draw(st.sampled_from(CallOutcome))
+        for choice in range(draw(st.integers(0, 3))):
+            response = draw(_tokens)
+            found.append(
+                make_record(
+                    call_id,
+                    draw(_tokens),
+                    response,
+                    (start, end),
+                    attempt,
+                    choice=choice,
+                    agent_path=agent,
+                    outcome=outcome if draw(st.booleans()) else CallOutcome.OK,
+                    policy=draw(st.sampled_from(["policy", "policy", "policy", "other", "base"])),
+                    finish_reason=draw(st.sampled_from(FinishReason)),
+                    sampling=Sampling(
+                        temperature=draw(st.sampled_from([1.0, 1.0, 0.7, 0.0])),
+                        top_p=draw(st.sampled_from([1.0, 1.0, 1.0, 0.9])),
+                    ),
+                    constrained=draw(st.integers(0, 9)) == 0,
+                    late=draw(st.integers(0, 9)) == 0,
+                )
+            )
+    return found
+
+
+@st.composite
+def spans(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> list[Span]:
+    """Spans of every kind: any parents (unknown, circular), any times, some late or repeated."""
+    ids = [f"{number:016x}" for number in range(draw(st.integers(0, 12)))]
+    found = [draw(_span(span_id, ids, call_ids, attempt)) for span_id in ids]
+    repeated = draw(st.lists(st.sampled_from(found), max_size=2)) if found else []
+    return found + repeated
+
+
+@st.composite
+def _span(
+    draw: st.DrawFn, span_id: str, ids: Sequence[str], call_ids: Sequence[str], attempt: str
+) -> Span:
+    kind = draw(st.sampled_from([SpanKind.LLM, SpanKind.LLM, SpanKind.REWARD, *SpanKind]))
+    attributes: Attributes = {}
+    calls = st.sampled_from([*call_ids, "call-unknown"])
+    if kind is SpanKind.LLM and draw(st.booleans()):
+        attributes[c.CALL_ID] = draw(calls)
+    if kind is SpanKind.LLM:
+        attributes[c.AGENT_PATH] = draw(_agents)
+        attributes[c.CALL_OUTCOME] = draw(st.sampled_from(["ok", "ok", "undelivered", "odd"]))
+    if kind is SpanKind.REWARD:
+        attributes[c.REWARD_VALUE] = draw(_floats)
+        target = draw(st.sampled_from([None, c.REWARD_CALL_ID, c.REWARD_SPAN_ID]))
+        if target is not None:
+            on_call = target == c.REWARD_CALL_ID
+            attributes[target] = draw(calls if on_call else st.sampled_from(ids))
+    start = draw(st.none() | st.integers(1, 30)) if kind is SpanKind.LLM else None
+    return make_span(
+        span_id,
+        kind,
+        attempt,
+        attributes=attributes,
+        parent_id=draw(st.none() | st.sampled_from([*ids, "f" * 16])),
+        start_ns=draw(st.integers(0, 50)),
+        status=draw(st.sampled_from(SpanStatus)),
+        sequence_start=start,
+        sequence_end=None if start is None else start + draw(st.integers(0, 9)),
+        late=draw(st.integers(0, 9)) == 0,
+    )
+
+
+@st.composite
+def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Recorded:
+    """An attempt with whatever may have been recorded of it."""
+    call_ids = [f"call-{number}" for number in range(draw(st.integers(0, 5)))]
+    ended = st.sampled_from([AttemptStatus.SUCCEEDED] * 6 + list(AttemptStatus))
+    reward = st.sampled_from([None, float("nan"), 0.0, 1.0, 1.0, 0.25])
+    attempt = make_attempt(
+        name,
+        draw(reward),
+        status=draw(ended),
+        outcome=draw(st.sampled_from([Outcome.OK] * 6 + list(Outcome))),
+        damage=["broken"] if draw(st.integers(0, 9)) == 0 else [],
+    )
+    rollout = make_rollout(
+        name, group_id, mode=draw(st.sampled_from([Mode.TRAIN] * 4 + list(Mode)))
+    )
+    return Recorded(attempt, rollout, draw(spans(call_ids, name)), draw(records(call_ids, name)))

@@ -1,0 +1,12 @@
+"""lightspan for LangGraph and LangChain: every model call under the name of its agent.
+
+import lightspan_langgraph
+
+lightspan_langgraph.instrument()          # or {"callbacks": [LightspanCallback()]} in one call
+lightspan_langgraph.agents(graph)         # what `optimize=` may name
+"""
+
+from lightspan_langgraph._hook import LightspanCallback, instrument, uninstrument
+from lightspan_langgraph._static import agents
+
+__all__ = ["LightspanCallback", "agents", "instrument", "uninstrument"]

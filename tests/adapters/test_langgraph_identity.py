@@ -1,0 +1,329 @@
+"""From run events to agent paths and spans, without any framework."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightspan_langgraph")
+
+from lightspan.routing import join_path
+from lightspan.scope import Frame
+from lightspan.spans import SpanKind, SpanStatus
+from lightspan_langgraph._identity import (
+    End,
+    Place,
+    RunKind,
+    RunTree,
+    Start,
+    graph_agent_name,
+    is_prebuilt_node,
+)
+
+ROOT = Place((), "0" * 16)
+_numbers = itertools.count()
+
+
+class Runs:
+    """A run tree fed with events in few words."""
+
+    def __init__(self, **limits: int) -> None:
+        self.tree = RunTree("rollout", "attempt", "f" * 32, **limits)
+
+    def start(
+        self,
+        name: str,
+        parent: uuid.UUID | None = None,
+        *,
+        kind: RunKind = RunKind.CHAIN,
+        pushed: Place = ROOT,
+        attributes: Mapping[str, Any] | None = None,
+        **metadata: Any,
+    ) -> uuid.UUID:
+        run_id = uuid.uuid4()
+        event = Start(run_id, parent, kind, name, pushed, metadata, attributes or {})
+        self.tree.start(event)
+        return run_id
+
+    def node(self, name: str, parent: uuid.UUID | None, within: str = "", **more: Any) -> uuid.UUID:
+        namespace = f"{within}{name}:{next(_numbers)}"
+        more = {"langgraph_node": name, "langgraph_checkpoint_ns": namespace, **more}
+        return self.start(name, parent, **more)
+
+    def path(
+        self, run: uuid.UUID | None, pushed: Place = ROOT, model: uuid.UUID | None = None
+    ) -> str:
+        place = self.tree.place(pushed, run, model)
+        assert place is not None
+        return join_path(frame.name for frame in place.frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_prebuilt"),
+    [
+        ("model", True),
+        ("agent", True),
+        ("tools", True),
+        ("Summary.before_model", True),
+        ("Guard.after_agent", True),
+        ("pre_model_hook", True),
+        ("__start__", True),
+        ("writer", False),
+        ("models", False),
+        ("before_model", False),
+        ("", False),
+    ],
+)
+def test_prebuilt_nodes_never_count(name: str, is_prebuilt: bool) -> None:
+    assert is_prebuilt_node(name) is is_prebuilt
+
+
+NEW = {"ls_integration": "langchain_create_agent"}
+
+
+@pytest.mark.parametrize(
+    ("graph", "node", "metadata", "expected"),
+    [
+        ("outer", "model", {**NEW, "lc_agent_name": "outer"}, "outer"),  # again inside itself
+        ("LangGraph", "model", {**NEW, "lc_agent_name": "outer"}, None),  # unnamed, inherited
+        ("task 17", "model", NEW, None),  # unnamed, with a run_name
+        ("writer", "Guard.before_agent", {}, "writer"),  # nested, in an older langgraph
+        ("helper", "agent", {}, "helper"),  # create_react_agent(name="helper")
+        ("helper", "agent", {**NEW, "lc_agent_name": "outer"}, "helper"),  # in outer's tool
+        ("helper", "tools", {}, "helper"),  # the same, resumed at its tools
+        ("LangGraph", "agent", {}, None),  # unnamed
+        ("team", "writer", {}, None),  # StateGraph(...).compile(name="team")
+    ],
+)
+def test_a_graph_is_an_agent_by_its_first_node(
+    graph: str, node: str, metadata: Mapping[str, Any], expected: str | None
+) -> None:
+    assert graph_agent_name(graph, node, metadata) == expected
+
+
+def test_a_node_is_an_agent() -> None:
+    runs = Runs()
+    graph = runs.start("LangGraph")
+    node = runs.node("writer", graph)
+    assert (runs.path(graph), runs.path(node)) == ("app", "writer")
+
+
+def test_a_function_named_like_its_node_counts_once() -> None:
+    runs = Runs()
+    same: Any = {"langgraph_node": "writer", "langgraph_checkpoint_ns": "writer:1"}
+    node = runs.start("writer", runs.start("LangGraph"), **same)
+    assert runs.path(runs.start("writer", node, **same)) == "writer"
+
+
+def test_subgraphs_concatenate() -> None:
+    runs = Runs()
+    team = runs.node("draft/team", runs.start("LangGraph"))
+    writer = runs.node("writer", runs.start("LangGraph", team), within="draft/team:1|")
+    assert runs.path(writer) == "draft%2Fteam/writer"
+
+
+def test_a_named_agent_counts_where_its_name_first_appears() -> None:
+    runs = Runs()
+    outer = runs.start("outer", lc_agent_name="outer")
+    model = runs.node("model", outer, lc_agent_name="outer")
+    tool = runs.start("help", model, kind=RunKind.TOOL, lc_agent_name="outer")
+    helper = runs.start("chain", tool, lc_agent_name="outer")
+    assert {runs.path(run) for run in (outer, model, tool, helper)} == {"outer"}
+
+
+def test_an_agent_that_calls_itself_is_nested() -> None:
+    runs = Runs()
+    outer = runs.start("outer", lc_agent_name="outer")
+    tool = runs.start("help", outer, kind=RunKind.TOOL, lc_agent_name="outer")
+    again = runs.start("outer", tool, lc_agent_name="outer")
+    model = runs.node("model", again, within="tools:1|", lc_agent_name="outer")
+    assert (runs.path(tool), runs.path(model), runs.path(again)) == (
+        "outer",
+        "outer/outer",
+        "outer/outer",
+    )
+
+
+def test_an_unnamed_agent_has_no_name_of_its_own() -> None:
+    runs = Runs()
+    alone = runs.node("model", runs.start("LangGraph"))
+    node = runs.node("write", runs.start("LangGraph"))
+    inside = runs.node("model", runs.start("LangGraph", node), within="write:1|")
+    assert (runs.path(alone), runs.path(inside)) == ("app", "write")
+
+
+def test_a_node_that_holds_an_agent_of_its_name_is_one_agent() -> None:
+    runs = Runs()
+    node = runs.node("writer", runs.start("LangGraph"))
+    agent = runs.start("writer", node, lc_agent_name="writer")
+    assert runs.path(runs.node("model", agent, within="writer:1|")) == "writer"
+    assert runs.tree.end(End(agent)) == []
+    assert len(runs.tree.end(End(node))) == 1
+
+
+def test_a_node_that_holds_an_agent_of_another_name_is_its_parent() -> None:
+    runs = Runs()
+    node = runs.node("draft", runs.start("LangGraph"))
+    assert runs.path(runs.start("writer", node, lc_agent_name="writer")) == "draft/writer"
+
+
+def test_the_explicit_name_wins_where_it_first_appears() -> None:
+    runs = Runs()
+    graph = runs.start("LangGraph", lightspan_agent="team")
+    node = runs.node("write", graph, lightspan_agent="team")
+    renamed = runs.node("write", graph, lightspan_agent="author")
+    named = runs.start("writer", graph, lc_agent_name="writer", lightspan_agent="poet")
+    tools = runs.node("tools", graph, lightspan_agent="toolsmith")
+    assert [runs.path(run) for run in (graph, node, renamed, named, tools)] == [
+        "team",
+        "team/write",
+        "team/author",
+        "team/poet",
+        "team/toolsmith",
+    ]
+
+
+def test_an_explicit_model_is_its_own_agent_only_while_it_is_asked() -> None:
+    runs = Runs()
+    node = runs.node("write", runs.start("LangGraph"))
+    model = runs.start("ChatOpenAI", node, kind=RunKind.MODEL, lightspan_agent="judge")
+    assert runs.path(node, model=model) == "write/judge"
+    nested = runs.start("chain", model)
+    assert runs.path(nested, model=model) == "write/judge"
+    runs.tree.end(End(model))
+    assert runs.path(node, model=model) == "write"
+
+
+def test_a_run_that_began_later_is_nearer_than_an_open_model() -> None:
+    runs = Runs()
+    model = runs.start("ChatOpenAI", kind=RunKind.MODEL, lightspan_agent="judge")
+    tool = runs.start("help", kind=RunKind.TOOL)
+    assert runs.path(tool, model=model) == "app"
+
+
+def test_frames_pushed_outside_come_first_and_inside_last() -> None:
+    runs = Runs()
+    outer = Place((Frame("crew", "1" * 16),), "1" * 16)
+    graph = runs.start("LangGraph", pushed=outer)
+    node = runs.node("write", graph, pushed=outer)
+    around = runs.tree.place(outer, node, None)
+    assert around is not None
+    inner = Frame("inner", "2" * 16)
+    bare = Place((*outer.frames, inner), inner.span_id)  # pushed on what was pushed
+    built = Place((*around.frames, inner), inner.span_id)  # pushed on what was resolved
+    assert runs.path(node, outer) == "crew/write"
+    for pushed in (bare, built):
+        nested = runs.node("check", runs.start("LangGraph", node, pushed=pushed), pushed=pushed)
+        assert runs.path(node, pushed) == "crew/write/inner"
+        assert runs.path(nested, pushed) == "crew/write/inner/check"
+
+
+def test_a_span_opened_inside_a_run_is_the_parent_of_what_comes_next() -> None:
+    runs = Runs()
+    node = runs.node("write", runs.start("LangGraph"))
+    assert runs.tree.place(Place((), "9" * 16), node, None) == Place(
+        runs.tree.place(ROOT, node, None).frames,  # type: ignore[union-attr]
+        "9" * 16,
+    )
+
+
+def test_what_was_popped_does_not_change_where_a_run_is() -> None:
+    runs = Runs()
+    pushed = Place((Frame("crew", "1" * 16),), "1" * 16)
+    node = runs.node("write", runs.start("LangGraph", pushed=pushed), pushed=pushed)
+    assert runs.path(node, ROOT) == "crew/write"
+
+
+def test_unknown_runs_are_unknown() -> None:
+    runs = Runs()
+    assert runs.tree.place(ROOT, uuid.uuid4(), uuid.uuid4()) is None
+    assert runs.tree.place(ROOT, None, None) is None
+    assert runs.tree.end(End(uuid.uuid4())) == []
+    assert runs.path(runs.node("write", uuid.uuid4())) == "write"  # its parent began outside
+
+
+def test_spans() -> None:
+    runs = Runs()
+    graph = runs.start("LangGraph")
+    team = runs.node("team", graph)
+    node = runs.node("write", runs.start("LangGraph", team), within="team:1|")
+    arguments = {"gen_ai.tool.call.arguments": "{}", "gen_ai.tool.call.id": None}
+    tool = runs.start("look", node, kind=RunKind.TOOL, attributes=arguments)
+    failed = {"error.type": "KeyError", "exception.type": "KeyError"}
+    (of_tool,) = runs.tree.end(End(tool, SpanStatus.ERROR, "no", failed))
+    (of_node,) = runs.tree.end(End(node, attributes={"gen_ai.tool.call.id": "not an agent's"}))
+    (of_team,) = runs.tree.end(End(team, SpanStatus.UNSET))
+    assert runs.tree.end(End(graph)) == []
+    assert [
+        (s.name, s.kind, s.status, s.status_message, s.parent_id) for s in (of_tool, of_node)
+    ] == [
+        ("execute_tool look", SpanKind.TOOL, SpanStatus.ERROR, "no", of_node.span_id),
+        ("invoke_agent write", SpanKind.AGENT, SpanStatus.OK, "", of_team.span_id),
+    ]
+    assert (of_team.parent_id, of_team.status) == (ROOT.span_id, SpanStatus.UNSET)
+    assert {(s.rollout_id, s.attempt_id, s.trace_id) for s in (of_tool, of_node, of_team)} == {
+        ("rollout", "attempt", "f" * 32)
+    }
+    assert of_tool.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look",
+        "gen_ai.tool.call.arguments": "{}",
+        "lightspan.agent.path": "team/write",
+        "openinference.span.kind": "TOOL",
+        **failed,
+    }
+    assert of_node.attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "write",
+        "lightspan.agent.path": "team/write",
+        "openinference.span.kind": "AGENT",
+        "agent.name": "write",
+        "graph.node.id": "write",
+        "graph.node.parent_id": "team",
+    }
+    assert of_team.start_ns <= of_node.start_ns <= of_node.end_ns <= of_team.end_ns
+
+
+def test_a_run_that_is_told_of_twice_counts_once() -> None:
+    runs = Runs()
+    event = Start(uuid.uuid4(), None, RunKind.TOOL, "look", ROOT)
+    runs.tree.start(event)
+    runs.tree.start(event)
+    assert len(runs.tree) == 1
+    assert len(runs.tree.end(End(event.run_id))) == 1
+    assert runs.tree.end(End(event.run_id)) == []
+
+
+def test_work_left_behind_by_a_node_still_has_its_name() -> None:
+    runs = Runs()
+    node = runs.node("write", runs.start("LangGraph"))
+    runs.tree.end(End(node))
+    assert runs.path(node) == "write"
+
+
+def test_memory_is_bounded_and_what_is_forgotten_is_missed_loudly() -> None:
+    runs = Runs(open_limit=3, closed_limit=2)
+    graph = runs.start("LangGraph")
+    oldest = runs.node("write", graph)
+    for _ in range(5):  # abandoned: never ended; the graph stays, for it is asked about
+        runs.node("write", graph)
+    assert len(runs.tree) == 3
+    assert runs.path(graph) == "app"
+    with pytest.raises(LookupError, match="more than 3 runs were open"):
+        runs.path(oldest)
+    with pytest.raises(LookupError, match="more than 3 runs were open"):
+        runs.start("chain", oldest)
+
+
+def test_ended_runs_leave_nothing_behind() -> None:
+    runs = Runs()
+    for _ in range(10_000):
+        graph = runs.start("LangGraph")
+        runs.tree.end(End(runs.node("write", graph)))
+        runs.tree.end(End(graph))
+    assert len(runs.tree) == 0
+    assert len(runs.tree._closed) == 256

@@ -1,0 +1,105 @@
+"""The loss formulas, on literal numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightspan.learners import losses
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def clipped(ratio: float, advantage: float, dual_clip: float | None = 3.0) -> tuple[float, float]:
+    """The loss of one token and its derivative by the log-probability."""
+    old = torch.tensor([-2.0], dtype=torch.float64)
+    logprob = (old + math.log(ratio)).requires_grad_()
+    result = losses.clipped_ratio_loss(
+        logprob, old, torch.tensor([advantage], dtype=torch.float64), dual_clip=dual_clip, **CLIP
+    )
+    result.loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    assert bool(result.clipped) == (float(logprob.grad) == 0)
+    return float(result.loss.detach()), float(logprob.grad)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.2, 2.0, -2.4, -2.4),
+        (1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
+        (0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
+        (0.9, -2.0, 1.8, 1.8),
+        (0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
+        (2.0, -2.0, 4.0, 4.0),
+        (4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
+        (4.0, 2.0, -2.56, 0.0),
+    ],
+)
+def test_clipped_ratio(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    assert clipped(ratio, advantage) == pytest.approx((loss, gradient))
+
+
+def test_no_dual_clip() -> None:
+    assert clipped(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+
+
+def test_log_ratios_are_clamped() -> None:
+    big = torch.tensor([1000.0, -1000.0])
+    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
+
+
+def test_importance_weights_are_truncated_and_constant() -> None:
+    old = torch.tensor([-1.0, -1.0, -3.0], requires_grad=True)
+    weight = losses.importance_weight(old, torch.tensor([-1.5, -3.0, -1.0]), cap=2.0)
+    assert weight.tolist() == pytest.approx([math.exp(0.5), 2.0, math.exp(-2.0)])
+    assert not weight.requires_grad
+
+
+POLICY = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+BASE = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+
+
+def test_kl_estimators_on_three_tokens() -> None:
+    """The example of `facts/algorithms.md` §3.3: expectations over the policy."""
+    expected = {"k1": 0.025267, "k2": 0.024862, "k3": 0.025267}
+    exact = float((POLICY * (POLICY / BASE).log()).sum())
+    for name, value in expected.items():
+        found = losses.kl_divergence(POLICY.log(), BASE.log(), name)  # type: ignore[arg-type]
+        assert float((POLICY * found).sum()) == pytest.approx(value, abs=5e-7)
+    assert exact == pytest.approx(0.025267, abs=5e-7)
+
+
+@pytest.mark.parametrize(("name", "right"), [("k1", False), ("k2", True), ("k3", False)])
+def test_expected_gradient_of_the_kl_estimators(name: str, right: bool) -> None:
+    """As losses: k2's expected gradient is the KL's; k1's is zero; k3's is the reverse KL's."""
+    logits = POLICY.log().requires_grad_()
+    logp = logits.log_softmax(-1)
+    (true,) = torch.autograd.grad((logp.exp() * (logp - BASE.log())).sum(), logits)
+    logp = logits.log_softmax(-1)
+    estimate = losses.kl_divergence(logp, BASE.log(), name)  # type: ignore[arg-type]
+    (found,) = torch.autograd.grad((POLICY * estimate).sum(), logits)
+    assert torch.allclose(found, true, atol=1e-12) is right
+    if name == "k1":
+        assert found.abs().max() < 1e-12
+    if name == "k3":
+        assert torch.allclose(found, POLICY - BASE, atol=1e-12)
+
+
+def test_k3_is_never_negative() -> None:
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    assert (losses.kl_divergence(x, torch.zeros_like(x), "k3") >= 0).all()
+
+
+def test_entropy() -> None:
+    uniform = torch.zeros(2, 8).log_softmax(-1)
+    assert losses.entropy(uniform).tolist() == pytest.approx([math.log(8)] * 2)
+    certain = torch.tensor([[0.0, -math.inf, -math.inf]])
+    assert losses.entropy(certain).tolist() == [0.0]
+
+
+def test_negative_log_likelihood() -> None:
+    assert losses.negative_log_likelihood(torch.tensor([-0.5])).tolist() == [0.5]

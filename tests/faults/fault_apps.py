@@ -1,0 +1,48 @@
+"""The apps of the fault tests: two model calls each, one of them streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import openai
+
+import lightspan.emit as emit
+
+
+def expected(question: str) -> str:
+    """What the scripted engine says to a question."""
+    return f"The answer to {question} is long, so that a kill hits it in the middle."
+
+
+def answers(task: dict[str, Any]) -> float:
+    """Asks once and streams once, with pauses."""
+    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=20) as client:
+        create: Any = client.chat.completions.create
+        with emit.agent("writer"):
+            whole = create(model="m", messages=_messages(f"{task['q']}a"))
+        time.sleep(0.05)
+        with emit.agent("writer"):
+            stream = create(model="m", messages=_messages(f"{task['q']}b"), stream=True)
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    right = whole.choices[0].message.content == expected(f"{task['q']}a")
+    return float(right and streamed == expected(f"{task['q']}b"))
+
+
+async def answers_async(task: dict[str, Any]) -> float:
+    """The same, on a loop."""
+    async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", max_retries=20) as client:
+        create: Any = client.chat.completions.create
+        with emit.agent("writer"):
+            whole = await create(model="m", messages=_messages(f"{task['q']}a"))
+        await asyncio.sleep(0.05)
+        with emit.agent("writer"):
+            stream = await create(model="m", messages=_messages(f"{task['q']}b"), stream=True)
+            parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    right = whole.choices[0].message.content == expected(f"{task['q']}a")
+    return float(right and "".join(parts) == expected(f"{task['q']}b"))
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

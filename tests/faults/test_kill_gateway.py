@@ -1,0 +1,106 @@
+"""`kill -9` to the gateway's process at random moments, while a runner keeps calling."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import threads, wire
+from lightspan.app import App
+from lightspan.records import Mode, Rollout, RolloutStatus
+from lightspan.routing import Route, Routing, Target
+from lightspan.runner import Runner, RunnerConfig
+from lightspan.stores import open_store
+
+HERE = Path(__file__).parent
+KILLS = 10
+
+
+def load(name: str) -> Any:
+    """A module beside this file."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(url: str, port: int) -> subprocess.Popen[str]:
+    """A gateway process that listens."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "fault_gateway.py"), url, str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The SDK's own retries, with short pauses."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.05)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.2)
+    monkeypatch.setenv("OPENAI_API_KEY", "placeholder")
+    yield
+    threads.stop_carrying()
+    wire.uninstall()
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("quick_retries")
+async def test_kill_gateway(tmp_path: Path) -> None:
+    apps, checks = load("fault_apps"), load("checks")
+    randomly, port = random.Random("gateway"), free_port()
+    names = [f"ro-{number}" for number in range(60)]
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        target = Target(route=Route.POLICY, policy="policy")
+        routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=target)
+        resources = await store.put_resources({"routing": routing})
+        fields: dict[str, Any] = {
+            "resources_id": resources,
+            "mode": Mode.VAL,
+            "max_infrastructure_tries": 50,
+        }
+        rollouts = [
+            Rollout(rollout_id=name, task={"q": name}, task_id=name, **fields) for name in names
+        ]
+        process = await asyncio.to_thread(start, store.url, port)
+        runner = Runner(store, App(apps.answers_async), RunnerConfig(slots=6))
+        task = asyncio.create_task(runner.run())
+        try:
+            share = len(names) // KILLS
+            for number in range(KILLS):
+                await store.enqueue(rollouts[number * share : (number + 1) * share])
+                await asyncio.sleep(randomly.uniform(0.05, 0.5))
+                await asyncio.to_thread(end, process)
+                process = await asyncio.to_thread(start, store.url, port)
+            while (await store.count()) != {RolloutStatus.SUCCEEDED: len(names)}:
+                assert not task.done()
+                await asyncio.sleep(0.05)
+        finally:
+            runner.stop()
+            await task
+            await asyncio.to_thread(end, process)
+        await checks.check_all(store, names)

@@ -1,0 +1,143 @@
+"""`kill -9` of a real trainer at random moments: resumed, it trains each step and rollout once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lightspan.checkpoints import TrainerState, latest, load_state
+from lightspan.folders import RunFolder
+from lightspan.records import AttemptStatus, Mode, RolloutState, RolloutStatus
+from lightspan.stores import open_store
+from lightspan.testing.tiny import tiny_model
+
+SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
+STEPS = 20
+KILLS = 12
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
+
+
+class Trainer:
+    """A trainer process, resumed as often as it is killed."""
+
+    def __init__(self, folder: Path, model: Path, log: Path) -> None:
+        self._command = [sys.executable, str(SCRIPT), str(folder), str(model), str(STEPS)]
+        self._metrics = folder / "metrics.jsonl"
+        self._log = log
+        self.kills = 0
+
+    def live(self, rng: random.Random) -> bool:
+        """Start it and kill it at a random moment; True if it ended by itself."""
+        with self._log.open("ab") as log:
+            process = subprocess.Popen([*self._command, "--resume"], stdout=log, stderr=log)
+        try:
+            if self.kills < KILLS:
+                self._wait_for_a_moment(process, rng)
+            else:
+                process.wait(240)
+        finally:
+            children = self._kill(process)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, "runner processes outlive their trainer"
+        return process.returncode == 0
+
+    def _wait_for_a_moment(self, process: subprocess.Popen[bytes], rng: random.Random) -> None:
+        if rng.random() < 0.3:  # while it starts
+            moment = time.monotonic() + rng.uniform(0.2, 4.0)
+        else:  # while it works: after the first line of metrics that it writes
+            lines = self._lines()
+            limit = time.monotonic() + 60
+            while self._lines() == lines and process.poll() is None:
+                assert time.monotonic() < limit, "the trainer makes no progress"
+                time.sleep(0.01)
+            moment = time.monotonic() + rng.uniform(0.0, 1.2)
+        while time.monotonic() < moment and process.poll() is None:
+            time.sleep(0.005)
+
+    def _lines(self) -> int:
+        return self._metrics.read_bytes().count(b"\n") if self._metrics.exists() else 0
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        try:
+            children: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        if process.poll() is None:
+            process.kill()
+            self.kills += 1
+        process.wait()
+        return children
+
+
+def test_killed_trainer_goes_on(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", seed=0)
+    folder, log = tmp_path / "run", tmp_path / "log"
+    trainer, rng = Trainer(folder, model, log), random.Random(20)
+    lives = 1
+    while not trainer.live(rng):
+        lives += 1
+        assert lives <= KILLS + 1, log.read_text()
+    assert trainer.kills == KILLS, "the run ended before it was killed often enough"
+    run = RunFolder(folder)
+    _check_folder(run)
+    found = latest(run.checkpoints)
+    assert found is not None
+    state = load_state(found)
+    states = asyncio.run(_check_store(run, state))
+    _check_trained_once(run, state, states)
+
+
+def _check_folder(run: RunFolder) -> None:
+    lines = Counter((line["kind"], line["step"]) for line in run.metrics())
+    trained = {("train", step): 1 for step in range(1, STEPS + 1)}
+    evaluated = {("eval", step): 1 for step in range(0, STEPS + 1, 5)}
+    assert lines == trained | evaluated
+    assert [evaluation.step for evaluation in run.evaluations()] == [0, 5, 10, 15, 20]
+    assert all(len(evaluation.rewards) == 4 for evaluation in run.evaluations())
+    assert (run.model / "model.safetensors").exists()
+    assert not [path for path in run.checkpoints.iterdir() if path.name.startswith(".")]
+
+
+async def _check_store(run: RunFolder, state: TrainerState) -> list[RolloutState]:
+    async with open_store(run.store_url) as store:
+        states = await store.rollouts(run_id=state.run_id)
+        attempts = await store.attempts([s.rollout.rollout_id for s in states])
+    ended = Counter(a.rollout_id for a in attempts if a.status is AttemptStatus.SUCCEEDED)
+    assert max(ended.values()) == 1
+    for rollout in states:
+        assert rollout.status in (RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
+        succeeded = rollout.status is RolloutStatus.SUCCEEDED
+        assert ended[rollout.rollout.rollout_id] == succeeded
+    with sqlite3.connect(run.path / "store.db") as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+    return states
+
+
+def _check_trained_once(run: RunFolder, state: TrainerState, states: list[RolloutState]) -> None:
+    """Of each step, the rollouts of exactly one life were trained, and no call twice."""
+    steps = [step for life in state.lives for step in range(life.first_step, life.last_step + 1)]
+    assert steps == list(range(1, STEPS + 1))
+    counted = {
+        s.rollout.rollout_id: s.rollout.step
+        for s in states
+        if s.rollout.mode is Mode.TRAIN and state.trained(s.rollout.rollout_id, s.rollout.step)
+    }
+    assert Counter(counted.values()) == dict.fromkeys(range(1, STEPS + 1), 12)
+    calls: Counter[str] = Counter()
+    for step in range(1, STEPS + 1):
+        explained = run.explanations(step)
+        calls.update(explained.keys())
+        assert {counted[why.rollout_id] for why in explained.values()} <= {step}
+    assert calls
+    assert max(calls.values()) == 1

@@ -1,0 +1,43 @@
+"""Import the installed packages outside the repository: run by `nox -s packaging` with -I.
+
+Without the learning plane every name either works or says what to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import entry_points, version
+
+PACKAGES = {"lightspan": "lightspan", "lightspan_langgraph": "lightspan-langgraph"}
+
+
+def main() -> int:
+    """Check every package; the exit status."""
+    for name, distribution in PACKAGES.items():
+        package = importlib.import_module(name)
+        assert "site-packages" in str(package.__file__), package.__file__
+        absent = {each: missing(package, each) for each in package.__all__}
+        print(
+            f"{distribution} {version(distribution)}: {len(package.__all__)} names,",
+            f"{sum(map(bool, absent.values()))} of them need more",
+        )
+        for each, error in absent.items():
+            assert not error or "pip install" in error, f"{name}.{each}: {error}"
+    for script in entry_points(group="console_scripts", name="lightspan"):
+        print(f"console script {script.name}: {script.load().__module__}")
+    assert "torch" not in sys.modules
+    return 0
+
+
+def missing(package: object, name: str) -> str:
+    """The error that says what is missing for a name; empty if it works."""
+    try:
+        getattr(package, name)
+    except ModuleNotFoundError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

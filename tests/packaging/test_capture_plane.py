@@ -1,0 +1,172 @@
+"""Law 10: the capture plane stays light. Every check runs in a fresh interpreter.
+
+Where torch and the frameworks are installed, these tests show that they are not loaded; in the nox
+session `tests_capture`, where they are not, that they are not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HEAVY = frozenset(
+    {
+        *("torch", "transformers", "peft", "numpy", "safetensors", "psutil", "matplotlib", "rich"),
+        *("aiohttp", "jinja2", "fastapi", "uvicorn"),
+        *("langchain", "langchain_core", "langchain_openai", "langgraph", "lightspan_langgraph"),
+        *("autogen_agentchat", "autogen_core", "agents", "crewai", "litellm"),
+        *("pytest", "hypothesis"),
+    }
+)
+
+CAPTURE = [
+    *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
+    *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
+]
+"""The names that an app and a runner may use."""
+
+_REPORT = """
+import json, sys
+print(json.dumps({"modules": sorted({name.partition(".")[0] for name in sys.modules}), **result}))
+"""
+
+_WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run(code: str, folder: Path, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """What the code left in `result`, and the top-level modules it loaded."""
+    script = folder / "script.py"
+    script.write_text(_WITHOUT % (set(without),) + "result = {}\n" + code + _REPORT)
+    command = [sys.executable, "-I", "-W", "error", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_import_loads_nothing_heavy(tmp_path: Path) -> None:
+    found = run("import lightspan", tmp_path)
+    assert HEAVY.isdisjoint(found["modules"])
+    assert {"openai", "opentelemetry", "sqlite3", "asyncio"}.isdisjoint(found["modules"])
+
+
+def test_every_name_of_the_capture_plane_is_light(tmp_path: Path) -> None:
+    code = f"""
+import lightspan
+for name in {CAPTURE}:
+    getattr(lightspan, name)
+"""
+    assert HEAVY.isdisjoint(run(code, tmp_path)["modules"])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("errors", "spans", "conventions", "llm", "records", "routing", "resources", "store"),
+        *("stores", "stores.memory", "stores.sqlite", "scope", "messages", "emit", "threads"),
+        *("wire", "tracing", "app", "runner", "execution", "execution.local"),
+        *("lightning", "testing.scripted"),
+    ],
+)
+def test_a_module_loads_without_the_learning_plane(tmp_path: Path, module: str) -> None:
+    found = run(f"import lightspan.{module}", tmp_path, without=HEAVY)
+    assert "openai" not in found["modules"]
+
+
+def test_importing_patches_nothing(tmp_path: Path) -> None:
+    code = """
+import openai
+before = (openai.OpenAI.request, openai.AsyncOpenAI.request)
+import lightspan, lightspan.emit, lightspan.wire, lightspan.runner, lightspan.execution.local
+result["patched"] = before != (openai.OpenAI.request, openai.AsyncOpenAI.request)
+"""
+    pytest.importorskip("openai")
+    assert run(code, tmp_path)["patched"] is False
+
+
+_RUNNER = """
+import asyncio
+from pathlib import Path
+
+import openai
+
+import lightspan
+from lightspan.app import as_app
+from lightspan.records import Rollout, RolloutStatus
+from lightspan.runner import Runner, RunnerConfig
+from lightspan.testing.scripted import ScriptedServer
+
+
+async def main(server, url):
+    client = openai.OpenAI(base_url=server.url, api_key="key", max_retries=0)
+
+    @lightspan.rollout
+    def answer(task):
+        with lightspan.agent("writer"):
+            message = {"role": "user", "content": task["question"]}
+            reply = client.chat.completions.create(model="m", messages=[message])
+        lightspan.emit_annotation({"seen": True})
+        return 1.0 if reply.choices[0].message.content == "four" else 0.0
+
+    async with lightspan.open_store(url) as store:
+        resources_id = await store.put_resources({})
+        rollout = Rollout(
+            rollout_id="r", task={"question": "2+2"}, task_id="t", resources_id=resources_id
+        )
+        await store.enqueue([rollout])
+        runner = Runner(store, as_app(answer), RunnerConfig(slots=1))
+        running = asyncio.create_task(runner.run())
+        changes = await store.watch(timeout_s=20)
+        while (await store.rollouts(["r"]))[0].status in (
+            RolloutStatus.QUEUED, RolloutStatus.RUNNING
+        ):
+            changes = await store.watch(changes.cursor, timeout_s=20)
+        runner.stop()
+        await running
+        (attempt,) = await store.attempts(["r"])
+        spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        result["status"] = attempt.status
+        result["calls"] = [
+            span.attributes["lightspan.agent.path"] for span in spans if span.kind == "llm"
+        ]
+
+
+with ScriptedServer("four") as server:
+    asyncio.run(main(server, "sqlite:///" + str(Path(__file__).with_name("store.db"))))
+"""
+
+
+def test_a_runner_captures_an_app_without_the_learning_plane(tmp_path: Path) -> None:
+    """Claim, scope, shim, a real client, a real HTTP call, emission, report, SQLite."""
+    pytest.importorskip("openai")
+    found = run(_RUNNER, tmp_path, without=HEAVY)
+    assert found["calls"] == ["writer"]
+    assert found["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("name", ["Trainer", "LightningRL", "SFT"])
+def test_what_is_not_installed_is_named_with_its_remedy(tmp_path: Path, name: str) -> None:
+    """A name of the learning plane either works without it or says what to install."""
+    code = f"""
+import lightspan
+try:
+    lightspan.{name}
+except ModuleNotFoundError as error:
+    result["error"] = str(error)
+"""
+    found = run(code, tmp_path, without=HEAVY)
+    if "error" in found:
+        assert f"lightspan.{name} needs" in found["error"]
+        assert "pip install 'lightspan[train]'" in found["error"]

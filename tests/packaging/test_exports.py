@@ -1,0 +1,89 @@
+"""What the packages say they offer is what they offer."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    path.name: path
+    for path in sorted(ROOT.glob("packages/*/src/*"))
+    if (path / "__init__.py").is_file()
+}
+
+
+def module_name(path: Path, package: Path) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    module_name(path, package): path
+    for package in SOURCES.values()
+    for path in sorted(package.rglob("*.py"))
+}
+
+
+def is_public(module: str) -> bool:
+    return not any(part.startswith("_") for part in module.split("."))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_import_and_have_what_all_names(module: str) -> None:
+    """`__all__`, where a module has one, is free of repetition and can be imported."""
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"needs {error.name}")
+    names = getattr(loaded, "__all__", [])
+    assert len(names) == len(set(names))
+    for name in names:
+        assert getattr(loaded, name) is not None
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_all_is_what_a_package_offers(package: str) -> None:
+    """A package's `__all__` and its own public names agree; submodules do not count."""
+    loaded = importlib.import_module(package)
+    for name in loaded.__all__:
+        getattr(loaded, name)  # those imported on first use too
+    offered = {
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_")
+        and str(getattr(value, "__module__", "")).partition(".")[0] == package
+    }
+    assert offered == {name for name in loaded.__all__ if not name.startswith("__")}
+    assert set(loaded.__all__) <= set(dir(loaded))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_say_what_they_are(module: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[module].read_text()))
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if is_public(module)])
+def test_public_functions_and_classes_say_what_they_are(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text())
+    assert [node.name for node in undocumented(tree)] == []
+
+
+def undocumented(
+    tree: ast.Module,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        overloaded = any(ast.unparse(each) == "overload" for each in node.decorator_list)
+        if not (node.name.startswith("_") or overloaded or ast.get_docstring(node)):
+            yield node
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_packages_are_typed(package: str) -> None:
+    assert (SOURCES[package] / "py.typed").is_file()

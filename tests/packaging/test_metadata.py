@@ -1,0 +1,183 @@
+"""What the packages declare: their sources, and the built wheels where LIGHTSPAN_DIST is set."""
+
+from __future__ import annotations
+
+import email
+import email.message
+import os
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
+ADAPTERS = {name: path for name, path in PACKAGES.items() if name != "core"}
+EXAMPLES = {path.parent.name: path.parent for path in ROOT.glob("examples/*/pyproject.toml")}
+
+CORE_NEEDS = {"msgspec", "opentelemetry-api", "opentelemetry-sdk"}
+"""All that core asks of an app's environment."""
+
+
+def project(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((path / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None, requirement
+    return match.group().lower()
+
+
+def requirements(path: Path) -> list[str]:
+    declared = project(path)
+    extras = declared.get("optional-dependencies", {}).values()
+    return [*declared["dependencies"], *(each for extra in extras for each in extra)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_versions_are_in_lockstep(package: str) -> None:
+    version = project(PACKAGES["core"])["version"]
+    assert project(PACKAGES[package])["version"] == version
+    assert (
+        f'__version__ = "{version}"' in (PACKAGES["core"] / "src/lightspan/__init__.py").read_text()
+    )
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_need_this_core(adapter: str) -> None:
+    declared = {name_of(each): each for each in project(ADAPTERS[adapter])["dependencies"]}
+    major, minor = project(PACKAGES["core"])["version"].split(".")[:2]
+    assert re.fullmatch(rf"lightspan~={major}\.{minor}(\.\d+)?", declared["lightspan"])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_names_follow_the_folder(package: str) -> None:
+    suffix = "" if package == "core" else "-" + package.replace("_", "-")
+    assert project(PACKAGES[package])["name"] == f"lightspan{suffix}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_readme_starts_with_the_name(package: str) -> None:
+    declared = project(PACKAGES[package])
+    text = (PACKAGES[package] / declared["readme"]).read_text()
+    assert text.startswith(f"# {declared['name']}\n")
+    assert len(text.split()) > 30
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_metadata_is_complete(package: str) -> None:
+    declared = project(PACKAGES[package])
+    assert declared["license"] == "MIT"
+    assert declared["requires-python"] == ">=3.11"
+    assert "Typing :: Typed" in declared["classifiers"]
+
+
+@pytest.mark.parametrize("path", [*PACKAGES.values(), *EXAMPLES.values()], ids=lambda p: p.name)
+def test_torch_is_never_pinned(path: Path) -> None:
+    """A pin in metadata would decide for the user between CUDA, ROCm and the CPU."""
+    for each in requirements(path):
+        if name_of(each) == "torch":
+            assert re.fullmatch(r"torch(>=[\d.]+)?", each)
+
+
+def test_core_asks_little_of_an_app() -> None:
+    assert {name_of(each) for each in project(PACKAGES["core"])["dependencies"]} == CORE_NEEDS
+
+
+def test_the_learning_plane_needs_no_framework() -> None:
+    frameworks = {"langgraph", "langchain", "langchain-core", "autogen-agentchat", "crewai"}
+    assert frameworks.isdisjoint(map(name_of, requirements(PACKAGES["core"])))
+
+
+# --- constraints ----------------------------------------------------------------------------
+def pins(name: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in (ROOT / "constraints" / name).read_text().splitlines():
+        requirement = line.partition("#")[0].strip()
+        if requirement:
+            pinned, _, version = requirement.partition("==")
+            assert version, f"{name}: {requirement} is not pinned"
+            found[pinned.lower()] = version
+    return found
+
+
+CONSTRAINTS = [path.name for path in sorted((ROOT / "constraints").glob("*.txt"))]
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_are_exact(name: str) -> None:
+    assert pins(name)
+
+
+def test_latest_constraints_agree() -> None:
+    """They are installed together."""
+    together: dict[str, str] = {}
+    for name in CONSTRAINTS:
+        if not name.endswith("-oldest.txt"):
+            for pinned, version in pins(name).items():
+                assert together.setdefault(pinned, version) == version
+
+
+def test_core_constraints_cover_what_core_declares() -> None:
+    declared = {name_of(each) for each in requirements(PACKAGES["core"])} - {"lightspan"}
+    assert set(pins("core-latest.txt")) == declared
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_oldest_constraints_are_the_floors(adapter: str) -> None:
+    """What CI installs as oldest is what the metadata promises."""
+    oldest = pins(f"{adapter}-oldest.txt")
+    for each in project(ADAPTERS[adapter])["dependencies"]:
+        if name_of(each) in oldest:
+            floor = each.partition(">=")[2].partition(",")[0]
+            assert oldest[name_of(each)] == floor, f"{each} against {oldest[name_of(each)]}"
+
+
+# --- built packages -------------------------------------------------------------------------
+DIST = os.environ.get("LIGHTSPAN_DIST")
+built = pytest.mark.skipif(DIST is None, reason="nox -s packaging builds the wheels")
+
+
+CACHE = re.compile(r"__pycache__/|(^|/)\.")
+"""What tools leave behind in a folder of sources."""
+
+
+def wheel(package: str) -> zipfile.ZipFile:
+    name = project(PACKAGES[package])["name"].replace("-", "_")
+    (path,) = Path(DIST or "").glob(f"{name}-[0-9]*.whl")
+    return zipfile.ZipFile(path)
+
+
+def metadata(archive: zipfile.ZipFile) -> email.message.Message:
+    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+    return email.message_from_bytes(archive.read(name))
+
+
+@built
+@pytest.mark.parametrize("package", PACKAGES)
+def test_wheels_say_what_the_sources_say(package: str) -> None:
+    found, declared = metadata(wheel(package)), project(PACKAGES[package])
+    assert (found["Name"], found["Version"]) == (declared["name"], declared["version"])
+    torch = [each for each in found.get_all("Requires-Dist") or [] if name_of(each) == "torch"]
+    assert not any("==" in each.partition(";")[0] or "<" in each for each in torch)
+
+
+@built
+@pytest.mark.parametrize("package", PACKAGES)
+def test_wheels_hold_the_whole_source_and_nothing_else(package: str) -> None:
+    source = PACKAGES[package] / "src"
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    ours = {str(path) for path in files if not CACHE.search(str(path))}
+    held = {each for each in wheel(package).namelist() if ".dist-info/" not in each}
+    assert held == ours
+
+
+@built
+@pytest.mark.parametrize("package", PACKAGES)
+def test_wheels_are_small(package: str) -> None:
+    assert sum(each.file_size for each in wheel(package).infolist()) < 2 * 2**20

@@ -1,0 +1,125 @@
+"""What the repository holds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tracked() -> list[Path]:
+    """Files that git tracks or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def texts() -> list[tuple[str, str]]:
+    """Path and content of every text file."""
+    found: list[tuple[str, str]] = []
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" not in data:
+            found.append((str(path.relative_to(ROOT)), data.decode()))
+    return found
+
+
+def lines_that(pattern: str) -> list[str]:
+    """`file:line: text` of every line in which the pattern occurs."""
+    searched = re.compile(pattern)
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if searched.search(line)
+    ]
+
+
+def test_no_large_files() -> None:
+    large = {str(path): path.stat().st_size for path in tracked() if path.stat().st_size > 2**20}
+    assert large == {}
+
+
+def test_no_models_stores_or_environments() -> None:
+    forbidden = {".db", ".sqlite", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".pyc", ".whl"}
+    assert [str(path) for path in tracked() if path.suffix in forbidden] == []
+
+
+def test_no_paths_of_one_machine() -> None:
+    assert lines_that(r"(?<![\w*{}.-])/(work|home|root|Users|opt)/[a-z.]") == []
+
+
+def test_no_unfinished_work() -> None:
+    words = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
+    assert lines_that(rf"\b({words})\b") == []
+
+
+def test_no_stubs() -> None:
+    """What is not there is not offered; only a shipped suite leaves its subject to its users."""
+    stubs = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(ROOT.glob("packages/*/src/**/*.py"))
+        if path.parent.name != "testing"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id == "NotImplementedError"
+    ]
+    assert stubs == []
+
+
+def test_no_keys() -> None:
+    assert lines_that(r"\b(sk-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{30,})") == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_the_usual_files_are_there(name: str) -> None:
+    assert (ROOT / name).read_text().strip()
+
+
+def test_license_is_mit() -> None:
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License\n")
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    """A newcomer and CI type the same."""
+    commands = [
+        "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox\n",
+        "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s quickstart\n",
+    ]
+    readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
+    assert [command for command in commands if command not in readme] == []
+    assert commands[0].strip() in ci
+    assert (ROOT / ".ci/run").stat().st_mode & stat.S_IXUSR
+
+
+def documents() -> list[str]:
+    return [name for name, _ in texts() if name.endswith(".md")]
+
+
+@pytest.mark.parametrize("name", documents())
+def test_code_in_documents_compiles(name: str) -> None:
+    """Programs are whole: every Python block parses."""
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S):
+        compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("name", documents())
+def test_links_in_documents_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / name).read_text())
+    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in local if not ((ROOT / name).parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", documents())
+def test_sessions_in_documents_exist(name: str) -> None:
+    named = set(re.findall(r"nox (?:-r )?-s ['\"]?(\w+)", (ROOT / name).read_text()))
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text())
+    assert named <= {node.name for node in noxfile.body if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,61 @@
+"""What a finished quickstart left behind; LIGHTSPAN_RUN names the run.
+
+The lower bound of the gain is what must hold on any machine; the figures themselves are in the
+example's README, measured by benchmarks/learning.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightspan.inspection import inspect_run
+from lightspan.statistics import paired_gain
+
+
+@pytest.fixture(scope="module")
+def run() -> Path:
+    """The run's folder."""
+    return Path(os.environ["LIGHTSPAN_RUN"])
+
+
+@pytest.fixture(scope="module")
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_held_out_accuracy_rose(run: Path) -> None:
+    files = sorted((run / "evaluations").glob("step-*.json"))
+    evaluations = [json.loads(path.read_text()) for path in files]
+    assert len(evaluations) >= 3, "before, in the middle, and after"
+    gain = paired_gain(evaluations[0]["rewards"], evaluations[-1]["rewards"])
+    assert gain.n >= 500
+    assert gain.low > 0.15
+
+
+def test_every_step_is_there_once(metrics: list[dict[str, Any]]) -> None:
+    steps = [line["step"] for line in metrics if line["kind"] == "train"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_trained_agents_are_writer_and_rewriter_alone(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    assert sorted(config["optimize"]) == ["rewrite_query", "write_query"]
+    text = inspect_run(run)
+    assert "check_query" in text
+    assert "frozen" in text
+
+
+def test_model_loads_and_the_folder_is_the_owners(run: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert model.config.vocab_size == len(tokenizer)
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,71 @@
+"""`train.py` after the quickstart, whose warm start it takes: killed and resumed; with LoRA."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = [sys.executable, str(ROOT / "examples/sql/train.py"), "--held-out", "10"]
+
+
+def _train(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*TRAIN, "--folder", str(folder), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _kill_after(process: subprocess.Popen[str], line: str, number: signal.Signals) -> None:
+    """Send the signal once a line begins so."""
+    assert process.stdout is not None
+    seen = []
+    for text in process.stdout:
+        seen.append(text)
+        if text.startswith(line):
+            break
+    else:
+        pytest.fail(f"never printed {line!r}: {''.join(seen)}")
+    time.sleep(1)
+    os.kill(process.pid, number)
+    process.communicate()
+
+
+def _steps(folder: Path) -> list[int]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.mark.timeout(300)
+def test_resumes_after_ctrl_c_and_after_kill(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = _train(folder, "--steps", "3")
+    _kill_after(first, "step 1/3 ", signal.SIGINT)
+    assert first.returncode == 130
+    second = _train(folder, "--steps", "3", "--resume")
+    _kill_after(second, "step 2/3 ", signal.SIGKILL)
+    assert second.returncode == -signal.SIGKILL
+    third = _train(folder, "--steps", "3", "--resume")
+    printed, _ = third.communicate()
+    assert third.returncode == 0, printed
+    assert printed.splitlines()[-1].startswith("held-out execution accuracy: ")
+    assert _steps(folder) == [1, 2, 3]
+    peak = re.search(r"peak memory: ([\d.]+) GiB", printed)
+    assert peak is not None
+    assert float(peak[1]) < 3
+
+
+@pytest.mark.timeout(300)
+def test_trains_adapters(tmp_path: Path) -> None:
+    process = _train(tmp_path / "run", "--steps", "1", "--lora")
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["lora"]["rank"] == 16
+    assert (tmp_path / "run/model/model.safetensors").is_file()
