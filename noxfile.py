@@ -17,6 +17,7 @@ import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import nox
 
@@ -30,13 +31,96 @@ nox.options.sessions = [
     "packaging",
     "types",
     "tests_core",
-    "tests_sql",
+    "tests_examples",
 ]
 
 ROOT = Path(__file__).parent
 CORE = "packages/core"
 ADAPTERS = {"langgraph": "packages/langgraph"}
-EXAMPLES = {"sql": "examples/sql"}
+"""Those that share an environment with the learning plane and the SQL example."""
+APART = {name: f"packages/{name}" for name in ("autogen", "crewai", "openai_agents")}
+"""Those whose frameworks exclude one another: a virtualenv each."""
+CLIENTS = {"autogen": ["autogen-ext[openai]"]}
+"""What an adapter's tests need beside its framework."""
+BESIDE = {
+    "langgraph": [
+        *(f"openinference-instrumentation-{name}" for name in ("langchain", "openai")),
+        "opentelemetry-distro",
+    ],
+}
+"""What an adapter's tests run beside it, with the latest framework; the other adapters' constraints
+are installed whole."""
+EXPECTED = {
+    "langgraph": ["lightspan_langgraph", "langchain", "langchain_openai"],
+    "autogen": ["lightspan_autogen", "autogen_agentchat", "autogen_ext.models.openai"],
+    "crewai": ["lightspan_crewai", "crewai"],
+    "openai_agents": ["lightspan_openai_agents", "agents"],
+}
+"""What an adapter's tests cannot do without. pytest skips a file whose framework is missing and is
+content; a session that names these modules (tests/conftest.py) fails."""
+EXPECTED_OF_LATEST = {
+    "langgraph": [
+        "openinference.instrumentation.langchain",
+        "openinference.instrumentation.openai",
+        "opentelemetry.distro",
+    ],
+    "autogen": [
+        "openinference.instrumentation.autogen_agentchat",
+        "openinference.instrumentation.openai",
+        "opentelemetry.distro",
+    ],
+    "crewai": [
+        "litellm",
+        "openinference.instrumentation.crewai",
+        "openinference.instrumentation.openai",
+        "opentelemetry.distro",
+    ],
+    "openai_agents": [
+        "openinference.instrumentation.openai_agents",
+        "openinference.instrumentation.openai",
+        "opentelemetry.distro",
+    ],
+}
+"""What they need beside that where everything is the latest."""
+EXAMPLES = {"common": "examples/common", "sql": "examples/sql"}
+"""Those that share the environment `learning`."""
+
+
+class Apart(NamedTuple):
+    """An example in an environment of its own."""
+
+    project: str
+    adapter: str
+    tests: str
+    types: list[str]
+    """What mypy checks in this environment; none where the session `types` does."""
+    options: list[str]
+    """Of its train.py, to train it briefly."""
+
+
+BRIEFLY = ["--steps", "6"]
+EXAMPLES_APART = {
+    "sql": Apart("examples/sql", "langgraph", "test_sql_app.py", [], BRIEFLY),
+    "math": Apart(
+        "examples/math[parquet]", "autogen", "test_math_*.py", ["examples/math"], BRIEFLY
+    ),
+    "rag": Apart(
+        "examples/rag[agents]",
+        "openai_agents",
+        "test_rag_*.py",
+        ["examples/rag", "--exclude", "crew"],
+        BRIEFLY,
+    ),
+    "rag-crewai": Apart(
+        "examples/rag[crewai]",
+        "crewai",
+        "test_rag_crew.py",
+        ["examples/rag/rag_example/crew.py", "examples/rag/rag_example/crew_training.py"],
+        [*BRIEFLY, "--framework", "crewai"],
+    ),
+}
+SCRIPTS = ["examples/own_algorithm"]
+"""Examples that are run where they lie."""
 
 TORCH_INDEX = "LIGHTSPAN_TORCH_INDEX"
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -46,6 +130,7 @@ CONSTRAINTS = [
     *("-c", "constraints/core-latest.txt"),
     *("-c", "constraints/langgraph-latest.txt"),
 ]
+SINKS = ["tensorboard", "wandb", "mlflow", "trackio"]
 PYTEST = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 FAST = ["-m", "not slow and not faults"]
 
@@ -63,8 +148,10 @@ TESTING = {
 # Printed by every session that runs code of ours.
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
+    *("autogen-agentchat", "crewai", "litellm", "openai-agents"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
-    *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "peft", "numpy"),
+    *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "peft", "numpy", "pyarrow"),
+    *SINKS,
 ]
 _VERSIONS = """
 import platform, sys
@@ -101,25 +188,38 @@ def install_torch(session: nox.Session) -> None:
     session.install(*source, *CONSTRAINTS, "torch", silent=False)
 
 
-def run_pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
-    """Run pytest isolated from the working folder, the network and the caller's settings."""
+def run_pytest(
+    session: nox.Session, *arguments: str, python: str = "python", expected: Iterable[str] = ()
+) -> None:
+    """Run pytest isolated from the working folder, the network and the caller's settings.
+
+    Args:
+        expected: modules that must be there, or the run fails.
+    """
     session.run(
         *(python, "-m", "pytest", "--durations=5", *arguments, *session.posargs),
-        env=TESTING,
+        env={**TESTING, "LIGHTSPAN_EXPECTED": ",".join(expected)},
         external=python != "python",
     )
+
+
+def expected_of(adapter: str, versions: str) -> list[str]:
+    """The modules that the adapter's tests need with these versions."""
+    return EXPECTED[adapter] + (EXPECTED_OF_LATEST[adapter] if versions == "latest" else [])
 
 
 @nox.session
 def learning(session: nox.Session) -> None:
     """Make the virtualenv with torch, all our packages and the tools that others share."""
     install_torch(session)
-    projects: list[str] = ["-e", f"{CORE}[train,otlp]"]
+    projects: list[str] = ["-e", f"{CORE}[train,otlp,parquet]"]
     for path in (*ADAPTERS.values(), *EXAMPLES.values()):
         projects += ["-e", path]
     session.install(
         *CONSTRAINTS, *projects, "langchain", *PYTEST, "mypy", "nox", "types-psutil", silent=False
     )
+    # for the published chat templates in its files; none of its code is run
+    session.install("--no-deps", *CONSTRAINTS, "trl")
 
 
 # --- checks ---------------------------------------------------------------------------------
@@ -130,19 +230,27 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     sources = os.pathsep.join(
-        [f"{CORE}/src", *(f"{path}/src" for path in ADAPTERS.values()), *EXAMPLES.values()]
+        [
+            *(f"{path}/src" for path in (CORE, *ADAPTERS.values(), *APART.values())),
+            *EXAMPLES.values(),
+            *(example.project.partition("[")[0] for example in EXAMPLES_APART.values()),
+        ]
     )
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
 
 
 @nox.session(venv_backend="none", requires=["learning"])
 def types(session: nox.Session) -> None:
-    """Check the types of all packages, examples and this file with mypy --strict."""
+    """Check the types of packages, examples and this file with mypy --strict.
+
+    The other adapters and examples are checked where their frameworks are.
+    """
     python = learning_python()
     sources = [f"{CORE}/src", *(f"{path}/src" for path in ADAPTERS.values())]
     report_versions(session, python)
-    checked = [*sources, *EXAMPLES.values(), "tests/packaging", "noxfile.py"]
-    session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
+    packages = [*sources, *EXAMPLES.values(), "tests/packaging", "noxfile.py"]
+    for checked in (packages, *([path] for path in SCRIPTS)):
+        session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
 
 @nox.session
@@ -151,12 +259,13 @@ def packaging(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "build")
     dist = Path(session.create_tmp()) / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    for path in (CORE, *ADAPTERS.values()):
+    for path in (CORE, *ADAPTERS.values(), *APART.values()):
         session.run("python", "-m", "build", "--outdir", str(dist), path, silent=True)
     wheels = sorted(dist.glob("*.whl"))
     for wheel in wheels:
         session.log("%s: %d files", wheel.name, len(zipfile.ZipFile(wheel).namelist()))
-    session.install(*CONSTRAINTS, *map(str, wheels), *PYTEST)
+    together = [w for w in wheels if not w.name.startswith(tuple(f"lightspan_{n}" for n in APART))]
+    session.install(*CONSTRAINTS, *map(str, together), *PYTEST)
     report_versions(session)
     with session.chdir(dist):
         session.run("python", "-I", str(ROOT / "tests/packaging/smoke.py"))
@@ -179,7 +288,7 @@ def tests_capture(session: nox.Session) -> None:
     session.run("python", "-I", "-c", "import lightspan, lightspan.runner, lightspan.wire")
     session.install(*CONSTRAINTS, "openai", *PYTEST)
     report_versions(session)
-    run_pytest(session, "tests/packaging/test_capture_plane.py")
+    run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 
 
 @nox.session
@@ -197,19 +306,80 @@ def tests_langgraph(session: nox.Session, versions: str) -> None:
         *constraints,
         *(f"{CORE}[serve]", ADAPTERS["langgraph"]),
         *("langchain", "langchain-openai", "openai"),
+        *(BESIDE["langgraph"] if versions == "latest" else []),
         *PYTEST,
     )
     report_versions(session)
     adapter = test_files("tests/adapters", "test_langgraph_*.py")
-    run_pytest(session, *FAST, *adapter, *test_files("tests/core", "test_wire*.py"))
+    files = [*adapter, *test_files("tests/core", "test_wire*.py")]
+    run_pytest(session, *FAST, *files, expected=expected_of("langgraph", versions))
+
+
+@nox.session(default=False)
+@nox.parametrize(
+    ("adapter", "versions"),
+    [
+        nox.param(adapter, versions, id=f"{adapter}-{versions}")
+        for adapter in APART
+        for versions in ("oldest", "latest")
+    ],
+)
+def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
+    """Test an adapter with the oldest supported or the latest version of its framework, no torch.
+
+    The latest environments are also where the adapter's types are checked.
+    """
+    session.install(
+        *("-c", "constraints/dev.txt"),
+        *("-r", f"constraints/{adapter}-{versions}.txt"),
+        *(f"{CORE}[serve]", APART[adapter], *CLIENTS.get(adapter, []), *PYTEST, "mypy"),
+    )
+    report_versions(session)
+    files = [
+        *test_files("tests/adapters", f"test_{adapter}_*.py"),
+        *test_files("tests/core", "test_wire*.py"),
+    ]
+    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
+    if versions == "latest":
+        silent = "--follow-imports=silent"  # of core, which `types` checks
+        session.run("mypy", "--strict", silent, f"{APART[adapter]}/src", env=ISOLATED)
+
+
+@nox.session(default=False)
+@nox.parametrize("versions", [nox.param(name, id=name) for name in ("latest", "newest")])
+def tests_together(session: nox.Session, versions: str) -> None:
+    """Test the adapters in one process, their frameworks nested in one another.
+
+    `latest`: all four, as the newest CrewAI lets them be. `newest`: all but CrewAI.
+    """
+    names = ["langgraph", "autogen", "openai_agents"]
+    if versions == "latest":
+        names.append("crewai")
+    together = [{**ADAPTERS, **APART}[name] for name in names]
+    session.install(
+        *("-c", "constraints/dev.txt"),
+        *("-r", f"constraints/together-{versions}.txt"),
+        *(f"{CORE}[serve]", *together, *CLIENTS["autogen"], *PYTEST),
+    )
+    report_versions(session)
+    expected = [module for name in names for module in EXPECTED[name]]
+    run_pytest(session, "tests/adapters/test_all_together.py", expected=expected)
 
 
 @nox.session(venv_backend="none", requires=["learning"])
-def tests_sql(session: nox.Session) -> None:
-    """Test the SQL example."""
+def tests_examples(session: nox.Session) -> None:
+    """Test the examples."""
     report_versions(session, learning_python())
-    files = test_files("tests/examples", "test_sql_*.py")
-    run_pytest(session, *FAST, *files, python=learning_python())
+    run_pytest(session, *FAST, "tests/examples", python=learning_python())
+
+
+@nox.session(default=False)
+def tests_sinks(session: nox.Session) -> None:
+    """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
+    install_torch(session)
+    session.install(*CONSTRAINTS, "-c", "constraints/sinks.txt", CORE, *SINKS, *PYTEST)
+    report_versions(session)
+    run_pytest(session, "tests/sinks")
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -248,10 +418,36 @@ def quickstart(session: nox.Session) -> None:
     session.log("No model is downloaded: the example makes its own.")
     install_torch(session)
     session.install(
-        *CONSTRAINTS, f"{CORE}[train]", *ADAPTERS.values(), EXAMPLES["sql"], silent=False
+        *CONSTRAINTS, f"{CORE}[train]", *ADAPTERS.values(), *EXAMPLES.values(), silent=False
     )
     report_versions(session)
     session.run("python", "examples/sql/train.py", *session.posargs, env=ISOLATED)
+
+
+@nox.session(default=False)
+@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES_APART])
+def examples(session: nox.Session, example: str) -> None:
+    """Test an example, train it briefly, and check that the held-out gain is above zero."""
+    project, adapter, tests, types, options = EXAMPLES_APART[example]
+    install_torch(session)
+    constraints = ["dev", f"{adapter}-latest", "examples"]
+    if adapter != "crewai":  # which asks for older versions of some
+        constraints.append("core-latest")
+    session.install(
+        *(argument for name in constraints for argument in ("-c", f"constraints/{name}.txt")),
+        *(f"{CORE}[train]", {**ADAPTERS, **APART}[adapter], EXAMPLES["common"], project),
+        *(*PYTEST, "mypy"),
+    )
+    report_versions(session)
+    if types:
+        session.run("python", "-m", "mypy", "--strict", *types, env=ISOLATED)
+    run_pytest(session, *test_files("tests/examples", tests))
+    folder = Path(session.create_tmp()) / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    script = f"{project.partition('[')[0]}/train.py"
+    session.run("python", script, *options, "--folder", str(folder), env=ISOLATED)
+    session.env["LIGHTSPAN_RUN"] = str(folder)
+    run_pytest(session, "tests/learned")
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -269,4 +465,5 @@ def bench(session: nox.Session) -> None:
     if not session.posargs:
         session.error("name a script: nox -s bench -- benchmarks/transitions.py")
     report_versions(session, learning_python())
-    session.run(learning_python(), *session.posargs, env=ISOLATED, external=True)
+    scripts = {**ISOLATED, "PYTHONPATH": str(ROOT / "benchmarks")}  # they share modules
+    session.run(learning_python(), *session.posargs, env=scripts, external=True)

@@ -1,37 +1,212 @@
-"""CPU of the gateway per call and per streamed chunk, recording to SQLite included.
+"""CPU of the gateway per call and per streamed chunk, recording included, against both peers.
 
-The engine is instant, the load comes from another process, and what is counted is the CPU time of
-the gateway's process alone. Run: python benchmarks/gateway.py
+    python benchmarks/gateway.py [--calls 400] [--rounds 5] [--json PATH]
+
+Every gateway runs in processes of its own and records every call; the load comes from another
+process, and what is counted is the CPU time of the gateway's processes, children included, until
+they are quiet again. Ours records to SQLite, in two ways of being asked:
+
+- forwarded: the answer comes over HTTP from a model server that answers instantly, the same one
+  that stands behind the peers;
+- policy: the answer comes from an engine in the gateway's process, as when training; template,
+  detokenisation and token records included. The engine has its tokens ready.
+
+0.3.0 is its LiteLLM proxy with its store server (memory), as its trainer starts them; 1.0.2 is
+`agl-server` (memory). A figure is the best of the rounds, in which all take turns. The cost of a
+streamed chunk is the difference of long streams and short ones, so that the call cancels out;
+0.3.0 waits for the whole answer and cuts it up, 1.0.2 refuses streams, which is checked.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import multiprocessing
+import json
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import psutil
+from _gateway_server import FROZEN, POLICY
+from _peers import HERE, PeerError, peer_environment, peer_python
+from _report import Figure, finish, options_of
+from _upstream import Upstream
+from peer_gateway import free_port
 
 from lightspan import conventions as c
-from lightspan.gateway import Gateway
-from lightspan.records import Mode, Rollout, new_id
-from lightspan.routing import Route, Routing, Target
-from lightspan.stores import open_store
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan.records import new_id
 
+OLD, NEW = "agentlightning-0.3.0", "agentlightning-1.0.2"
+WAYS: Final = ("forwarded", "policy")
 IN_FLIGHT: Final = (1, 16, 64)
-WARM: Final = 100
+CALL_MS, CHUNK_MS = 1.5, 0.05
 QUESTION: Final = [{"role": "user", "content": "How many singers are there? " * 8}]
-CALL_TARGET_MS: Final = 1.5
-CHUNK_TARGET_MS: Final = 0.05
+TOKENS: Final = 16
+"""Of an unstreamed answer."""
+SHORT, LONG = 4, 64
+"""Of the two streams that are compared."""
+SPANS_A_CALL: Final = 7
+"""What 0.3.0 records of one call."""
 
 
+@dataclass
+class Server:
+    """A gateway under test."""
+
+    name: str
+    process: subprocess.Popen[str]
+    url: str
+    """Of chat completions."""
+    headers: dict[str, str] = field(default_factory=dict)
+    share: int = 1
+    """It is asked this many times less often than ours: it is slower."""
+    asked: int = 0
+
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes so far."""
+        root = psutil.Process(self.process.pid)
+        times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+        return float(sum(one.user + one.system for one in times))
+
+    def settled_cpu_s(self) -> float:
+        """The same, once it has nothing left to write."""
+        before = self.cpu_s()
+        for _ in range(20):
+            time.sleep(0.25)
+            now = self.cpu_s()
+            if now - before < 0.015:
+                return now
+            before = now
+        return before
+
+    def ask(self) -> dict[str, Any]:
+        """What it says of itself."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict[str, Any]:
+        """The next line that it says.
+
+        Raises:
+            PeerError: it ended, or said something else.
+        """
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        try:
+            return json.loads(line)  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise PeerError(f"{self.name} could not be started: it said {line!r}") from error
+
+
+# --- the servers ----------------------------------------------------------------------------
+@contextmanager
+def running(command: list[str], *, peer: bool, talks: bool, log: Path) -> Iterator[Any]:
+    """A process that ends with the block; what it logs goes to a file."""
+    with log.open("w") as logged:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if talks else logged,
+            stderr=logged,
+            text=True,
+            cwd=log.parent,
+            env=peer_environment() if peer else None,
+        )
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(10 if talks else 0.1)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextmanager
+def servers(upstream: str, folder: Path) -> Iterator[list[Server]]:
+    """All gateways: ours by both ways, 1.0.2, 0.3.0."""
+    with ExitStack() as stack:
+
+        def start(name: str, command: list[str], *, peer: bool, talks: bool = True) -> Any:
+            log = folder / f"{name}.log"
+            return stack.enter_context(running(command, peer=peer, talks=talks, log=log))
+
+        script = str(HERE / "_gateway_server.py")
+        ours = Server("ours", start("ours", [sys.executable, script, upstream], peer=False), "")
+        found = ours.read()
+        chat = found["url"] + "/v1/chat/completions"
+        token = {"Authorization": f"Bearer {found['token']}"}
+        ways = [
+            Server(name, ours.process, chat, {**token, c.HEADER_AGENT: agent})
+            for name, agent in zip(WAYS, (FROZEN, POLICY), strict=True)
+        ]
+        python = str(peer_python(OLD))
+        command = [python, "-I", str(HERE / "peer_gateway.py"), upstream]
+        old = Server(OLD, start(OLD, command, peer=True), "", share=10)
+        yield [*ways, _newer(start, upstream), old]
+
+
+def _newer(start: Any, upstream: str) -> Server:
+    """1.0.2, with our model server registered and a rollout made."""
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}"
+    command = [
+        *(str(peer_python(NEW)), "-I", "-m", "agentlightning.server"),
+        *("host=127.0.0.1", f"port={port}", "default_proxy.model_name=model"),
+        *("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled"),
+    ]
+    process = start(NEW, command, peer=True, talks=False)
+    for _ in range(240):
+        try:
+            _post(f"{origin}/api/models", [{"model": "model", "endpoint": upstream}])
+            break
+        except urllib.error.URLError:
+            if process.poll() is not None:
+                break
+            time.sleep(0.25)
+    else:
+        raise PeerError(f"{NEW}: agl-server does not answer")
+    if process.poll() is not None:
+        raise PeerError(f"{NEW}: agl-server ended with status {process.returncode}")
+    _post(f"{origin}/api/rollouts", [{"input": {}, "rollout_id": "ro"}])
+    url = f"{origin}/proxy/rollout/ro/attempt/0/mode/train/openai/v1/chat/completions"
+    return Server(NEW, process, url, share=3)
+
+
+def _post(url: str, body: Any) -> Any:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def recorded(server: Server) -> int:
+    """Calls that a gateway has recorded."""
+    if server.name == NEW:
+        url = server.url.partition("/proxy/")[0] + "/api/rollouts/ro/events"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return len(json.load(response))
+    count = int(server.ask()["recorded"])
+    return count // SPANS_A_CALL if server.name == OLD else count
+
+
+# --- the load -------------------------------------------------------------------------------
 def load(pipe: Connection) -> None:
     """The other process: asks as it is told until told to stop."""
     asyncio.run(_load(pipe))
@@ -40,110 +215,155 @@ def load(pipe: Connection) -> None:
 async def _load(pipe: Connection) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         while (order := await asyncio.to_thread(pipe.recv)) is not None:
-            url, token, in_flight, calls, stream = order
+            url, headers, body, in_flight, calls = order
             left = iter(range(calls))
-            asked = [_ask(session, url, token, left, stream=stream) for _ in range(in_flight)]
+            asked = [_ask(session, url, headers, body, left) for _ in range(in_flight)]
             pipe.send(sum(await asyncio.gather(*asked)))
 
 
 async def _ask(
-    session: aiohttp.ClientSession, url: str, token: str, left: Any, *, stream: bool
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: dict[str, str],
+    body: dict[str, Any],
+    left: Iterator[int],
 ) -> int:
-    chunks = 0
+    events = 0
     for _ in left:
-        headers = {
-            "Authorization": f"Bearer {token}",
-            c.HEADER_CALL_ID: new_id("call"),
-            c.HEADER_AGENT: "team/writer",
-        }
-        body = {"model": "policy", "messages": QUESTION, "stream": stream}
-        async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as got:
-            chunks += (await got.read()).count(b"data: ")
-            assert got.status == 200
-    return chunks
+        own = {**headers, c.HEADER_CALL_ID: new_id("call")}
+        async with session.post(url, json=body, headers=own) as got:
+            events += (await got.read()).count(b"data: ")
+            assert got.status == 200, await got.text()
+    return events
 
 
 class Bench:
-    """A gateway, and a process that asks it."""
+    """The process that asks, and what it costs those that are asked."""
 
-    def __init__(self, gateway: Gateway, token: str, pipe: Connection) -> None:
-        self._gateway = gateway
-        self._token = token
+    def __init__(self, pipe: Connection, calls: int) -> None:
         self._pipe = pipe
+        self._calls = calls
 
-    async def cpu(self, in_flight: int, calls: int, *, stream: bool) -> tuple[float, int]:
-        """(CPU-seconds of this process, chunks) of that many calls."""
-        started = time.process_time()
-        self._pipe.send((self._gateway.url, self._token, in_flight, calls, stream))
-        chunks = await asyncio.to_thread(self._pipe.recv)
-        return time.process_time() - started, chunks
+    def cost(self, server: Server, in_flight: int, **more: Any) -> tuple[float, float]:
+        """(CPU milliseconds, streamed events) of one call."""
+        calls = max(in_flight, self._calls // server.share)
+        body = {"model": "model", "messages": QUESTION, "max_tokens": TOKENS, **more}
+        before = server.cpu_s()
+        self._pipe.send((server.url, server.headers, body, in_flight, calls))
+        events = self._pipe.recv()
+        server.asked += calls
+        return (server.settled_cpu_s() - before) / calls * 1e3, events / calls
 
-
-async def measure(calls: int, text: str, folder: Path) -> bool:
-    """Print the figures; returns whether they reach the targets."""
-    engine = ScriptedEngine(tiny_chat_tokenizer(), text)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=load, args=(theirs,))
-    process.start()
-    good = True
-    async with open_store(f"sqlite:///{folder}/run.db") as store, Gateway(store, engine) as gateway:
-        routing = Routing(default=Target(route=Route.POLICY, policy="policy"))
-        resources = await store.put_resources({"routing": routing})
-        rollout = Rollout(
-            rollout_id="ro", task={}, task_id="t", resources_id=resources, mode=Mode.VAL
-        )
-        await store.enqueue([rollout])
-        [claim] = await store.claim("bench", 1, 3600)
-        bench = Bench(gateway, claim.attempt.call_token, ours)
-        await bench.cpu(8, WARM, stream=False)
-        await bench.cpu(8, WARM, stream=True)
-        for in_flight in IN_FLIGHT:
-            whole, _ = await bench.cpu(in_flight, calls, stream=False)
-            engine_s = await engine_cpu(engine, calls)
-            per_call = (whole - engine_s) / calls * 1e3
-            good &= per_call <= CALL_TARGET_MS
-            print(f"unstreamed, {in_flight:2} in flight: {per_call:.3f} ms of CPU per call")
-        per_chunk = await chunk_cost(bench, engine, calls)
-        good &= per_chunk <= CHUNK_TARGET_MS
-        print(f"streamed: {per_chunk:.4f} ms of CPU per chunk beyond the call")
-    ours.send(None)
-    process.join()
-    return good
+    def stream(self, server: Server) -> tuple[float, float]:
+        """CPU milliseconds of (a long streamed call, one chunk of it)."""
+        short, few = self.cost(server, 16, stream=True, max_tokens=SHORT)
+        long, many = self.cost(server, 16, stream=True, max_tokens=LONG)
+        return long, (long - short) / (many - few)
 
 
-async def chunk_cost(bench: Bench, engine: ScriptedEngine, calls: int) -> float:
-    """Milliseconds per chunk: long streams against short ones, so that the call cancels out."""
-    costs = []
-    for text in ("ok", "word " * 60):
-        engine._script = lambda request, text=text: text  # type: ignore[misc]
-        cpu, chunks = await bench.cpu(16, calls, stream=True)
-        costs.append((cpu - await engine_cpu(engine, calls), chunks))
-    (short, few), (long, many) = costs
-    return (long - short) / (many - few) * 1e3
+def refuses_streams(server: Server) -> bool:
+    """Whether it answers 400 to a stream."""
+    try:
+        _post(server.url, {"model": "model", "messages": QUESTION, "stream": True})
+    except urllib.error.HTTPError as error:
+        return error.code == 400
+    return False
 
 
-async def engine_cpu(engine: ScriptedEngine, calls: int) -> float:
-    """What the scripted engine itself took for the latest calls, asked again without a gateway."""
-    request = engine.requests[-1]
-    started = time.process_time()
-    for _ in range(calls):
-        engine._said.clear()
-        async for _ in engine.generate(request, stream=True):
-            pass
-    return time.process_time() - started
+# --- the table ------------------------------------------------------------------------------
+Costs = dict[tuple[str, str], float]
+"""(gateway, what) → CPU milliseconds."""
+
+
+def measure(calls: int, rounds: int, folder: Path) -> Costs:
+    """The best of the rounds."""
+    context = get_context("spawn")
+    pipe, other = context.Pipe()
+    asking = context.Process(target=load, args=(other,), daemon=True)
+    asking.start()
+    bench, best = Bench(pipe, calls), Costs()
+
+    def keep(server: Server, what: str, cost: float) -> None:
+        key = server.name, what
+        best[key] = min(cost, best.get(key, cost))
+
+    with Upstream() as upstream, servers(upstream, folder) as all_of_them:
+        for server in all_of_them:
+            if server.name == OLD:
+                server.url = server.read()["url"] + "/v1/chat/completions"
+            bench.cost(server, 8)
+            bench.cost(server, 64)
+        for _ in range(rounds):
+            for in_flight in IN_FLIGHT:
+                for server in all_of_them:
+                    keep(server, f"{in_flight} in flight", bench.cost(server, in_flight)[0])
+            for server in all_of_them:
+                if server.name != NEW:
+                    whole, chunk = bench.stream(server)
+                    keep(server, "stream", whole)
+                    keep(server, "chunk", chunk)
+        check(all_of_them)
+    pipe.send(None)
+    asking.join()
+    return best
+
+
+def check(all_of_them: list[Server]) -> None:
+    """Everybody recorded what they were asked (0.3.0 may record some calls twice).
+
+    Raises:
+        PeerError: a gateway recorded something else, or 1.0.2 streams after all.
+    """
+    asked: dict[int, int] = {}
+    for server in all_of_them:
+        asked[server.process.pid] = asked.get(server.process.pid, 0) + server.asked
+    for server in all_of_them:
+        wanted, found = asked[server.process.pid], recorded(server)
+        if found < wanted or (found > wanted and server.name in WAYS):
+            raise PeerError(f"{server.name} recorded {found} of {wanted} calls")
+        if server.name == NEW and not refuses_streams(server):
+            raise PeerError(f"{NEW} takes streams: measure them")
 
 
 def main() -> int:
     """See the module; the exit status says whether the targets are reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=600)
-    parser.add_argument("--text", default="SELECT count(*) FROM singer")
+    parser = options_of(__doc__)
+    parser.add_argument("--calls", type=int, default=400, help="calls of ours in a measurement")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        good = asyncio.run(measure(options.calls, options.text, Path(folder)))
-    print(f"reach: <= {CALL_TARGET_MS} ms per call, <= {CHUNK_TARGET_MS} ms per chunk")
-    return 0 if good else 1
+        best = measure(options.calls, options.rounds, Path(folder))
+    return finish([*calls_of(best), *streams_of(best)], options.json)
+
+
+def calls_of(best: Costs) -> list[Figure]:
+    """Unstreamed calls, each against both peers."""
+    return [
+        Figure(
+            what=f"call, {way}, {in_flight} in flight",
+            unit="CPU-ms",
+            ours=best[way, f"{in_flight} in flight"],
+            peer=peer,
+            theirs=best[peer, f"{in_flight} in flight"],
+            at_most=CALL_MS,
+        )
+        for way in WAYS
+        for in_flight in IN_FLIGHT
+        for peer in (OLD, NEW)
+    ]
+
+
+def streams_of(best: Costs) -> list[Figure]:
+    """Streamed calls, and what a chunk adds to one."""
+    what, unit = f"call streamed in {LONG} chunks", "CPU-ms"
+    found = []
+    for way in WAYS:
+        ours, theirs = best[way, "stream"], best[OLD, "stream"]
+        found.append(Figure(what=f"{what}, {way}", unit=unit, ours=ours, peer=OLD, theirs=theirs))
+    for way in WAYS:
+        ours = best[way, "chunk"]
+        found.append(Figure(what=f"each chunk, {way}", unit=unit, ours=ours, at_most=CHUNK_MS))
+    return found
 
 
 if __name__ == "__main__":

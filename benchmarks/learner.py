@@ -1,130 +1,364 @@
-"""Transitions per CPU-second of one update, against a plain padded torch loop.
+"""One update of the learner, against a plain padded torch loop: CPU-seconds and peak memory.
 
-250 transitions of about 75 tokens, 20 of them trained, on a random Qwen2 of 0.7 M parameters: what
-an iteration of the SQL example trains. The peer is the loop that one would write by hand: batches
-of 32 in the given order, padded, an attention mask, logits of all positions, the same loss and
-optimiser. Runs alternate, and the best of each is kept.
+Two workloads, on the SQL example's model (a Qwen2 of 0.7 M parameters, 3 layers):
 
-Run: python benchmarks/learner.py [--transitions 250] [--repeats 5] [--json]
+- sql: the batch of one iteration of a real run of the SQL example, the one with the most rows: 16
+  tasks, 8 rollouts each, a writer and a rewriter. Rows share their task's prompt, and much of their
+  answers. Without `--run` a run of two iterations is made first (one or two minutes; two more if
+  no warm start is cached in examples/sql/.cache).
+- long: 8 multi-turn episodes of 6,144 tokens, the rollouts of one task. Token ids are random; they
+  go the real way, from token records through `build_episode` and `LightningRL.build` to rows.
+  System prompt, tools and task take 1,034 tokens, which all share; then 12 calls with 40 tokens of
+  action each and 410 of observation after it. Two calls in three think first, 120 tokens that the
+  chat template drops from later prompts, as Qwen3's and DeepSeek-R1's do. A call that did not think
+  is extended exactly by the next one, and their row goes on; after one that did a new row begins,
+  which shares the history without the thought. That makes 8 rows an episode, of 1,194 to 6,144
+  tokens.
+
+The peer is the loop that one writes by hand: rows sorted by length, cut into batches of as many
+padded tokens as a pass of the learner may have (a longer row alone), padded, with an attention mask
+where there is padding, the model's logits of all positions, the same loss, clipping and AdamW.
+
+Each measurement has a process of its own. CPU-seconds are the thread's, of the best update; memory
+is what the process grew by from just before its first update, optimiser state included. Exit status
+1 if the learner is less than twice as fast or takes more memory.
+
+Run: python benchmarks/learner.py [--run runs/sql-seed0] [--workload sql long] [--json PATH]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
+import pickle
 import random
+import resource
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from _report import Figure, finish, options_of
 
+from lightspan import LightningRL
+from lightspan.engines.transformers import load_model
+from lightspan.folders import RunFolder
 from lightspan.learners import Optimizer, PolicyLoss
-from lightspan.learners.torch import TorchLearner
+from lightspan.learners.torch import TOKEN_BUDGETS, TorchLearner
+from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
+from lightspan.records import (
+    Attempt,
+    AttemptStatus,
+    Mode,
+    Outcome,
+    Reward,
+    Rollout,
+    Sampling,
+    TokenRecord,
+)
+from lightspan.rollouts import read_episodes
+from lightspan.stores import open_store
 
-VOCABULARY, TRAINED = 640, 20
-LOSS = PolicyLoss()
-OPTIMIZER = Optimizer(learning_rate=4e-4)
+ROOT: Final = Path(__file__).resolve().parent.parent
+TRAIN: Final = ROOT / "examples" / "sql" / "train.py"
+LOSS: Final = PolicyLoss()
+OPTIMIZER: Final = Optimizer(learning_rate=4e-4)
+BUDGET: Final = TOKEN_BUDGETS["cpu"]
+UPDATES: Final = {"sql": 8, "long": 1}
+"""Per process; the best counts."""
+FASTER: Final = 2.0
+
+EPISODES, TURNS = 8, 12
+SHARED, THOUGHT, ACTION, OBSERVATION = 1034, 120, 40, 410
+VOCABULARY: Final = 640
 
 
-def make_model() -> Any:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-        )
+# --- the workloads ----------------------------------------------------------------------------
+def sql_rows(run: Path) -> tuple[str, list[Row]]:
+    """The starting weights, and the rows of the iteration that has the most."""
+    sys.path.insert(0, str(TRAIN.parent))
+    from sql_example import training
+
+    if not (run / "config.json").exists():
+        raise SystemExit(f"{run} is no run: python examples/sql/train.py --folder {run}")
+    config = RunFolder(run).read_config()
+    algorithm = training.make_algorithm(config["model"], seed=0)
+    batches = [algorithm.build(episodes) for episodes in asyncio.run(_by_step(run, config))]
+    return str(run / "model"), max((batch.rows for batch in batches), key=len)
+
+
+async def _by_step(run: Path, config: dict[str, Any]) -> list[list[Episode]]:
+    """The training episodes of each iteration."""
+    async with open_store(RunFolder(run).store_url) as store:
+        states = await store.rollouts(run_id=config["run_id"], mode=Mode.TRAIN)
+        episodes = await read_episodes(store, states, failure_reward=config["failure_reward"])
+    steps: dict[int, list[Episode]] = defaultdict(list)
+    for state, episode in zip(states, episodes, strict=True):
+        steps[state.rollout.step].append(episode)
+    return list(steps.values())
+
+
+def long_rows() -> list[Row]:
+    """See the module."""
+    rng = random.Random(0)
+    shared = _ids(rng, SHARED)
+    episodes = [_episode(number, shared, rng) for number in range(EPISODES)]
+    rows = LightningRL("unused").build(episodes).rows
+    assert max(len(row.ids) for row in rows) == 6144
+    return rows
+
+
+def _episode(number: int, shared: list[int], rng: random.Random) -> Episode:
+    rollout_id, attempt_id = f"ro-{number}", f"at-{number}"
+    return build_episode(
+        Attempt(
+            attempt_id=attempt_id,
+            rollout_id=rollout_id,
+            number=1,
+            epoch=1,
+            status=AttemptStatus.SUCCEEDED,
+            outcome=Outcome.OK,
+            reward=Reward(float(number % 2)),
+        ),
+        Rollout(rollout_id=rollout_id, task=None, task_id="task", group_id="g", mode=Mode.TRAIN),
+        [],
+        list(_records(attempt_id, shared, rng)),
     )
 
 
-def make_rows(count: int) -> list[Row]:
-    rng = random.Random(0)
-    rows = []
-    for number in range(count):
-        size = rng.randint(50, 100)
-        mask = [False] * (size - TRAINED) + [True] * TRAINED
-        rows.append(
-            Row(
-                rollout_id=f"ro-{number}",
-                policy="policy",
-                ids=[rng.randrange(VOCABULARY) for _ in range(size)],
-                mask=mask,
-                advantages=[rng.gauss(0, 1) if m else 0.0 for m in mask],
-                weights=[1 / count if m else 0.0 for m in mask],
-                logprobs=[-6.4 if m else 0.0 for m in mask],
-                versions=[0] * size,
-                temperatures=[0.7 if m else 1.0 for m in mask],
-            )
+def _records(attempt_id: str, shared: list[int], rng: random.Random) -> Iterator[TokenRecord]:
+    history = list(shared)
+    for turn in range(TURNS):
+        thought = _ids(rng, THOUGHT) if turn % 3 != 1 else []
+        action = _ids(rng, ACTION)
+        size = len(thought) + len(action)
+        yield TokenRecord.create(
+            prompt_ids=history,
+            response_ids=thought + action,
+            logprobs=[-rng.uniform(5.5, 7.5) for _ in range(size)],
+            versions=[(1, size)],
+            attempt_id=attempt_id,
+            call_id=f"call-{turn}",
+            choice=0,
+            policy="policy",
+            agent_path="app",
+            sequence_start=2 * turn + 1,
+            sequence_end=2 * turn + 2,
+            sampling=Sampling(temperature=1.0),
         )
-    return rows
+        history = history + action + _ids(rng, OBSERVATION)
+
+
+def _ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def make_model(folder: Path) -> str:
+    """The SQL example's architecture with random weights and a longer context."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+# --- learner and peer -------------------------------------------------------------------------
+def learner_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
+    """Ours."""
+    learner = TorchLearner({rows[0].policy: model}, optimizer=OPTIMIZER, token_budget=BUDGET)
+    return lambda: learner.update(rows, LOSS)
+
+
+def peer_update(model_folder: str, rows: Sequence[Row]) -> Callable[[], object]:
+    """Theirs."""
+    model = load_model(model_folder)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=OPTIMIZER.learning_rate, betas=OPTIMIZER.betas, weight_decay=0.0
+    )
+    return lambda: plain_loop(model, optimizer, rows)
 
 
 def plain_loop(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row]) -> None:
     """One update, written plainly."""
     optimizer.zero_grad()
-    for start in range(0, len(rows), 32):
-        batch = rows[start : start + 32]
-        length = max(len(row.ids) for row in batch)
-
-        def padded(name: str, length: int = length, batch: Sequence[Row] = batch) -> Any:
-            return torch.tensor(
-                [[*getattr(row, name), *[0] * (length - len(row.ids))] for row in batch]
-            )
-
-        ids, mask = padded("ids"), padded("mask").bool()
-        attention = torch.tensor([[1] * len(r.ids) + [0] * (length - len(r.ids)) for r in batch])
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-        scaled = logits / padded("temperatures").clamp(min=0.1)[:, 1:, None]
-        found = scaled.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-        ratio = (found - padded("logprobs")[:, 1:]).clamp(-20, 20).exp()
-        gain = padded("advantages")[:, 1:]
-        loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.28))
-        loss = torch.where(gain < 0, torch.minimum(loss, -3 * gain), loss)
-        (loss * padded("weights")[:, 1:] * mask[:, 1:]).sum().backward()
+    for batch in batches(sorted(rows, key=lambda row: len(row.ids))):
+        plain_loss(model, batch).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
-def cpu_seconds(function: Callable[[], object]) -> float:
-    start = time.thread_time()
-    function()
-    return time.thread_time() - start
+def batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Cut where rows x longest would exceed the budget."""
+    batch: list[Row] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * len(row.ids) > BUDGET:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--transitions", type=int, default=250)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows, model = make_rows(options.transitions), make_model()
-    learner = TorchLearner({"policy": model}, optimizer=OPTIMIZER)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.learning_rate)
-    ours, theirs = [], []
-    for _ in range(options.repeats + 1):
-        ours.append(cpu_seconds(lambda: learner.update(rows, LOSS)))
-        theirs.append(cpu_seconds(lambda: plain_loop(model, optimizer, rows)))
-    tokens = sum(len(row.ids) for row in rows)
-    rates = {"learner": len(rows) / min(ours[1:]), "peer": len(rows) / min(theirs[1:])}
-    ratio = rates["learner"] / rates["peer"]
-    if options.json:
-        print(json.dumps({"rates": rates, "ratio": ratio, "tokens": tokens}))
-        return
-    for name, rate in rates.items():
-        print(
-            f"{name:8} {rate:6.0f} transitions per CPU-s ({rate * tokens / len(rows):.0f} tokens)"
+def plain_loss(model: Any, batch: Sequence[Row]) -> torch.Tensor:
+    """Σ weight · clipped loss of a padded batch."""
+    length = max(len(row.ids) for row in batch)
+
+    def padded(name: str) -> torch.Tensor:
+        return torch.tensor(
+            [[*getattr(row, name), *[0] * (length - len(row.ids))] for row in batch]
         )
-    print(f"learner / plain padded loop: {ratio:.2f}x")
+
+    ids, mask = padded("ids"), padded("mask").bool()
+    attention = None
+    if any(len(row.ids) < length for row in batch):
+        attention = torch.tensor([[1] * len(r.ids) + [0] * (length - len(r.ids)) for r in batch])
+    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1]
+    scaled = logits / padded("temperatures").clamp(min=0.1)[:, 1:, None]
+    found = scaled.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    ratio = (found - padded("logprobs")[:, 1:]).clamp(-20, 20).exp()
+    gain = padded("advantages")[:, 1:]
+    loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.28))
+    loss = torch.where(gain < 0, torch.minimum(loss, -3 * gain), loss)
+    return (loss * padded("weights")[:, 1:] * mask[:, 1:]).sum()
+
+
+# --- measuring --------------------------------------------------------------------------------
+def measure(who: str, data: Path, updates: int) -> dict[str, float]:
+    """In this process: the best update's CPU-seconds, and by how many MiB the process grew."""
+    torch.set_num_threads(1)
+    model, rows = pickle.loads(data.read_bytes())  # written by this very script
+    update = (learner_update if who == "learner" else peer_update)(model, rows)
+    before, spent = _resident_mib(), []
+    for _ in range(updates):
+        start = time.thread_time()
+        update()
+        spent.append(time.thread_time() - start)
+    return {"cpu_s": min(spent), "mib": _peak_mib() - before}
+
+
+def _resident_mib() -> float:
+    """Now; where there is no /proc, at most so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return _peak_mib()
+    return pages * resource.getpagesize() / 2**20
+
+
+def _peak_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def compare(workload: str, model: str, rows: list[Row], rounds: int) -> dict[str, Any]:
+    """Learner and peer in turn, each in a process of its own; the best of each."""
+    results: dict[str, list[dict[str, float]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "rows"
+        data.write_bytes(pickle.dumps((model, rows)))
+        for _ in range(rounds):
+            for who in ("learner", "peer"):
+                command = [sys.executable, __file__, "--measure", who, str(data), workload]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=_one_thread())
+                if done.returncode:
+                    raise SystemExit(f"measuring the {who} on {workload} failed")
+                results[who].append(json.loads(done.stdout))
+    best = {
+        who: {name: min(found[name] for found in runs) for name in ("cpu_s", "mib")}
+        for who, runs in results.items()
+    }
+    return {
+        "rows": len(rows),
+        "tokens": sum(len(row.ids) for row in rows),
+        "trained": sum(map(sum, (row.mask for row in rows))),
+        **best,
+        "faster": best["peer"]["cpu_s"] / best["learner"]["cpu_s"],
+    }
+
+
+def _one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _make_run(folder: Path) -> Path:
+    print("a short run of the SQL example (give one with --run)", file=sys.stderr)
+    command = [sys.executable, str(TRAIN), "--folder", str(folder)]
+    done = subprocess.run(
+        [*command, "--steps", "2", "--held-out", "16"], stdout=sys.stderr, env=_one_thread()
+    )
+    if done.returncode:
+        raise SystemExit(f"the run failed; make one with: {' '.join(command)}")
+    return folder
+
+
+def _workload(name: str, run: Path | None, folder: Path) -> tuple[str, list[Row]]:
+    if name == "long":
+        return make_model(folder / "model"), long_rows()
+    return sql_rows(run or _make_run(folder / "run"))
+
+
+def _figures(name: str, found: dict[str, Any]) -> list[Figure]:
+    """Time and memory of one update."""
+    what = f"{name}: {found['rows']} rows, {found['tokens']:,} tokens"
+    ours, theirs = found["learner"], found["peer"]
+    peer = "plain padded loop"
+    return [
+        Figure(
+            what=f"one update, {what}",
+            unit="CPU-s",
+            ours=ours["cpu_s"],
+            theirs=theirs["cpu_s"],
+            peer=peer,
+            at_least=FASTER,
+        ),
+        Figure(
+            what="  memory that it takes",
+            unit="MiB",
+            ours=ours["mib"],
+            theirs=theirs["mib"],
+            peer=peer,
+            at_least=1,
+        ),
+    ]
+
+
+def main() -> int:
+    """See the module; the exit status says whether the targets are reached."""
+    parser = options_of(__doc__ or "")
+    parser.add_argument("--run", type=Path, help="folder of a run of the SQL example")
+    parser.add_argument("--workload", nargs="+", choices=UPDATES, default=list(UPDATES))
+    parser.add_argument("--rounds", type=int, default=2, help="processes each, for sql (2)")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        who, data, workload = options.measure
+        print(json.dumps(measure(who, Path(data), UPDATES[workload])))
+        return 0
+    figures = []
+    for name in options.workload:
+        with tempfile.TemporaryDirectory() as folder:
+            model, rows = _workload(name, options.run, Path(folder))
+            found = compare(name, model, rows, options.rounds if name == "sql" else 1)
+        figures += _figures(name, found)
+    return finish(figures, options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,18 +1,31 @@
-"""Does the SQL example really learn? The figures of its README, with their controls, in one run.
+"""Do the examples really learn? The figures of their READMEs, with their controls, in one run.
 
-    python benchmarks/learning.py                  seeds 0, 1 and 2, and every control
-    python benchmarks/learning.py --seeds 0        one seed
-    python benchmarks/learning.py --parts rl       without the controls
-    python benchmarks/learning.py --json out.json  keep the figures
+    python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
+    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math
+    python benchmarks/learning.py --seeds 0              one seed
+    python benchmarks/learning.py --parts rl             without the controls
+    python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
+                                                         seeds 0 to 4
+    python benchmarks/learning.py --json out.json        keep each run's figures as it ends: the
+                                                         same command goes on where it stopped
+    python benchmarks/learning.py --plot curve.png       mean and interval over seeds
 
-Needs `lightspan[train]`, `lightspan-langgraph` and the SQL example. Everything is evaluated on the
-test schemas, with the temperature of training, the same settings before and after. CPU-seconds are
-those of the engine's and the learner's threads while training; evaluation is apart.
+Needs `lightspan[train]`, the example and its adapter. Everything is evaluated on the test split,
+with the temperature of training, the same settings before and after. CPU-seconds are those of the
+engine's and the learner's threads while training; evaluation is apart.
+
+The parts: `rl` is the recipe; `permuted` permutes the rewards within each group; `sft` imitates the
+same demonstrations for as many CPU-seconds more; `constant` is the best that one answer to
+everything can do; `rewriter` (SQL) trains one agent alone. `air` (SQL) compares ways to use rewards
+on the way, `agents` (the crew) which agents learn: arms with the same seeds, each against the
+first, which is the recipe. What the app is for is evaluated, never a shaped reward.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
 import json
 import math
 import os
@@ -23,26 +36,149 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from _curves import Arm, draw, seed_interval, steps_of
 
 from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, World
 from lightspan.lightning.episode import Episode
 from lightspan.progress import PlainReporter
 from lightspan.routing import BASE_POLICY
+from lightspan.statistics import Interval
 from lightspan.trainer import FitResult
-from sql_example import training
-from sql_example.demonstrations import demonstrate
-from sql_example.reward import constant_query_scores
 
-CONSTANT_CEILING = 0.05
-PARTS = ("rl", "permuted", "rewriter", "sft", "constant")
-SAY = PlainReporter(sys.stderr)
+SAY: Final = PlainReporter(sys.stderr)
+ROOT: Final = Path(__file__).parents[1]
+HEADS: Final = (
+    "| run | seed | start | middle | end | gain (95% CI) | n | engine + learner CPU-s | "
+    "app CPU-s, evaluation included | wall s | warm start CPU-s |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+# --- what is measured -----------------------------------------------------------------------
+def constant_query(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """The score of each query as the answer to every question of the test."""
+    from sql_example.reward import constant_query_scores
+
+    queries = ["SELECT 1", "SELECT 0", *(task["gold"] for task in [*train, *test])]
+    return constant_query_scores(queries, test, cache / "data")
+
+
+def constant_name(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """The score of each gold answer as the answer to every question of the test."""
+    from rag_example.reward import constant_answer_scores
+
+    candidates = (text for task in [*train, *test] for text in task["answers"])
+    return constant_answer_scores(candidates, [task["answers"] for task in test])
+
+
+def constant_number(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """The score of each answer of the test as the answer to every problem of it."""
+    from math_example.reward import constant_answer_scores
+
+    return constant_answer_scores(task["answer"] for task in test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """An example: where its training is, which controls it has, and what it promises."""
+
+    training: str
+    """The module with RECIPE, TRAINED, answer, load_tasks, warm_start, rl_options, chats."""
+    metric: str
+    constant: Callable[[Sequence[Any], Sequence[Any], Path], Mapping[str, float]]
+    constant_ceiling: float
+    folder: str | None = None
+    """Below `examples`, if it is not the example's name."""
+    cpu_s: float = math.inf
+    """Engine and learner at most."""
+    start: float = 0.0
+    """Before training, at least."""
+    end: float = 0.0
+    """After, at least."""
+    gain: float = 0.0
+    """At least."""
+    alone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Part → the options of LightningRL with which an agent is trained alone."""
+    first_try: Mapping[str, Any] | None = None
+    """How a task is changed so that only the agents that are not trained alone act."""
+    comparison: str | None = None
+    """The part that compares arms."""
+    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arm → options of LightningRL; the first is the recipe's own."""
+
+    @property
+    def parts(self) -> list[str]:
+        """What can be asked for."""
+        compared = [self.comparison] if self.comparison else []
+        return ["rl", "permuted", *self.alone, "sft", "constant", *compared]
+
+
+def _air_arms() -> dict[str, Mapping[str, Any]]:
+    from sql_example.training import AIR_OPTIONS
+
+    # the second differs from the third by the intermediate rewards alone
+    credit = {"credit": "discounted", "gamma": AIR_OPTIONS["gamma"]}
+    return {"terminal": {}, "discounted": credit, "air": AIR_OPTIONS}
+
+
+def subject_of(example: str) -> Subject:
+    """What the benchmark knows of an example."""
+    return SUBJECTS[example]()
+
+
+SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
+    "sql": lambda: Subject(
+        training="sql_example.training",
+        metric="execution accuracy",
+        constant=constant_query,
+        constant_ceiling=0.05,
+        cpu_s=45,
+        start=0.35,
+        end=0.70,
+        # Statistics of its own: it acts on failing drafts only, and compared with all rollouts of a
+        # group it would be blamed for the drafts.
+        alone={"rewriter": {"optimize": ["rewrite_query"], "unit": "agent"}},
+        first_try={"max_turns": 1},
+        comparison="air",
+        arms=_air_arms(),
+    ),
+    "rag": lambda: Subject(
+        training="rag_example.training",
+        metric="0.9 F1 + 0.1 form",
+        constant=constant_name,
+        constant_ceiling=0.2,
+        cpu_s=40,
+        gain=0.35,
+    ),
+    "rag-crewai": lambda: Subject(
+        folder="rag",
+        training="rag_example.crew_training",
+        metric="0.9 F1 + 0.1 form",
+        constant=constant_name,
+        constant_ceiling=0.2,
+        comparison="agents",
+        arms={
+            "both": {},
+            "searcher only": {"optimize": ["searcher"]},
+            "answerer only": {"optimize": ["answerer"]},
+        },
+    ),
+    "math": lambda: Subject(
+        training="math_example.training",
+        metric="exact answers",
+        constant=constant_number,
+        constant_ceiling=0.05,
+        cpu_s=40,
+        gain=0.40,
+    ),
+}
 
 
 @dataclass
@@ -51,9 +187,8 @@ class Run:
 
     name: str
     seed: int
-    start: float
-    middle: float
-    end: float
+    points: list[tuple[int, float]]
+    """(step, held-out mean), the first before training."""
     gain: str
     n: int
     engine_cpu_s: float
@@ -61,28 +196,51 @@ class Run:
     app_cpu_s: float
     wall_s: float
     warm_start_cpu_s: float = 0.0
-    draft_start: float | None = None
-    draft_end: float | None = None
-    checker_unchanged: bool | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    first_try: tuple[float, float] | None = None
+    """Before and after, where an agent was trained alone."""
+    frozen_unchanged: bool | None = None
+    """None: nothing is frozen."""
+    training: dict[str, float] = field(default_factory=dict)
+    """Means over the steps: the reward without shaping, and what AIR did."""
+
+    @property
+    def start(self) -> float:
+        return self.points[0][1]
+
+    @property
+    def middle(self) -> float:
+        return self.points[len(self.points) // 2][1]
+
+    @property
+    def end(self) -> float:
+        return self.points[-1][1]
 
     @property
     def cpu_s(self) -> float:
         return self.engine_cpu_s + self.learner_cpu_s
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Run:
+        """From the JSON."""
+        return cls(**{**found, "points": [(step, mean) for step, mean in found["points"]]})
+
 
 class Watched(LightningRL):
-    """LightningRL that notes the hash of the frozen checker's weights at every step."""
+    """LightningRL that notes the hash of the frozen agents' weights at every step."""
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
         self.hashes: list[str] = []
 
     async def run_step(self, world: World) -> Metrics:
-        self.hashes.append(world.engine.weight_hash(BASE_POLICY))  # type: ignore[attr-defined]
+        self._note(world)
         metrics = await super().run_step(world)
-        self.hashes.append(world.engine.weight_hash(BASE_POLICY))  # type: ignore[attr-defined]
+        self._note(world)
         return metrics
+
+    def _note(self, world: World) -> None:
+        if self.frozen == "base":
+            self.hashes.append(world.engine.weight_hash(BASE_POLICY))  # type: ignore[attr-defined]
 
 
 class Permuted(Watched):
@@ -102,84 +260,152 @@ class Permuted(Watched):
         return episodes
 
 
-def main() -> int:
-    """Run everything, print the table; returns the exit status."""
-    options = _parser().parse_args()
-    torch.set_num_threads(1)
-    started = time.time()
-    with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(options.cache, Path(scratch), options.held_out, options.steps)
-        report = bench.report(options.seeds, options.parts)
-    report["machine"] = {
-        "cores": os.cpu_count(),
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "minutes": round((time.time() - started) / 60, 1),
-    }
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2, default=asdict) + "\n")
-    _print(report)
-    missed = list(_missed(report))
-    for target in missed:
-        print(f"MISSED: {target}")
-    return 1 if missed else 0
+# --- figures that are kept ------------------------------------------------------------------
+class Kept:
+    """Figures by name, written to a file as each is known.
+
+    Args:
+        path: None keeps them in memory only.
+        settings: what they depend on; figures of other settings are not mixed with them.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._settings = json.loads(json.dumps(settings))
+        self._figures: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The figures of this name, as JSON has them; measured unless they are there."""
+        if name in self._figures:
+            SAY.line(f"{name}: kept in {self._path}")
+        else:
+            self._figures[name] = json.loads(json.dumps(measure(), default=asdict))
+            self.write()
+        return self._figures[name]
+
+    def write(self, **more: Any) -> None:
+        """Write the file anew, whole or not at all."""
+        if self._path is None:
+            return
+        near = self._path.with_name(f"{self._path.name}.new")
+        whole = {**more, "settings": self._settings, "figures": self._figures}
+        near.write_text(json.dumps(whole, indent=2) + "\n")
+        near.replace(self._path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text())
+            settings, self._figures = found["settings"], found["figures"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"{path} holds no figures of this script: name another") from error
+        differing = sorted(
+            key
+            for key in {*settings, *self._settings}
+            if settings.get(key) != self._settings.get(key)
+        )
+        if differing:
+            raise SystemExit(
+                f"{path} holds figures with another {', '.join(differing)}: name another file, or "
+                "remove it to measure everything again"
+            )
 
 
+# --- measuring ------------------------------------------------------------------------------
 class Bench:
-    """The example's data, and ways to train and evaluate on it."""
+    """An example's data, and ways to train and evaluate on it.
 
-    def __init__(self, cache: Path, scratch: Path, held_out: int, steps: int | None) -> None:
+    Args:
+        recipe: None for the example's.
+        evaluations: of a run, beside the one before training and, if it is another, the last.
+        split: what is evaluated; "dev" while settings are chosen.
+    """
+
+    def __init__(
+        self,
+        example: str,
+        cache: Path,
+        scratch: Path,
+        *,
+        held_out: int = 500,
+        steps: int | None = None,
+        evaluations: int = 4,
+        recipe: Any = None,
+        split: str = "test",
+        kept: Path | None = None,
+    ) -> None:
+        self.example = example
+        self.subject = subject_of(example)
         self._cache = cache
         self._scratch = scratch
-        self.recipe = training.RECIPE
+        self._code = importlib.import_module(self.subject.training)
+        self.recipe = self._code.RECIPE if recipe is None else recipe
         if steps is not None:
             self.recipe = replace(self.recipe, steps=steps)
-        self.train = training.load_tasks(cache, "train", self.recipe)
-        self.test = training.load_tasks(cache, "test", self.recipe)[:held_out]
-        self._drafts = [{**task, "id": f"draft {task['id']}", "max_turns": 1} for task in self.test]
+        self.train = self._code.load_tasks(cache, "train", self.recipe)
+        self.test = self._code.load_tasks(cache, split, self.recipe)[:held_out]
+        self._evaluations = evaluations
+        settings = {"example": example, "recipe": asdict(self.recipe), "split": split}
+        sizes = {"held_out": len(self.test), "evaluations": evaluations}
+        self.kept = Kept(kept, {**settings, **sizes})
 
-    def report(self, seeds: Sequence[int], parts: Sequence[str]) -> dict[str, Any]:
+    def report(
+        self, parts: Sequence[str], seeds: Sequence[int], arms: Sequence[str] | None = None
+    ) -> Report:
         """Every part asked for; the controls of one run take the first seed."""
-        runs = [self.learn("RL", seed, Watched) for seed in seeds] if "rl" in parts else []
-        report: dict[str, Any] = {"runs": runs, "recipe": asdict(self.recipe), "controls": []}
+        report = Report(self.example, self.subject)
+        if "rl" in parts or "sft" in parts:
+            report.runs = [self.learn("RL", seed) for seed in seeds]
         if "permuted" in parts:
-            report["controls"].append(self.learn("rewards permuted", seeds[0], Permuted))
-        if "rewriter" in parts:
-            report["controls"].append(self.rewriter_alone(seeds[0]))
+            report.controls.append(self.learn("rewards permuted", seeds[0], kind=Permuted))
+        for part, changes in self.subject.alone.items():
+            if part in parts:
+                name = f"{part} alone"
+                report.controls.append(self.learn(name, seeds[0], changes, first_try=True))
         if "sft" in parts:
-            report["more_sft"] = [self.more_sft(run) for run in runs]
+            report.more_sft = [self.more_sft(run) for run in report.runs]
         if "constant" in parts:
-            report["constant_query"] = self.constant_query()
+            report.constant = self.kept.get("constant", self.constant)
+        if self.subject.comparison in parts:
+            # a seed of every arm at a time: an interrupted comparison is of whole seeds
+            for seed, arm in itertools.product(seeds, arms or self.subject.arms):
+                report.compared.setdefault(arm, []).append(self.arm(arm, seed))
         return report
 
-    def rewriter_alone(self, seed: int) -> Run:
-        """Train the rewriter, with the writer frozen as it started.
-
-        The statistics are the rewriter's own (`unit="agent"`): it acts on failing drafts only, and
-        compared with all rollouts of a group it would be blamed for the drafts.
-        """
-        options = {"optimize": ["rewrite_query"], "unit": "agent"}
-        return self.learn("rewriter alone", seed, Watched, options, drafts=True)
+    def arm(self, name: str, seed: int) -> Run:
+        """A seed of one arm; the first is the recipe itself."""
+        changes = self.subject.arms[name]
+        return self.learn(name, seed, changes) if changes else self.learn("RL", seed)
 
     def learn(
         self,
         name: str,
         seed: int,
-        kind: type[Watched],
         changes: Mapping[str, Any] | None = None,
         *,
-        drafts: bool = False,
+        kind: type[Watched] = Watched,
+        first_try: bool = False,
     ) -> Run:
-        """Warm start and train; evaluated before, in the middle and after.
+        """Warm start and train; evaluated before, on the way and after.
 
         Args:
             changes: what differs from the recipe's arguments of LightningRL.
-            drafts: evaluate first drafts too, before and after, with the app cut to one turn.
+            first_try: evaluate the agents that are not trained apart, before and after.
         """
+        return Run.of(
+            self.kept.get(
+                f"{name}, seed {seed}",
+                lambda: self._learn(name, seed, dict(changes or {}), kind, first_try),
+            )
+        )
+
+    def _learn(
+        self, name: str, seed: int, changes: dict[str, Any], kind: type[Watched], first_try: bool
+    ) -> Run:
         SAY.line(f"{name}, seed {seed}")
-        model, warm = training.warm_start(self._cache, seed, SAY, self.recipe)
-        options = {**training.rl_options(seed, self.recipe), **(changes or {})}
+        model, warm = self._code.warm_start(self._cache, seed, SAY, self.recipe)
+        options = {**self._code.rl_options(seed, self.recipe), **changes}
         algorithm = kind(str(model), **options)
         folder = self._scratch / f"{name.replace(' ', '-')}-{seed}"
         before, started = _children_cpu(), time.monotonic()
@@ -188,100 +414,92 @@ class Bench:
             runners=16,
             steps=self.recipe.steps,
             folder=folder,
-            validate_every=max(1, self.recipe.steps // 2),
+            validate_every=max(1, self.recipe.steps // self._evaluations),
             checkpoint_every=1000,
             reporter=SAY,
-        ).fit(training.answer, self.train, self.test)
+        ).fit(self._code.answer, self.train, self.test)
         run = _run(name, seed, result, _children_cpu() - before, time.monotonic() - started)
         run.warm_start_cpu_s = round(warm, 1)
-        run.checker_unchanged = len(set(algorithm.hashes)) == 1
-        if drafts:
-            trained = options["optimize"]
-            name = f"{folder.name}-drafts"
-            run.draft_start = self.evaluate(model, model, self._drafts, f"{name}-0", trained)
-            run.draft_end = self.evaluate(result.model, model, self._drafts, f"{name}-1", trained)
+        run.frozen_unchanged = len(set(algorithm.hashes)) == 1 if algorithm.hashes else None
+        if first_try:
+            run.first_try = self._first_try(folder.name, model, result.model, options["optimize"])
         SAY.line(str(run))
         return run
 
+    def _first_try(
+        self, name: str, base: Path, trained: Path, agents: Sequence[str]
+    ) -> tuple[float, float]:
+        changes = self.subject.first_try or {}
+        tasks = [{**task, **changes, "id": f"first try {task['id']}"} for task in self.test]
+        return (
+            self.evaluate(base, base, tasks, f"{name}-first-0", agents),
+            self.evaluate(trained, base, tasks, f"{name}-first-1", agents),
+        )
+
     def evaluate(
-        self,
-        model: Path,
-        base: Path,
-        tasks: Sequence[Any],
-        name: str,
-        agents: Sequence[str] = tuple(training.TRAINED),
+        self, model: Path, base: Path, tasks: Sequence[Any], name: str, agents: Sequence[str]
     ) -> float:
-        """Accuracy with a model behind these agents, and the base behind the others."""
-        options = training.rl_options(0, self.recipe)
-        policy = Policy(name="sql", model=str(model))
+        """The score with a model behind these agents, and the base behind the others."""
+        options = self._code.rl_options(0, self.recipe)
+        policy = Policy(name=self.example, model=str(model))
         options["optimize"] = dict.fromkeys(agents, policy)
         algorithm = LightningRL(str(base), **options)
         trainer = Trainer(algorithm, runners=16, folder=self._scratch / name, reporter=SAY)
-        return trainer.evaluate(training.answer, tasks).interval.mean
+        return trainer.evaluate(self._code.answer, tasks).interval.mean
 
     def more_sft(self, run: Run) -> dict[str, float]:
         """As many CPU-seconds of further imitation of the same demonstrations as RL had."""
-        SAY.line(f"more SFT, seed {run.seed}")
-        model, _ = training.warm_start(self._cache, run.seed, SAY, self.recipe)
-        demonstrations = demonstrate(self.recipe.demonstrations, seed=run.seed)
-        chats = [{"messages": list(demo.messages)} for demo in demonstrations]
-        sft = training.make_sft(model, run.seed, self.recipe, max_cpu_seconds=run.cpu_s)
-        target = self._scratch / f"more-sft-{run.seed}"
-        result = sft.fit(chats, target, reporter=SAY)
-        accuracy = self.evaluate(target, model, self.test, f"more-sft-run-{run.seed}")
-        return {"seed": run.seed, "cpu_s": round(result.seconds, 1), "end": accuracy, "rl": run.end}
+        found: dict[str, float] = self.kept.get(
+            f"more SFT, seed {run.seed}", lambda: self._more_sft(run)
+        )
+        return found
 
-    def constant_query(self) -> dict[str, Any]:
-        """The best that one query for every question can do on the test tasks."""
-        queries = ["SELECT 1", "SELECT 0", *(task["gold"] for task in [*self.train, *self.test])]
-        data = self._cache / "data"
-        scores = constant_query_scores(queries, self.test, data)
-        best = max(scores, key=lambda query: scores[query])
-        return {"queries": len(scores), "best": best, "score": scores[best]}
+    def _more_sft(self, run: Run) -> dict[str, float]:
+        from lightspan_examples.warm_start import make_sft
+
+        SAY.line(f"more SFT, seed {run.seed}")
+        imitation = self.recipe.imitation
+        model, _ = self._code.warm_start(self._cache, run.seed, SAY, self.recipe)
+        sft = make_sft(model, run.seed, imitation, max_cpu_seconds=run.cpu_s)
+        target = self._scratch / f"more-sft-{run.seed}"
+        chats = self._code.chats(imitation.demonstrations, run.seed)
+        result = sft.fit(chats, target, reporter=SAY)
+        name = f"more-sft-run-{run.seed}"
+        end = self.evaluate(target, model, self.test, name, tuple(self._code.TRAINED))
+        return {"seed": run.seed, "cpu_s": round(result.seconds, 1), "end": end, "rl": run.end}
+
+    def constant(self) -> dict[str, Any]:
+        """The best that one answer to everything can do on the test tasks."""
+        scores = self.subject.constant(self.train, self.test, self._cache)
+        best = max(scores, key=lambda answer: scores[answer])
+        return {"answers": len(scores), "best": best, "score": scores[best]}
 
 
 def _run(name: str, seed: int, result: FitResult, app_cpu: float, wall: float) -> Run:
-    means = [evaluation.interval.mean for evaluation in result.evaluations]
     assert result.gain is not None
     return Run(
         name=name,
         seed=seed,
-        start=means[0],
-        middle=means[len(means) // 2],
-        end=means[-1],
+        points=[(found.step, found.interval.mean) for found in result.evaluations],
         gain=f"{result.gain.mean:+.3f} ({result.gain.low:+.3f}..{result.gain.high:+.3f})",
         n=result.evaluations[-1].interval.n,
         engine_cpu_s=round(result.seconds["engine"], 1),
         learner_cpu_s=round(result.seconds["learner"], 1),
         app_cpu_s=round(app_cpu, 1),
         wall_s=round(wall, 1),
+        training=_training(result.folder),
     )
 
 
-def _missed(report: dict[str, Any]) -> Iterator[str]:
-    """What the example promises, and did not keep."""
-    for run in report["runs"]:
-        who = f"RL, seed {run.seed}"
-        if run.start < 0.35 or run.end < 0.70:
-            yield f"{who}: {run.start:.3f} -> {run.end:.3f}, promised from 0.35 to 0.70"
-        if run.cpu_s > 45:
-            yield f"{who}: {run.cpu_s:.1f} CPU-seconds, promised 45"
-    for run in [*report["runs"], *report["controls"]]:
-        if not run.checker_unchanged:
-            yield f"{run.name}, seed {run.seed}: the frozen checker's weights changed"
-        if run.name == "rewards permuted" and run.end - run.start >= 0.05:
-            yield f"permuted rewards gained {run.end - run.start:.3f}, promised below 0.05"
-        if run.draft_start is not None and run.draft_end is not None:
-            # two samples of one distribution differ by less than this in 95 of 100 cases
-            noise = 1.96 * math.sqrt(2 * 0.25 / run.n)
-            if abs(run.draft_end - run.draft_start) > noise:
-                yield f"first drafts moved: {run.draft_start:.3f} -> {run.draft_end:.3f}"
-    for more in report.get("more_sft", []):
-        if more["end"] >= more["rl"]:
-            yield f"more SFT, seed {more['seed']}: {more['end']:.3f}, RL {more['rl']:.3f}"
-    constant = report.get("constant_query")
-    if constant and constant["score"] > CONSTANT_CEILING:
-        yield f"a constant query scores {constant['score']:.3f}, promised {CONSTANT_CEILING}"
+def _training(folder: Path) -> dict[str, float]:
+    """Means over the training steps of the plain reward and of what AIR did."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    values: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        for key, value in line.items() if line["kind"] == "train" else ():
+            if key == "reward" or (key.startswith("air/") and not key.endswith("/seen")):
+                values[key].append(value)
+    return {key: round(math.fsum(found) / len(found), 4) for key, found in values.items()}
 
 
 def _children_cpu() -> float:
@@ -290,42 +508,223 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _print(report: dict[str, Any]) -> None:
-    print(
-        "| run | seed | start | middle | end | gain (95% CI) | n | engine + learner CPU-s |", end=""
+# --- what is said ---------------------------------------------------------------------------
+@dataclass
+class Report:
+    """The parts that were measured."""
+
+    example: str
+    subject: Subject
+    runs: list[Run] = field(default_factory=list)
+    controls: list[Run] = field(default_factory=list)
+    more_sft: list[dict[str, float]] = field(default_factory=list)
+    constant: dict[str, Any] | None = None
+    compared: dict[str, list[Run]] = field(default_factory=dict)
+    """Arm → a run for each seed."""
+
+    @property
+    def all_runs(self) -> list[Run]:
+        """Each once."""
+        compared = [run for runs in self.compared.values() for run in runs]
+        found = {(run.name, run.seed): run for run in [*self.runs, *self.controls, *compared]}
+        return list(found.values())
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The curves to draw."""
+        found = self.compared or {"RL": self.runs, **{run.name: [run] for run in self.controls}}
+        return [Arm(name, [run.points for run in runs]) for name, runs in found.items() if runs]
+
+    def missed(self) -> Iterator[str]:
+        """What the example promises, and did not keep."""
+        for run in self.runs:
+            yield from self._missed_by(run)
+        for run in self.all_runs:
+            if run.frozen_unchanged is False:
+                yield f"{run.name}, seed {run.seed}: the frozen agents' weights changed"
+        for run in self.controls:
+            if run.name == "rewards permuted" and run.end - run.start >= 0.05:
+                yield f"permuted rewards gained {run.end - run.start:.3f}, promised below 0.05"
+            if run.first_try is not None:
+                # two samples of one distribution differ by less than this in 95 of 100 cases
+                noise = 1.96 * math.sqrt(2 * 0.25 / run.n)
+                before, after = run.first_try
+                if abs(after - before) > noise:
+                    yield f"{run.name}: first tries moved: {before:.3f} -> {after:.3f}"
+        for more in self.more_sft:
+            if more["end"] >= more["rl"]:
+                yield f"more SFT, seed {more['seed']}: {more['end']:.3f}, RL {more['rl']:.3f}"
+        ceiling = self.subject.constant_ceiling
+        if self.constant and self.constant["score"] > ceiling:
+            yield f"a constant answer scores {self.constant['score']:.3f}, promised {ceiling}"
+
+    def _missed_by(self, run: Run) -> Iterator[str]:
+        who, promised = f"{run.name}, seed {run.seed}", self.subject
+        if run.start < promised.start or run.end < promised.end:
+            yield (
+                f"{who}: {run.start:.3f} -> {run.end:.3f}, promised from {promised.start} to "
+                f"{promised.end}"
+            )
+        if run.end - run.start < promised.gain:
+            yield f"{who}: gained {run.end - run.start:.3f}, promised {promised.gain}"
+        if run.cpu_s > promised.cpu_s:
+            yield f"{who}: {run.cpu_s:.1f} CPU-seconds, promised {promised.cpu_s}"
+
+    def text(self) -> str:
+        """The table, and a line for each control."""
+        runs = self.all_runs
+        lines = [HEADS, *map(_row, runs)] if runs else []
+        for run in runs:
+            who = f"{run.name}, seed {run.seed}"
+            if run.frozen_unchanged is not None:
+                lines.append(f"{who}: frozen agents' weights unchanged: {run.frozen_unchanged}")
+            if run.first_try is not None:
+                before, after = run.first_try
+                lines.append(f"{who}: first tries: {before:.3f} -> {after:.3f}")
+        lines += [
+            f"more SFT, seed {more['seed']}, {more['cpu_s']} CPU-s: {more['end']:.3f} "
+            f"(RL: {more['rl']:.3f})"
+            for more in self.more_sft
+        ]
+        if self.constant:
+            lines.append(
+                f"best of {self.constant['answers']} constant answers: "
+                f"{self.constant['score']:.3f} (at most {self.subject.constant_ceiling}): "
+                f"{self.constant['best']}"
+            )
+        return "\n".join([*lines, *self._compared_text()])
+
+    def _compared_text(self) -> Iterator[str]:
+        """Each arm over seeds, and its paired difference from the first."""
+        if not self.compared:
+            return
+        yield f"\nheld-out {self.subject.metric}, mean over seeds (95% interval over seeds):"
+        for arm in self.arms:
+            points = "  ".join(
+                f"step {step}: {found.mean:.3f} ({found.low:.3f}..{found.high:.3f})"
+                for step, found in steps_of(arm)
+            )
+            yield f"{arm.name}: {points}"
+        (first, plain), *others = self.compared.items()
+        for name, runs in others:
+            pairs = list(zip(runs, plain, strict=True))
+            for what, value in (("end", _end), ("mean of the curve", _area)):
+                found = seed_interval([value(run) - value(base) for run, base in pairs])
+                yield (
+                    f"{name} against {first}, {what}: {found.mean:+.3f} "
+                    f"({found.low:+.3f}..{found.high:+.3f}, {found.n} paired seeds): "
+                    f"{_verdict(found)}"
+                )
+        for name, runs in self.compared.items():
+            for run in runs:
+                yield f"{name}, seed {run.seed}, training: {run.training}"
+
+
+def _verdict(found: Interval) -> str:
+    if found.low > 0:
+        return "better"
+    return "worse" if found.high < 0 else "no difference that can be told from chance"
+
+
+def _end(run: Run) -> float:
+    return run.end
+
+
+def _area(run: Run) -> float:
+    """How high the curve is on average after the start: who learns sooner is higher."""
+    later = [mean for _, mean in run.points[1:]]
+    return math.fsum(later) / len(later)
+
+
+def _row(run: Run) -> str:
+    return (
+        f"| {run.name} | {run.seed} | {run.start:.3f} | {run.middle:.3f} | {run.end:.3f} | "
+        f"{run.gain} | {run.n} | {run.engine_cpu_s} + {run.learner_cpu_s} | {run.app_cpu_s} | "
+        f"{run.wall_s} | {run.warm_start_cpu_s} |"
     )
-    print(" app CPU-s, evaluation included | wall s | warm start CPU-s |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for run in [*report["runs"], *report.get("controls", [])]:
-        print(
-            f"| {run.name} | {run.seed} | {run.start:.3f} | {run.middle:.3f} | {run.end:.3f} | "
-            f"{run.gain} | {run.n} | {run.engine_cpu_s} + {run.learner_cpu_s} | {run.app_cpu_s} | "
-            f"{run.wall_s} | {run.warm_start_cpu_s} |"
+
+
+def main() -> int:
+    """Run everything, print the table; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args()
+    if options.evaluations < 1:
+        parser.error(f"--evaluations {options.evaluations}: at least 1")
+    subject = subject_of(options.example)
+    parts = options.parts or [part for part in subject.parts if part != subject.comparison]
+    _check_names(parser, f"{options.example} has no part", parts, subject.parts)
+    _check_names(parser, f"{options.example} has no arm", options.arms or [], subject.arms)
+    seeds = options.seeds or ([0, 1, 2, 3, 4] if parts == ["air"] else [0, 1, 2])
+    torch.set_num_threads(1)
+    started = time.time()
+    folder = subject.folder or options.example
+    cache = options.cache or ROOT / "examples" / folder / ".cache"
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(
+            options.example,
+            cache,
+            Path(scratch),
+            held_out=options.held_out,
+            steps=options.steps,
+            evaluations=options.evaluations,
+            split=options.split,
+            kept=options.json,
         )
-    for run in [*report["runs"], *report.get("controls", [])]:
-        print(f"{run.name}, seed {run.seed}: checker's weights unchanged: {run.checker_unchanged}")
-        if run.draft_start is not None:
-            print(f"  first drafts: {run.draft_start:.3f} -> {run.draft_end:.3f}")
-    for more in report.get("more_sft", []):
-        print(f"more SFT, seed {more['seed']}, {more['cpu_s']} CPU-s: {more['end']:.3f}", end=" ")
-        print(f"(RL: {more['rl']:.3f})")
-    constant = report.get("constant_query")
-    if constant:
-        print(f"best of {constant['queries']} constant queries: {constant['score']:.3f}", end=" ")
-        print(f"(at most {CONSTANT_CEILING}): {constant['best']}")
+        report = bench.report(parts, seeds, options.arms)
+    bench.kept.write(machine=_machine(started))
+    if options.plot is not None:
+        title = f"{options.example}: the mean over seeds, and its 95% interval"
+        draw(report.arms, options.plot, title=title, metric=subject.metric)
+    print(report.text())
+    missed = list(report.missed())
+    for target in missed:
+        print(f"MISSED: {target}")
+    return 1 if missed else 0
+
+
+def _check_names(
+    parser: argparse.ArgumentParser, what: str, given: Sequence[str], known: Collection[str]
+) -> None:
+    for name in given:
+        if name not in known:
+            parser.error(f"{what} {name}: {', '.join(known)}")
+
+
+def _machine(started: float) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "minutes": round((time.time() - started) / 60, 1),
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--example", choices=list(SUBJECTS), default="sql")
+    parser.add_argument("--seeds", type=int, nargs="+", help="0 1 2; of --parts air 0 1 2 3 4")
     parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--steps", type=int, help="iterations (the recipe's)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    default = Path(__file__).parents[1] / "examples" / "sql" / ".cache"
-    parser.add_argument("--cache", type=Path, default=default)
+    parser.add_argument(
+        "--evaluations", type=int, default=4, help="as often after the first; the last step too (4)"
+    )
+    parser.add_argument("--parts", nargs="+", help="those of the example, but air and agents")
+    parser.add_argument("--arms", nargs="+", help="of the part air or agents (all)")
+    parser.add_argument(
+        "--split",
+        choices=["test", "dev"],
+        default="test",
+        help="what is evaluated; dev to choose settings",
+    )
+    parser.add_argument("--json", type=Path, help="keep the figures there, and go on from them")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves there")
+    parser.add_argument(
+        "--cache", type=Path, help="data and warm starts (examples/<example>/.cache)"
+    )
     return parser
 
 

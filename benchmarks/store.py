@@ -1,21 +1,31 @@
-"""How fast the stores are: model calls, spans and rollouts per CPU-second of this process.
+"""How fast the stores are, against agentlightning 0.3.0's in-memory store in the same run.
 
-    python benchmarks/store.py [--quick] [--peer-python PATH]
+    python benchmarks/store.py [--quick] [--json PATH]
 
-A model call is an LLM span with 2.5 kB of text and a token record of 640 prompt and response ids
-and 128 log-probabilities, written in batches of 100. A rollout is enqueued, claimed and reported.
-`--peer-python` names an interpreter that has agentlightning 0.3.0: its in-memory store is to be
-measured in the same run, for ratios. A peer that cannot be measured is an error, never a blank.
+Per CPU-second of this process (and per wall second, in the last column):
+
+- model calls: an LLM span with 2.5 kB of text and a token record of 640 prompt and response ids and
+  128 log-probabilities; the peer keeps the same in one span's attributes;
+- rollouts, from enqueued to done: enqueue, claim, report. By one client that awaits each of the
+  three; by 64 such clients at once; and in batches of 100, as the trainer and its runners do it
+  (the peer has batches of the first two).
+
+SQLite is on disk, each write acknowledged once it survives `kill -9`; the peer's store forgets.
+The peer's environment is made by `_peers.py`. Exit status 1 if a target is missed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
+
+from _peers import run_peer
+from _report import Figure, finish, options_of
 
 from lightspan.conventions import CALL_ID, INPUT_MESSAGES, OUTPUT_MESSAGES
 from lightspan.records import (
@@ -32,10 +42,37 @@ from lightspan.spans import Span, SpanKind, new_span_id, new_trace_id
 from lightspan.store import Store, StoredCall
 from lightspan.stores import open_store
 
+PEER = "agentlightning-0.3.0"
 BATCH = 100
+CLIENTS = 64
 IDS, LOGPROBS, TEXT = 640, 128, 2500
 
-Measure = Callable[[Store, int], Awaitable[int]]
+
+class Spent(NamedTuple):
+    """Seconds."""
+
+    cpu: float
+    wall: float
+
+
+class Rate(NamedTuple):
+    """How many a second."""
+
+    per_cpu_s: float
+    per_s: float
+
+
+class Clock:
+    """CPU and wall time since it was made."""
+
+    def __init__(self) -> None:
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def spent(self) -> Spent:
+        return Spent(time.process_time() - self._cpu, time.perf_counter() - self._wall)
+
+
+Measure = Callable[[Store, int], Awaitable[Spent]]
 
 
 def make_call(attempt: Attempt, number: int) -> StoredCall:
@@ -78,17 +115,17 @@ async def _start(store: Store, number: int) -> list[Attempt]:
     return [claim.attempt for claim in await store.claim("bench", number, 3600.0, run)]
 
 
-async def measure_calls(store: Store, number: int) -> int:
+async def measure_calls(store: Store, number: int) -> Spent:
     """add_calls in batches, over 16 attempts."""
     attempts = await _start(store, 16)
     calls = [make_call(attempts[i % 16], i) for i in range(number)]
-    begin = time.process_time_ns()
+    clock = Clock()
     for start in range(0, number, BATCH):
         await store.add_calls(calls[start : start + BATCH])
-    return time.process_time_ns() - begin
+    return clock.spent()
 
 
-async def measure_single_calls(store: Store, number: int) -> int:
+async def measure_single_calls(store: Store, number: int) -> Spent:
     """add_calls one by one, 32 of them in flight, as a gateway writes."""
     attempts = await _start(store, 16)
     calls = iter([make_call(attempts[i % 16], i) for i in range(number)])
@@ -97,42 +134,61 @@ async def measure_single_calls(store: Store, number: int) -> int:
         for call in calls:
             await store.add_calls([call])
 
-    begin = time.process_time_ns()
+    clock = Clock()
     await asyncio.gather(*(write() for _ in range(32)))
-    return time.process_time_ns() - begin
+    return clock.spent()
 
 
-async def measure_spans(store: Store, number: int) -> int:
+async def measure_spans(store: Store, number: int) -> Spent:
     """add_spans in batches: the LLM spans alone."""
     [attempt] = await _start(store, 1)
     spans = [make_call(attempt, i).span for i in range(number)]
     ref = AttemptRef(attempt.attempt_id, attempt.epoch)
-    begin = time.process_time_ns()
+    clock = Clock()
     for start in range(0, number, BATCH):
         await store.add_spans(ref, spans[start : start + BATCH])
-    return time.process_time_ns() - begin
+    return clock.spent()
 
 
-async def measure_rollouts(store: Store, number: int) -> int:
+async def measure_batches(store: Store, number: int) -> Spent:
     """enqueue, claim and report in batches."""
-    return await _rollouts(store, number, BATCH)
+    rollouts = make_rollouts(number)
+    clock = Clock()
+    for start in range(0, number, BATCH):
+        await store.enqueue(rollouts[start : start + BATCH])
+        claims = await store.claim("bench", BATCH, 60.0)
+        await store.report([_success(claim.attempt) for claim in claims])
+    return clock.spent()
 
 
-async def measure_single_rollouts(store: Store, number: int) -> int:
-    """enqueue, claim and report, one rollout at a time."""
-    return await _rollouts(store, number, 1)
+async def measure_one_client(store: Store, number: int) -> Spent:
+    """enqueue, claim and report one rollout after the other."""
+    return await _clients(store, number, 1)
 
 
-async def _rollouts(store: Store, number: int, batch: int) -> int:
-    rollouts = [
+async def measure_many_clients(store: Store, number: int) -> Spent:
+    """Many clients at once, each one rollout after the other."""
+    return await _clients(store, number, CLIENTS)
+
+
+async def _clients(store: Store, number: int, clients: int) -> Spent:
+    rollouts = iter(make_rollouts(number))
+
+    async def work() -> None:
+        for rollout in rollouts:
+            await store.enqueue([rollout])
+            [claim] = await store.claim("bench", 1, 60.0)
+            await store.report([_success(claim.attempt)])
+
+    clock = Clock()
+    await asyncio.gather(*(work() for _ in range(clients)))
+    return clock.spent()
+
+
+def make_rollouts(number: int) -> list[Rollout]:
+    return [
         Rollout(rollout_id=new_id("ro"), task={"question": i}, task_id="t") for i in range(number)
     ]
-    begin = time.process_time_ns()
-    for start in range(0, number, batch):
-        await store.enqueue(rollouts[start : start + batch])
-        claims = await store.claim("bench", batch, 60.0)
-        await store.report([_success(claim.attempt) for claim in claims])
-    return time.process_time_ns() - begin
 
 
 def _success(attempt: Attempt) -> Report:
@@ -147,58 +203,96 @@ def _success(attempt: Attempt) -> Report:
 MEASURES: dict[str, tuple[Measure, int]] = {
     "model calls, batches of 100": (measure_calls, 10_000),
     "model calls, 32 in flight": (measure_single_calls, 5_000),
-    "LLM spans, batches of 100": (measure_spans, 10_000),
-    "rollouts, batches of 100": (measure_rollouts, 10_000),
-    "rollouts, one by one": (measure_single_rollouts, 3_000),
+    "LLM spans alone, batches of 100": (measure_spans, 10_000),
+    "rollouts, one client one by one": (measure_one_client, 5_000),
+    "rollouts, 64 clients one by one": (measure_many_clients, 10_000),
+    "rollouts, batches of 100": (measure_batches, 20_000),
 }
-REPEATS = 3
+TARGETS = {
+    ("memory", "model calls, batches of 100"): 10.0,
+    ("memory", "rollouts, one client one by one"): 3.0,
+    ("memory", "rollouts, 64 clients one by one"): 3.0,
+    ("memory", "rollouts, batches of 100"): 3.0,
+    ("SQLite", "model calls, batches of 100"): 5.0,
+    ("SQLite", "rollouts, one client one by one"): 1.0,
+    ("SQLite", "rollouts, 64 clients one by one"): 1.0,
+    ("SQLite", "rollouts, batches of 100"): 1.0,
+}
+"""The least ratio to the peer, CPU-second by CPU-second."""
+ROUNDS = 3
+
+Rates = dict[str, Rate]
 
 
-async def measure_store(url: str, quick: bool) -> dict[str, float]:
-    """Per measure, the median number per CPU-second."""
-    rates: dict[str, float] = {}
+async def measure_store(url: str, quick: bool) -> Rates:
+    """Each measure once, in a store of its own."""
+    rates: Rates = {}
     for name, (measure, number) in MEASURES.items():
         number = number // 10 if quick else number
-        times = []
-        for repeat in range(REPEATS):
-            async with open_store(url.format(f"{len(rates)}-{repeat}")) as store:
-                times.append(await measure(store, number))
-        rates[name] = number / (sorted(times)[REPEATS // 2] / 1e9)
+        async with open_store(url.format(len(rates))) as store:
+            spent = await measure(store, number)
+        rates[name] = Rate(number / spent.cpu, number / spent.wall)
     return rates
 
 
-def measure_peer(python: str) -> dict[str, float]:
-    """agentlightning's in-memory store, by the same measures, in its own interpreter."""
-    raise SystemExit(
-        f"--peer-python {python}: the comparison with agentlightning 0.3.0 is not written yet"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work")
-    parser.add_argument("--peer-python", help="an interpreter with agentlightning 0.3.0")
-    options = parser.parse_args()
-    peer = measure_peer(options.peer_python) if options.peer_python else None
+def measure_ours(quick: bool) -> dict[str, Rates]:
+    """Both stores."""
     with tempfile.TemporaryDirectory() as folder:
-        columns = {
-            "memory": asyncio.run(measure_store("memory:", options.quick)),
-            "SQLite": asyncio.run(measure_store(f"{Path(folder)}/{{}}.db", options.quick)),
+        return {
+            "memory": asyncio.run(measure_store("memory:", quick)),
+            "SQLite": asyncio.run(measure_store(f"{Path(folder)}/{{}}.db", quick)),
         }
-    print_table(columns, peer)
 
 
-def print_table(columns: dict[str, dict[str, float]], peer: dict[str, float] | None) -> None:
-    """Rates, and with a peer the ratios to it."""
-    print(f"{'per CPU-second':30}" + "".join(f"{name:>20}" for name in columns))
-    for measure in MEASURES:
-        cells = (_cell(rates[measure], (peer or {}).get(measure)) for rates in columns.values())
-        print(f"{measure:30}" + "".join(f"{cell:>20}" for cell in cells))
+def measure_peer(quick: bool) -> Rates:
+    """The peer's store, in its own interpreter."""
+    found = run_peer(PEER, "peer_store.py", *(["--quick"] if quick else []))
+    return {name: Rate(**rate) for name, rate in found.items()}
 
 
-def _cell(rate: float, peer: float | None) -> str:
-    return f"{rate:,.0f}" + (f" ({rate / peer:.1f}x)" if peer else "")
+def median(rounds: list[Rates]) -> Rates:
+    """Per measure the round whose rate per CPU-second is the median."""
+    return {name: sorted(one[name] for one in rounds)[len(rounds) // 2] for name in rounds[0]}
+
+
+def figures(columns: dict[str, Rates], peer: Rates) -> list[Figure]:
+    """A figure per store and measure, against the peer's where it has such a thing."""
+    return [
+        Figure(
+            what=f"{column}: {name}",
+            unit="per CPU-s",
+            ours=rates[name].per_cpu_s,
+            peer="0.3.0 memory" if name in peer else "",
+            theirs=peer[name].per_cpu_s if name in peer else None,
+            more_is_better=True,
+            at_least=TARGETS.get((column, name)),
+            note=_by_the_clock(rates[name], peer.get(name)),
+        )
+        for column, rates in columns.items()
+        for name in MEASURES
+    ]
+
+
+def _by_the_clock(ours: Rate, theirs: Rate | None) -> str:
+    """The same per wall second."""
+    if theirs is None:
+        return f"{ours.per_s:,.0f} per s"
+    ratio = ours.per_s / theirs.per_s
+    return f"{ours.per_s:,.0f} against {theirs.per_s:,.0f} per s: {ratio:.2f}x"
+
+
+def main() -> int:
+    """Measure us and the peer in turns, print the table."""
+    parser = options_of(__doc__ or "")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    options = parser.parse_args()
+    ours, peers = [], []
+    for _ in range(ROUNDS):
+        peers.append(measure_peer(options.quick))
+        ours.append(measure_ours(options.quick))
+    columns = {name: median([one[name] for one in ours]) for name in ours[0]}
+    return finish(figures(columns, median(peers)), options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

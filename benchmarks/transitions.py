@@ -1,104 +1,70 @@
-"""Decoded spans and token records to transitions: CPU time by number of turns.
+"""Decoded spans to transitions: CPU time by number of turns, against agentlightning 0.3.0.
 
-Two shapes of an attempt, three spans a turn (the call, a tool, the agent's step):
+    python benchmarks/transitions.py [--turns 16 256 1024] [--rounds 2] [--json PATH]
 
-- nested: each turn's spans lie inside those of the turn before, as deep as there are turns;
-- flat: every span is a child of the attempt's.
+Both sides are given the same trace in their own decoded form: a root, three spans a turn (the
+agent's step, its call, a tool), a reward at the end; 512 prompt and 128 sampled ids a call. Neither
+carries messages, and 0.3.0 no log-probabilities, which it would have to parse. Three shapes:
 
-Run: python benchmarks/transitions.py [--turns 16 256 1024] [--repeats 9] [--json]
+- nested: each turn's call and tool lie in the turn's step, a child of the root;
+- flat: every span is a child of the root, so that 0.3.0 must repair the hierarchy by times;
+- deep: each turn's step lies in the tool of the turn before. 0.3.0 recurses and cannot read it at
+  1,024 turns, so this one is ours alone.
 
-Prints the CPU milliseconds of the fastest repeat, microseconds per turn, and how the time grew
-against the number of turns (1.0 is linear) since the size before.
+Timed are `build_episode`, `cover` and `trained_transitions` against `TracerTraceToTriplet.adapt`;
+building the spans is not. Our transitions hold their ids packed until they are asked for: "ids as
+lists" asks for all of them, "and rows" merges them into training rows besides. Both sides must give
+as many transitions with the same token ids. A figure is the fastest repeat of alternating rounds.
+"Growth" is the time per turn at the most turns over that at the second most: 1 is linear.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
+
+from _peers import PeerError, run_peer
+from _report import Figure, finish, options_of
+from peer_transitions import RESPONSE_TOKENS, TURN_NS, digest, prompt_of, response_of, times_of
 
 from lightspan import conventions
-from lightspan.lightning import Selection, build_episode, cover, trained_transitions
-from lightspan.records import (
-    Attempt,
-    AttemptStatus,
-    Outcome,
-    Reward,
-    Rollout,
-    TokenRecord,
+from lightspan.lightning import (
+    Selection,
+    Transition,
+    build_episode,
+    build_rows,
+    cover,
+    trained_transitions,
 )
+from lightspan.records import Attempt, AttemptStatus, Outcome, Rollout, TokenRecord
 from lightspan.routing import Routing
 from lightspan.spans import Span, SpanKind, SpanStatus, decode_spans, encode_spans
 
-PROMPT_TOKENS, RESPONSE_TOKENS = 512, 128
+PEER: Final = "agentlightning-0.3.0"
+TARGETS: Final = {16: 10.0, 256: 50.0, 1024: 300.0}
+"""Turns → how many times faster."""
+GROWTH: Final = 2.0
+"""Time per turn may grow this much from 256 to 1,024 turns: caches, noise. Quadratic is 4."""
+
+Key = tuple[str, int]
+"""Shape, turns."""
 
 
-def spans_of(turns: int, nested: bool) -> list[Span]:
-    """Three spans a turn below one root."""
-    spans = [Span(span_id=f"{0:016x}", trace_id="0" * 32, name="attempt", attempt_id="at")]
-    parent = spans[0].span_id
-    for turn in range(turns):
-        step, call, tool = (f"{3 * turn + i + 1:016x}" for i in range(3))
-        spans += [
-            _span(step, parent, SpanKind.AGENT, turn),
-            _span(call, step, SpanKind.LLM, turn),
-            _span(tool, step, SpanKind.TOOL, turn),
-        ]
-        parent = tool if nested else parent
-    return decode_spans(encode_spans(spans))
+class Trace(NamedTuple):
+    """An attempt, decoded."""
+
+    attempt: Attempt
+    rollout: Rollout
+    spans: list[Span]
+    records: list[TokenRecord]
+    routing: Routing
 
 
-def _span(span_id: str, parent: str, kind: SpanKind, turn: int) -> Span:
-    called: dict[str, Any] = {
-        conventions.CALL_ID: f"call-{turn}",
-        conventions.CALL_OUTCOME: "ok",
-        conventions.REQUEST_MODEL: "model",
-    }
-    llm = kind is SpanKind.LLM
-    return Span(
-        span_id=span_id,
-        trace_id="0" * 32,
-        parent_id=parent,
-        name=kind.value,
-        kind=kind,
-        rollout_id="ro",
-        attempt_id="at",
-        start_ns=1_000 * turn + 1,
-        end_ns=1_000 * turn + 999,
-        status=SpanStatus.OK,
-        attributes={conventions.AGENT_PATH: "writer", **(called if llm else {})},
-        sequence_start=2 * turn + 1 if llm else None,
-        sequence_end=2 * turn + 2 if llm else None,
-    )
-
-
-def records_of(turns: int) -> list[TokenRecord]:
-    """One record a turn."""
-    prompt, response = list(range(PROMPT_TOKENS)), list(range(RESPONSE_TOKENS))
-    return [
-        TokenRecord.create(
-            prompt_ids=prompt,
-            response_ids=response,
-            logprobs=[-1.0] * RESPONSE_TOKENS,
-            versions=[(1, RESPONSE_TOKENS)],
-            attempt_id="at",
-            call_id=f"call-{turn}",
-            choice=0,
-            policy="policy",
-            span_id=f"{3 * turn + 2:016x}",
-            agent_path="writer",
-            sequence_start=2 * turn + 1,
-            sequence_end=2 * turn + 2,
-        )
-        for turn in range(turns)
-    ]
-
-
-def convert(spans: list[Span], records: list[TokenRecord], routing: Routing) -> int:
-    """What is measured; returns how many transitions came out."""
+def trace_of(turns: int, shape: str) -> Trace:
+    """The trace that `peer_transitions` builds too."""
     rollout = Rollout(rollout_id="ro", task=None, task_id="t", group_id="g")
     attempt = Attempt(
         attempt_id="at",
@@ -107,70 +73,186 @@ def convert(spans: list[Span], records: list[TokenRecord], routing: Routing) -> 
         epoch=1,
         status=AttemptStatus.SUCCEEDED,
         outcome=Outcome.OK,
-        reward=Reward(1.0),
     )
-    episode = build_episode(attempt, rollout, spans, records)
-    return len(trained_transitions(episode, cover(episode, routing)))
+    spans = decode_spans(encode_spans(_spans(turns, shape)))
+    records = [_record(turn) for turn in range(turns)]
+    return Trace(attempt, rollout, spans, records, Selection.of("*").routing)
 
 
-def cpu_ms(work: Callable[[], object], repeats: int) -> float:
-    """CPU milliseconds of the fastest of the repeats."""
+def _spans(turns: int, shape: str) -> list[Span]:
+    root, end = f"{0:016x}", TURN_NS * (turns + 1)
+    spans = [_span(root, None, SpanKind.CHAIN, (0, end))]
+    outside = root
+    for turn in range(turns):
+        step, call, tool = (f"{3 * turn + i + 1:016x}" for i in range(3))
+        times = times_of(turn)
+        inside = root if shape == "flat" else step
+        path = {conventions.AGENT_PATH: "writer"}
+        called: dict[str, Any] = {
+            conventions.REQUEST_MODEL: "model",
+            conventions.CALL_ID: f"call-{turn}",
+            conventions.CALL_OUTCOME: "ok",
+        }
+        llm = _span(call, inside, SpanKind.LLM, times["call"], {**path, **called})
+        spans += [
+            _span(step, outside, SpanKind.AGENT, times["step"], path),
+            llm.replace(sequence_start=2 * turn + 1, sequence_end=2 * turn + 2),
+            _span(tool, inside, SpanKind.TOOL, times["tool"], path),
+        ]
+        outside = tool if shape == "deep" else root
+    reward = {conventions.REWARD_VALUE: 1.0}
+    at = (end - 20, end - 10)
+    return [*spans, _span(f"{3 * turns + 1:016x}", root, SpanKind.REWARD, at, reward)]
+
+
+def _span(
+    span_id: str,
+    parent: str | None,
+    kind: SpanKind,
+    at: tuple[int, int],
+    attributes: dict[str, Any] | None = None,
+) -> Span:
+    return Span(
+        span_id=span_id,
+        trace_id="0" * 32,
+        parent_id=parent,
+        name=kind.value,
+        kind=kind,
+        rollout_id="ro",
+        attempt_id="at",
+        start_ns=at[0],
+        end_ns=at[1],
+        status=SpanStatus.OK,
+        attributes=attributes or {},
+    )
+
+
+def _record(turn: int) -> TokenRecord:
+    return TokenRecord.create(
+        prompt_ids=prompt_of(turn),
+        response_ids=response_of(turn),
+        logprobs=[-1.0] * RESPONSE_TOKENS,
+        versions=[(1, RESPONSE_TOKENS)],
+        attempt_id="at",
+        call_id=f"call-{turn}",
+        choice=0,
+        policy="policy",
+        span_id=f"{3 * turn + 2:016x}",
+        agent_path="writer",
+        sequence_start=2 * turn + 1,
+        sequence_end=2 * turn + 2,
+    )
+
+
+# --- what is timed --------------------------------------------------------------------------
+def transitions(trace: Trace) -> list[Transition]:
+    """Spans and records to transitions."""
+    episode = build_episode(trace.attempt, trace.rollout, trace.spans, trace.records)
+    return trained_transitions(episode, cover(episode, trace.routing))
+
+
+def with_ids(trace: Trace) -> list[tuple[list[int], list[int]]]:
+    """And all token ids as lists."""
+    return [(one.prompt_ids, one.response_ids) for one in transitions(trace)]
+
+
+def with_rows(trace: Trace) -> int:
+    """And merged into rows."""
+    return len(build_rows(transitions(trace)).rows)
+
+
+WORK: Final[dict[str, Callable[[Trace], object]]] = {
+    "transitions": transitions,
+    "ids as lists": with_ids,
+    "and rows": with_rows,
+}
+
+
+def cpu_ms(work: Callable[[Trace], object], trace: Trace, turns: int) -> float:
+    """CPU milliseconds of the fastest of nine repeats."""
+    inner = max(1, 2_000 // turns)
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(9):
         gc.collect()
         start = time.process_time_ns()
-        work()
-        best = min(best, (time.process_time_ns() - start) / 1e6)
+        for _ in range(inner):
+            work(trace)
+        best = min(best, (time.process_time_ns() - start) / inner / 1e6)
     return best
 
 
-def measure(turns: int, nested: bool, repeats: int) -> float:
-    """CPU milliseconds for an attempt of this shape."""
-    spans, records = spans_of(turns, nested), records_of(turns)
-    routing = Selection.of("*").routing
-    found = convert(spans, records, routing)
-    if found != turns:
-        raise SystemExit(f"{found} transitions of {turns} turns")
-    inner = max(1, 2_000 // turns)
+def check(trace: Trace, peer: dict[str, Any]) -> None:
+    """Both sides gave the same.
 
-    def work() -> None:
-        for _ in range(inner):
-            convert(spans, records, routing)
-
-    return cpu_ms(work, repeats) / inner
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
-    parser.add_argument("--turns", type=int, nargs="+", default=[16, 256, 1024])
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    arguments = parser.parse_args()
-    for shape in ("nested", "flat"):
-        before: tuple[int, float] | None = None
-        for turns in arguments.turns:
-            spent = measure(turns, shape == "nested", arguments.repeats)
-            growth = None
-            if before is not None:
-                growth = (spent / before[1]) / (turns / before[0])
-            before = turns, spent
-            report(shape, turns, spent, growth, arguments.json)
+    Raises:
+        PeerError: they did not.
+    """
+    found = transitions(trace)
+    same = digest(with_ids(trace)) == peer["digest"]
+    if len(found) != peer["turns"] or peer["transitions"] != peer["turns"] or not same:
+        raise PeerError(
+            f"{peer['shape']}, {peer['turns']} turns: {len(found)} transitions, the peer "
+            f"{peer['transitions']}, {'the same' if same else 'differing'} token ids"
+        )
 
 
-def report(shape: str, turns: int, spent: float, growth: float | None, as_json: bool) -> None:
-    """Print one measurement."""
-    per_turn = 1_000 * spent / turns
-    if as_json:
-        known = {"shape": shape, "turns": turns, "cpu_ms": spent, "us_per_turn": per_turn}
-        print(json.dumps({**known, "growth_per_turn": growth}))
-        return
-    grew = "" if growth is None else f"  grew {growth:.2f}x per turn"
-    print(f"{shape:6}  {turns:5} turns  {spent:9.3f} CPU ms  {per_turn:6.2f} us a turn{grew}")
+# --- the table ------------------------------------------------------------------------------
+def main() -> int:
+    """See the module; the exit status says whether the targets are reached."""
+    parser = options_of(__doc__)
+    parser.add_argument("--turns", type=int, nargs="+", default=sorted(TARGETS))
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    turns = sorted(options.turns)
+    shapes = ("nested", "flat")
+    keys = [(shape, count) for shape in (*shapes, "deep") for count in turns]
+    ours: dict[tuple[Key, str], float] = {}
+    theirs: dict[Key, float] = {}
+    for _ in range(options.rounds):
+        for key in keys:
+            trace = trace_of(key[1], key[0])
+            for name, work in WORK.items():
+                spent = cpu_ms(work, trace, key[1])
+                ours[key, name] = min(spent, ours.get((key, name), spent))
+        peers = run_peer(
+            PEER,
+            "peer_transitions.py",
+            *("--turns", *map(str, turns), "--shapes", *shapes, "--repeats", "6"),
+        )
+        for peer in peers:
+            shape, count = peer["shape"], peer["turns"]
+            check(trace_of(count, shape), peer)
+            theirs[shape, count] = min(peer["cpu_ms"], theirs.get((shape, count), peer["cpu_ms"]))
+    figures = [figure(name, key, ours[key, name], theirs.get(key)) for name in WORK for key in keys]
+    return finish([*figures, *growth(ours, keys)], options.json)
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    pass
+def figure(name: str, key: Key, ours: float, theirs: float | None) -> Figure:
+    """One line; the peer makes no rows, so it is not compared with them."""
+    shape, turns = key
+    compared = theirs is not None and name != "and rows"
+    return Figure(
+        what=f"{name}, {shape}, {turns} turns",
+        unit="CPU-ms",
+        ours=ours,
+        peer=PEER if compared else "",
+        theirs=theirs if compared else None,
+        at_least=TARGETS.get(turns) if compared and name == "transitions" else None,
+    )
+
+
+def growth(ours: dict[tuple[Key, str], float], keys: list[Key]) -> list[Figure]:
+    """How the time per turn grows between the two largest sizes of each shape."""
+    figures = []
+    for shape in dict.fromkeys(shape for shape, _ in keys):
+        counts = [count for name, count in keys if name == shape][-2:]
+        if len(counts) < 2:
+            continue
+        less, more = (ours[(shape, count), "transitions"] / count for count in counts)
+        what = f"growth per turn, {shape}, {counts[0]} to {counts[1]} turns"
+        figures.append(Figure(what=what, unit="x", ours=more / less, at_most=GROWTH))
+    return figures
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import socket
+import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# no test asserts a time
+settings.register_profile("lightspan", deadline=None)
+settings.load_profile("lightspan")
+
+# CrewAI keeps the outputs of its latest tasks in a file per user and name of the working folder,
+# and its versions misread one another's. Programs that tests start share this one.
+_crewai = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
+os.environ["CREWAI_STORAGE_DIR"] = _crewai.name
+
+# Before CrewAI and litellm are imported: they ask and report to the internet otherwise.
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
+os.environ["CREWAI_DISABLE_TRACKING"] = "true"
+os.environ["CREWAI_TRACING_ENABLED"] = "false"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def pytest_sessionstart() -> None:
+    """What the nox session installed for these tests is there: a file that misses it is skipped."""
+    for name in filter(None, os.environ.get("LIGHTSPAN_EXPECTED", "").split(",")):
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                importlib.import_module(name)
+        except ImportError as error:
+            raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
 
 
 def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,10 @@ pytest.importorskip("langchain")
 
 import openai
 from langchain.agents import create_agent
+from langchain_core.callbacks import CallbackManager
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -46,6 +50,7 @@ from lightspan.routing import make_routing
 from lightspan.scope import Recorder, Scope, open_scope
 from lightspan.spans import Span, SpanStatus
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan.testing.stage import Part, Stage
 from lightspan_langgraph import LightspanCallback, _hook, agents, instrument, uninstrument
 from lightspan_langgraph._identity import RunTree
 
@@ -127,7 +132,7 @@ def captured(**more: Any) -> Iterator[Captured]:
     result.close()
 
 
-def chat(server: ScriptedServer, **more: Any) -> ChatOpenAI:
+def chat(server: ScriptedServer | Stage, **more: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model="m", base_url=server.url, api_key=SecretStr("key"), max_retries=0, **more
     )
@@ -221,32 +226,71 @@ async def test_every_node_is_an_agent_async(server: ScriptedServer) -> None:
     assert run.tree == TWO_NODES
 
 
+def check_answers(run: Captured) -> None:
+    """Each call has its own answer's id and what it used, which LangChain forgets of a stream."""
+    spans = [span.attributes for span in run.spans if span.kind == "llm"]
+    ids = [str(attributes["gen_ai.response.id"]) for attributes in spans]
+    assert [one.startswith("chatcmpl-") for one in ids] == [True, True]
+    assert len(set(ids)) == 2
+    for attributes in spans:
+        assert attributes["gen_ai.usage.input_tokens"] == 1
+        assert attributes["gen_ai.usage.output_tokens"] == 1
+
+
 @pytest.mark.parametrize("mode", ["messages", "values", "updates", ["messages", "custom"]])
 def test_stream(server: ScriptedServer, mode: Any) -> None:
-    graph = two_nodes(server)
+    model = chat(server, stream_usage=True)
+    graph = graph_of(("writer", asks(model)), ("checker", asks(model)))
     with captured() as run:
         chunks = list(graph.stream(USER, stream_mode=mode))
     assert chunks
     assert run.tree == TWO_NODES
     assert bool(server.requests[0].body.get("stream")) is ("messages" in mode)
+    check_answers(run)
+
+
+def test_stream_without_usage(server: ScriptedServer) -> None:
+    """Nobody asks another endpoint for it unless the app does; the gateway counts by itself."""
+    with captured() as run:
+        list(two_nodes(server).stream(USER, stream_mode="messages"))
+    spans = [span.attributes for span in run.spans if span.kind == "llm"]
+    assert ["gen_ai.response.id" in attributes for attributes in spans] == [True, True]
+    assert ["gen_ai.usage.input_tokens" in attributes for attributes in spans] == [False, False]
+
+    with Stage() as stage:
+        played = stage.open(Part({"writer": ["A draft."]}), through_gateway=True)
+        graph = graph_of(("writer", asks(chat(stage), f"You are writer. {played.text}")))
+        with open_scope(played.scope):
+            list(graph.stream(USER, stream_mode="messages"))
+        wire.close()
+        stage.close(played)
+    (attributes,) = (span.attributes for span in played.spans if span.kind == "llm")
+    (record,) = played.records
+    assert str(attributes["gen_ai.response.id"]).startswith("chatcmpl-")
+    assert attributes["gen_ai.usage.input_tokens"] == len(record.prompt_ids)
+    assert attributes["gen_ai.usage.output_tokens"] == len(record.response_ids)
 
 
 async def test_astream_messages(server: ScriptedServer) -> None:
-    model = chat(server)
+    model = chat(server, stream_usage=True)
     graph = graph_of(("writer", asks_async(model)), ("checker", asks_async(model)))
     with captured() as run:
         async for _ in graph.astream(USER, stream_mode="messages"):
             pass
     assert run.tree == TWO_NODES
+    assert [request.body["stream"] for request in server.requests] == [True, True]
+    check_answers(run)
 
 
 async def test_astream_events(server: ScriptedServer) -> None:
-    model = chat(server)
+    model = chat(server, stream_usage=True)
     graph = graph_of(("writer", asks_async(model)), ("checker", asks_async(model)))
     with captured() as run:
         events = [event["event"] async for event in graph.astream_events(USER, version="v2")]
     assert "on_chat_model_stream" in events
     assert run.tree == TWO_NODES
+    assert [request.body["stream"] for request in server.requests] == [True, True]
+    check_answers(run)
 
 
 def test_interrupt_and_resume(server: ScriptedServer) -> None:
@@ -618,6 +662,155 @@ def _human(text: str) -> Any:
     return HumanMessage(text)
 
 
+# --- model clients that bypass the OpenAI SDK -----------------------------------------------
+class Own(BaseChatModel):
+    """A model client of the user's own."""
+
+    says: str = "fine"
+
+    @property
+    def _llm_type(self) -> str:
+        return "own"
+
+    def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+        if self.says == "fail":
+            raise ConnectionError("down")
+        usage: Any = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
+        message = AIMessage(self.says, usage_metadata=usage)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(self, messages: Any, *args: Any, **more: Any) -> Iterator[ChatGenerationChunk]:
+        for letter in self.says:
+            yield ChatGenerationChunk(message=AIMessageChunk(letter))
+
+
+def node_of(model: Any, **more: Any) -> Any:
+    def work(state: Any) -> dict[str, Any]:
+        return {"messages": [model.invoke([("system", "Be kind."), ("user", "go")], **more)]}
+
+    return graph_of(("writer", work))
+
+
+def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure() -> None:
+    with captured() as run:
+        node_of(Own(metadata={"lightspan_agent": "poet"})).invoke(USER)
+    assert run.tree == [
+        "invoke_agent writer @writer",
+        "  invoke_agent poet @writer/poet",
+        "    chat Own @writer/poet",
+    ]
+    found = dict(run.one("chat Own").attributes)
+    assert str(found.pop("lightspan.call.id")).startswith("call")
+    assert found == {
+        "lightspan.agent.path": "writer/poet",
+        "lightspan.route": "app",
+        "lightspan.call.outcome": "ok",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "Own",
+        "openinference.span.kind": "LLM",
+        "gen_ai.input.messages": '[{"role":"system","parts":[{"type":"text","content":"Be kind."}]'
+        '},{"role":"user","parts":[{"type":"text","content":"go"}]}]',
+        "gen_ai.output.messages": '[{"role":"assistant","parts":[{"type":"text","content":'
+        '"fine"}],"finish_reason":"stop"}]',
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 2,
+    }
+
+
+def test_a_bypassing_client_that_streams() -> None:
+    def work(state: Any) -> dict[str, Any]:
+        return {"messages": ["".join(chunk.text for chunk in Own().stream("go"))]}
+
+    with captured() as run:
+        graph_of(("writer", work)).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer", "  chat Own @writer"]
+    assert '"content":"fine"' in str(run.one("chat Own").attributes["gen_ai.output.messages"])
+
+
+def test_a_bypassing_text_model() -> None:
+    from langchain_core.language_models import FakeListLLM
+
+    with captured() as run:
+        FakeListLLM(responses=["fine"]).invoke("go")
+    (call,) = run.spans
+    assert path_of(call) == "app"
+    assert '"content":"go"' in str(call.attributes["gen_ai.input.messages"])
+    assert '"content":"fine"' in str(call.attributes["gen_ai.output.messages"])
+
+
+def test_a_bypassing_client_that_fails() -> None:
+    with captured() as run, pytest.raises(ConnectionError):
+        node_of(Own(says="fail")).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer error", "  chat Own @writer error"]
+    span = run.one("chat Own")
+    assert span.attributes["lightspan.call.outcome"] == "error"
+    assert span.attributes["error.type"] == "ConnectionError"
+
+
+async def test_several_prompts_of_a_bypassing_client() -> None:
+    prompts: Any = [[_human("a")], [_human("b")]]
+    with captured() as run:
+        Own().generate(prompts)
+        await Own().agenerate(prompts)
+        await Own().abatch(["c", "d"])
+    asked = [str(span.attributes["gen_ai.input.messages"]) for span in run.spans]
+    assert sorted(re.findall(r'"content":"(\w)"', "".join(asked))) == list("aabbcd")
+
+
+def test_a_client_around_an_openai_client_records_nothing_twice(server: ScriptedServer) -> None:
+    inner = chat(server)
+
+    class Around(Own):
+        def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
+            said = inner.invoke(messages)
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(said.text))])
+
+    with captured() as run:
+        node_of(Around()).invoke(USER)
+    assert run.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+
+
+def test_what_langchains_cache_answers_is_no_call() -> None:
+    from langchain_core.caches import InMemoryCache
+
+    model = Own(cache=InMemoryCache())
+    with captured() as run:
+        for _ in range(3):
+            model.invoke("go")
+    assert [span.name for span in run.spans] == ["chat Own"]
+
+
+def test_a_bypassing_client_leaves_nothing_behind() -> None:
+    with captured() as run:
+        next(Own().stream("go"))
+        attempt = _hook._attempts[run.scope.recorder]
+    gc.collect()
+    assert attempt.asks == {}
+    assert len(run.spans) == 1
+
+
+def test_a_graph_that_is_renamed_while_it_runs(server: ScriptedServer) -> None:
+    """It keeps the name that it had when it began; the next run has the new one."""
+
+    @tool
+    def rename() -> str:
+        """Rename the agent."""
+        agent.name = "author"
+        return "done"
+
+    agent = create_agent(chat(server), [rename], name="writer")
+    server._script = lambda request: (
+        Reply(text="done")
+        if request.messages[-1]["role"] == "tool"
+        else Reply(tool_calls=[ToolCall(name="rename", arguments="{}", call_id="c1")])
+    )
+    with captured() as run:
+        agent.invoke(USER)
+    assert run.calls == ["writer", "writer"]
+
+
+# --- threads --------------------------------------------------------------------------------
 def test_threads(server: ScriptedServer) -> None:
     """With the context carried along the name is known; a bare thread is outside the scope."""
     client = raw_client(server)
@@ -932,6 +1125,27 @@ def test_instrument_twice_is_once(server: ScriptedServer) -> None:
             two_nodes(server).invoke(USER)
     assert run.tree == TWO_NODES
     assert len(langchain_context._configure_hooks) == count  # the outer one still holds
+
+
+def test_langchain_tells_nobody_outside_a_scope() -> None:
+    def listening() -> list[Any]:
+        return [h for h in CallbackManager.configure().handlers if h is _hook._callback]
+
+    assert listening() == []
+    with open_scope(make_scope()):
+        assert listening() == [_hook._callback]
+    assert listening() == []
+
+
+def test_a_scope_opened_inside_a_run_is_recorded(server: ScriptedServer) -> None:
+    inner = two_nodes(server)
+
+    def recorded(_: Any) -> list[str]:
+        with captured() as run:
+            inner.invoke(USER)
+        return run.tree
+
+    assert RunnableLambda(recorded).invoke("go") == TWO_NODES
 
 
 def test_uninstrument(server: ScriptedServer) -> None:

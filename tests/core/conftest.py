@@ -32,6 +32,55 @@ def apps() -> Any:
     return importlib.import_module("toy_apps")
 
 
+@pytest.fixture(scope="session")
+def dry_apps() -> Any:
+    """The module `dry_apps`, likewise."""
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    return importlib.import_module("dry_apps")
+
+
+@pytest.fixture(scope="session")
+def one_step(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The folder of a run of one step in two minibatches (two writer calls a rollout, a frozen
+    checker), and the rows that its learner was given. Only to be read."""
+    from lightspan import LightningRL, Trainer
+    from lightspan.learners import Optimizer
+    from lightspan.learners.torch import TorchLearner
+    from lightspan.progress import SilentReporter
+
+    rows: list[Any] = []
+
+    class Recording(TorchLearner):
+        def update(self, given: Any, *args: Any, **more: Any) -> dict[str, float]:
+            rows.extend(given)
+            return super().update(given, *args, **more)
+
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    app = importlib.import_module("inspected_app")
+    tasks = [{"question": f"say {number}"} for number in range(3)]
+    for seed in range(8):  # what is sampled depends on the batching, so a step may teach nothing
+        algorithm = LightningRL(
+            tiny,
+            optimize="writer",
+            frozen="base",
+            group_size=4,
+            tasks_per_step=3,
+            minibatches=2,
+            seed=seed,
+        )
+        learner = Recording({"policy": tiny}, optimizer=Optimizer(learning_rate=1e-3), seed=0)
+        folder = tmp_path_factory.mktemp("one-step") / "run"
+        trainer = Trainer(
+            algorithm, steps=1, folder=folder, learner=learner, reporter=SilentReporter()
+        )
+        trainer.fit(app.answer, tasks, [{"question": "held out"}])
+        if rows:
+            break
+    return folder, rows
+
+
 @pytest.fixture
 def lines() -> Any:
     """A reporter that keeps its lines."""
@@ -77,3 +126,17 @@ def questions(count: int, **fields: Any) -> list[dict[str, Any]]:
 def ask() -> Callable[..., list[dict[str, Any]]]:
     """`questions`, for tests (a conftest cannot be imported)."""
     return questions
+
+
+@pytest.fixture(scope="session")
+def app_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with core, the OpenAI SDK and `only_here`: no torch, no web
+    server."""
+    if str(APPS) not in sys.path:
+        sys.path.insert(0, str(APPS))
+    environment = importlib.import_module("app_environment")
+    folder = tmp_path_factory.mktemp("app-environment")
+    python: Path = environment.app_environment(folder, "openai")
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "only_here.py").write_text('VALUE = "installed"\n')
+    return python

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from lightspan.algorithms.measures import alarms, merge_updates, rollout_metrics
 from lightspan.engines import EngineCapabilities
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.health import Health
-from lightspan.learners import LearnerCapabilities
+from lightspan.learners import LearnerCapabilities, Loss
+from lightspan.lightning.advantages import Explanation, Zero
 from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Rejection
+from lightspan.lightning.transitions import TransitionKey
 from lightspan.records import (
     Attempt,
     AttemptStatus,
@@ -88,7 +92,23 @@ def test_shared_is_the_only_policy() -> None:
         ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
         ({"minibatches": 0}, "minibatches=0 must be at least 1"),
         ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
-        ({"resample": -1}, "resample=-1 must not be negative"),
+        ({"group_size": 2.5}, "group_size=2.5 must be a whole number of at least 1"),
+        ({"tasks_per_step": 2.5}, "tasks_per_step=2.5 must be a whole number of at least 1"),
+        ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),
+        ({"group_size": None}, "group_size=None must be a whole number of at least 1"),
+        ({"resample": -1}, "resample=-1 must be at least 0"),
+        ({"max_staleness": -1}, "max_staleness=-1 must be at least 0"),
+        ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
+        ({"max_length": 1}, "max_length=1 must be at least 2"),
+        ({"timeout_s": 0}, "timeout_s=0 must be a finite number above 0"),
+        ({"learning_rate": -1e-3}, "learning_rate=-0.001 must be a finite number above 0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number"),
+        ({"lora": 16}, r"lora=16: use LoRA\(rank=16\)"),
+        ({"lora": True}, r"lora=True: use lightspan\.LoRA\(…\), or None"),
+        ({"optimize": {"a": Policy(lora=8)}}, r"lora=8: use LoRA\(rank=8\)"),  # type: ignore[arg-type]
+        ({"loss": LoRA()}, r"loss=LoRA\(.*: use lightspan\.PolicyLoss\(…\)"),
+        ({"optimizer": "adamw"}, r"optimizer='adamw': use lightspan\.Optimizer\(…\)"),
         ({"temperature": 0.0}, "temperature=0.0: training needs a positive one"),
         ({"temperature": float("nan")}, "temperature=nan: training needs a positive one"),
         ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
@@ -239,6 +259,8 @@ class Scripted:
         self.groups = groups
         self.asked: list[int] = []
         self.notes: list[str] = []
+        self.explained: dict[TransitionKey, Explanation] = {}
+        self.updated: list[list[str]] = []
         self.step = 1
         self.versions = {"policy": 1}
         self.rng = random.Random(0)
@@ -261,6 +283,23 @@ class Scripted:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
+        self.explained = dict(explanations)
+
+    async def learn(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    async def publish(self) -> None:
+        self.versions["policy"] += 1
+
+    @property
+    def learner(self) -> Any:
+        return self
+
+    def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
+        self.updated.append(sorted({row.rollout_id for row in rows}))
+        return {}
 
 
 FLAT, VARIES, UNSCORED = (1.0, 1.0), (0.0, 1.0), (None, 1.0)
@@ -307,6 +346,34 @@ async def test_replaced_groups_stay_in_the_statistics() -> None:
     assert batch.counters["groups:identical"] == 1
     assert len(batch.rows) == 4
     assert batch.weight_mass() == pytest.approx(4 / 6)
+
+
+async def test_a_step_without_variance_explains_its_transitions_too() -> None:
+    """`inspect` and `export` say what an explanation says: zero, because the group is identical."""
+    world: Any = Scripted([FLAT, FLAT])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    await algorithm.run_step(world)
+    assert world.updated == []
+    assert sorted(world.explained) == [
+        (f"at-g{group}-{member}", "call", 0) for group in (0, 1) for member in (0, 1)
+    ]
+    assert {(why.advantage, why.zero) for why in world.explained.values()} == {
+        (0.0, Zero.IDENTICAL)
+    }
+
+
+async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
+    """Four rollouts in four optimiser steps: those of the flat group make steps without rows."""
+    world: Any = Scripted([VARIES, FLAT])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, minibatches=4)
+    await algorithm.run_step(world)
+    assert sorted(world.updated) == [["g0-0"], ["g0-1"]]
+    assert {key[0]: bool(why.advantage) for key, why in world.explained.items()} == {
+        "at-g0-0": True,
+        "at-g0-1": True,
+        "at-g1-0": False,
+        "at-g1-1": False,
+    }
 
 
 # --- what it says of a step ---------------------------------------------------------------------
@@ -375,7 +442,15 @@ def test_updates_are_merged_by_what_their_metrics_are() -> None:
         ({"logprob_gap_mean": 0.3, "fresh_tokens": 0.0}, 0, ""),
         ({"logprob_gap_mean": 0.3, "fresh_tokens": 9.0}, 1, "differ by 0.3 on average"),
         ({"logprob_gap_mean": float("nan"), "fresh_tokens": 9.0}, 1, "differ by nan"),
-        ({"skipped": 2.0}, 1, "2 updates were skipped: their loss or gradient is not finite"),
+        ({"skipped": 0.0, "loss": 1.0, "grad_norm": 1.0}, 0, ""),
+        ({"skipped": 2.0}, 1, "2 updates were skipped, and changed no weights: the loss or the "),
+        (
+            {"skipped": 1.0, "loss": float("nan"), "grad_norm": 2.0},
+            1,
+            "1 update was skipped, and changed no weights: the loss or the gradient is not finite "
+            "(loss nan, grad_norm 2); lower learning_rate",
+        ),
+        ({"skipped": 1.0, "loss": 0.0, "grad_norm": 0.0}, 1, "their rows had no token to train"),
     ],
 )
 def test_alarms(learned: Mapping[str, float], count: int, text: str) -> None:
@@ -443,3 +518,29 @@ def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> 
     Health(routing, print, agents=["reviewer"]).look([_episode("g", 0, 1.0)])
     with pytest.raises(UnknownAgentError, match="no agent matches 'reviewer'"):
         Health(routing, print).look([_episode("g", 0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"),
+    [
+        (2, "no model call was seen: all 2 rollouts failed, the first: app_error: boom"),
+        (
+            0,
+            "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL "
+            "(rollouts: 2)",
+        ),
+        (
+            1,
+            "no model call was seen: 1 of 2 rollouts failed, the first: app_error: boom; in the "
+            "others the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL",
+        ),
+    ],
+)
+def test_without_any_model_call_that_is_what_is_said(failed: int, said: str) -> None:
+    failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR, "message": "boom"}
+    episodes = [_episode("g", n, None, **(failure if n < failed else {})) for n in range(2)]
+    episodes = [replace(episode, calls=(), spans=()) for episode in episodes]
+    health = Health(LightningRL(MODEL, optimize="planner").routing(), lambda text: None)
+    with pytest.raises(UnknownAgentError) as raised:
+        health.look(episodes)
+    assert str(raised.value) == said

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import lightspan
 from lightspan import SFT, LoRA, Optimizer, Trainer
 from lightspan.algorithms.sft import Demonstration, demonstrations_from
 from lightspan.engines.chat import load_tokenizer
@@ -18,6 +21,7 @@ from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
 from lightspan.records import Mode
 from lightspan.rollouts import stored_episodes
+from lightspan.testing.scripted import ScriptedServer
 
 QUIET = SilentReporter()
 
@@ -129,6 +133,102 @@ def test_loss_is_the_mean_over_the_answers_tokens(tiny: Path, tmp_path: Path) ->
     assert result.losses == [pytest.approx(-(scores[3] + scores[4]) / 2, rel=1e-5)]
 
 
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "capital?"},
+    {"role": "assistant", "content": "Rome"},
+    {"role": "user", "content": "colour?"},
+    {"role": "assistant", "content": "red"},
+]
+
+
+def test_all_turns_are_imitated_as_if_each_were_a_chat(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    """The same loss and weights afterwards, with the run computed once."""
+    whole = SFT(tiny, learning_rate=1e-3, batch_size=2, turns="all")
+    first = whole.fit([{"messages": TURNS}], tmp_path / "whole", reporter=QUIET)
+    parts = SFT(tiny, learning_rate=1e-3, batch_size=2)
+    second = parts.fit([TURNS[:2], TURNS], tmp_path / "parts", reporter=QUIET)
+    assert first.losses == [pytest.approx(second.losses[0], rel=1e-5)]
+    [[row], [one, two]] = updates
+    longest, shortest = sorted((one, two), key=lambda each: -len(each.ids))
+    assert row.ids == longest.ids
+    padding = [False] * (len(row.ids) - len(shortest.ids))
+    masks = zip(longest.mask, [*shortest.mask, *padding], strict=True)
+    assert row.mask == [a or b for a, b in masks]
+    answers = sum(longest.mask) + sum(shortest.mask)
+    assert {weight for weight in row.weights if weight} == {1 / answers}
+    models = [AutoModelForCausalLM.from_pretrained(each.model) for each in (first, second)]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_earlier_answers_count_in_full_beside_the_prompts_weight(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    demo = Demonstration(prompt_ids=[5, 6, 7, 9], response_ids=[8], earlier=[(2, 3)])
+    SFT(tiny, prompt_weight=0.25).fit([demo], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    assert row.weights == [0.0, 0.1, 0.4, 0.1, 0.4]  # of 2 · 0.25 + 2 · 1
+
+
+def _with_template(model: Path, folder: Path, template: str) -> Path:
+    """A copy of the model with another chat template."""
+    shutil.copytree(model, folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_template_that_changes_what_was_said_cannot_imitate_all_turns(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """As templates do that leave an earlier answer's thoughts out."""
+    model = _with_template(
+        tiny,
+        tmp_path / "forgetful",
+        "{% for m in messages %}{{ m.role }}:"
+        "{{ m.content if loop.last or m.role == 'user' else 'said' }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+    )
+    assert SFT(model).fit([TURNS], tmp_path / "last", reporter=QUIET).demonstrations == 1
+    message = r'\[0\]: the chat template renders messages\[1\] .* give turns="last"'
+    with pytest.raises(DataError, match=message):
+        SFT(model, turns="all").fit([TURNS], tmp_path / "all", reporter=QUIET)
+
+
+@pytest.mark.parametrize("turns", ["last", "all"])
+def test_an_answer_ends_where_sampling_does(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], turns: Any
+) -> None:
+    """Some templates end the last answer, or the chat, with more than one such token."""
+    model = _with_template(
+        tiny,
+        tmp_path / "talkative",
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
+        "{{ 'assistant:' if add_generation_prompt else '<|im_end|><|im_end|>' }}",
+    )
+    SFT(model, turns=turns).fit([TURNS], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    [end] = load_tokenizer(tiny).encode("<|im_end|>")
+    assert row.ids.count(end) == 4
+    assert [i for i, token in zip(row.ids, row.mask, strict=True) if token].count(end) == (
+        1 if turns == "last" else 2
+    )
+
+
+def test_a_greeting_that_nobody_asked_for_is_no_answer(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    greeting = {"role": "assistant", "content": "Hello!"}
+    SFT(tiny, turns="all").fit([[greeting, *TURNS]], tmp_path / "greeted", reporter=QUIET)
+    SFT(tiny, turns="all").fit([TURNS], tmp_path / "plain", reporter=QUIET)
+    [[greeted], [plain]] = updates
+    assert sum(greeted.mask) == sum(plain.mask)
+    assert len(greeted.ids) > len(plain.ids)
+
+
 def test_cpu_budget_ends_after_the_update_that_reaches_it(tiny: Path, tmp_path: Path) -> None:
     sft = SFT(tiny, batch_size=1, epochs=1000, max_cpu_seconds=1e-9)
     assert len(sft.fit(CHATS, tmp_path / "model", reporter=QUIET).losses) == 1
@@ -197,12 +297,21 @@ def test_every_agent_and_a_filter_of_ones_own(stored: Path) -> None:
     [
         ({"messages": []}, r"demonstrations\[1\] must end with a message of the assistant"),
         ([{"role": "user", "content": "a"}], r"\[1\] must end with a message of the assistant"),
+        ([{"role": "assistant", "content": "a"}], r"\[1\] answers nothing: a message has to come"),
         ({"question": "a"}, r'demonstrations\[1\] must be \{"messages": \[…\]\}, not'),
         (Demonstration(prompt_ids=[], response_ids=[1]), r"\[1\] needs a prompt and an answer"),
         (Demonstration(prompt_ids=[1], response_ids=[]), r"\[1\] needs a prompt and an answer"),
         (
             Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
             r"\[1\] has 513 tokens, but the model's context holds 512",
+        ),
+        (
+            Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(0, 1)]),
+            r"\[1\].earlier: \[0, 1\) is not within its prompt of 2 tokens, or begins",
+        ),
+        (
+            Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(1, 3)]),
+            r"\[1\].earlier: \[1, 3\) is not within",
         ),
     ],
 )
@@ -223,8 +332,23 @@ def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"epochs": 0}, "epochs=0 above 0"),
-        ({"prompt_weight": 2}, "prompt_weight=2 between 0 and 1"),
+        ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
+        ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
+        ({"prompt_weight": 2}, "prompt_weight=2 must be a finite number at least 0 and at most 1"),
+        ({"turns": "every"}, "turns='every' must be one of last, all"),
+        ({"turns": "all", "from_store": "s.db"}, "a store's calls are imitated one by one"),
+        ({"learning_rate": 0}, "learning_rate=0 must be a finite number above 0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
+        ({"lora": 8}, r"lora=8: use LoRA\(rank=8\)"),
+        ({"lora": True}, r"lora=True: use lightspan.LoRA\(…\), or None"),
+        ({"lora": {"rank": 8}}, r"use lightspan.LoRA\(…\), or None"),
+        ({"optimizer": "adamw"}, r"use lightspan.Optimizer\(…\), or None"),
+        ({"min_reward": 0.5}, "min_reward=0.5 chooses from a store: give from_store= too"),
+        ({"service": "a", "agents": "b"}, "service='a', agents='b' chooses from a store"),
+        ({"from_store": "s.db", "min_reward": float("nan")}, "min_reward=nan"),
+        ({"from_store": "s.db", "since": "soon"}, "since='soon'"),
+        ({"from_store": "nonsense:"}, "is not known"),
         (
             {"learning_rate": 1e-3, "optimizer": Optimizer()},
             "give learning_rate or optimizer, not both",
@@ -234,3 +358,72 @@ def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
 def test_impossible_settings(tiny: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SFT(tiny, **options)
+
+
+# --- from production ------------------------------------------------------------------------
+def _recorded(url: str, server: ScriptedServer) -> list[str]:
+    """Two questions to two agents, and one that is too long; the attempts."""
+    ids = []
+    with (
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(url, service="desk"),
+    ):
+        for question in ("capital?", "colour?", "long " * 5000):
+            with lightspan.operation("ask"):
+                for agent in ("answerer", "checker"):
+                    asked: Any = [{"role": "user", "content": question}]
+                    with lightspan.agent(agent):
+                        client.chat.completions.create(model="m", messages=asked)
+                ids.append(str(lightspan.current_attempt_id()))
+    return ids
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store in which the first attempt was liked, the second was not, the third is too long."""
+    url = f"sqlite:{tmp_path_factory.mktemp('production') / 'production.db'}"
+    said = {"capital?": "Rome", "colour?": "red"}
+    with ScriptedServer(lambda request: said.get(request.last_text, "too long")) as server:
+        liked, disliked, long = _recorded(url, server)
+    lightspan.feedback(liked, 0.9, store=url)
+    lightspan.feedback(disliked, 0.1, store=url)
+    lightspan.feedback(long, 1.0, store=url)
+    return url
+
+
+def test_what_production_did_well_is_memorised(tiny: Path, tmp_path: Path, production: str) -> None:
+    sft = SFT(
+        tiny,
+        learning_rate=3e-3,
+        batch_size=2,
+        epochs=60,
+        from_store=production,
+        min_reward=0.8,
+        service="desk",
+        agents="answerer",
+    )
+    result = sft.fit(folder=tmp_path / "model", reporter=QUIET)
+    assert result.demonstrations == 1
+    assert result.left_out == {
+        "of other agents": 3,
+        "scored too low": 1,
+        "not for this model": 1,
+    }
+    assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
+
+
+def test_nothing_that_production_did_well_enough(
+    tiny: Path, tmp_path: Path, production: str
+) -> None:
+    sft = SFT(tiny, from_store=production, min_reward=2)
+    with pytest.raises(DataError, match=r"no call to imitate with min_reward=2.0; left out: 6 sc"):
+        sft.fit(folder=tmp_path / "model", reporter=QUIET)
+
+
+def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, production: str) -> None:
+    with pytest.raises(ConfigError, match="give one"):
+        SFT(tiny, from_store=production).fit(CHATS, tmp_path / "model")
+    with pytest.raises(ConfigError, match="give one"):
+        SFT(tiny).fit(folder=tmp_path / "model")
+    with pytest.raises(ConfigError, match="needs a folder"):
+        SFT(tiny).fit(CHATS)

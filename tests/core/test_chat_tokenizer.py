@@ -191,7 +191,7 @@ def test_without_a_network_the_error_says_what_could_not_be_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="configuration of nobody/no-model from the Hugging Face"):
+    with pytest.raises(ModelError, match="tokenizer and configuration of nobody/no-model from"):
         load_tokenizer("nobody/no-model")
 
 

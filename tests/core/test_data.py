@@ -30,6 +30,12 @@ def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Pa
     assert load_tasks(path) == load_tasks(str(path)) == [{"q": "a\u2028b"}, "c"]
 
 
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"q": "a"}\n')
+    assert load_tasks(path) == [{"q": "a"}]
+
+
 @pytest.mark.parametrize("empty", [[], "", "\n\n"])
 def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
     if isinstance(empty, str):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan.engines import GenerationRequest, _attention
+from lightspan.engines import GenerationRequest, PromptRefused, _attention
 from lightspan.engines.chat import load_tokenizer
 from lightspan.engines.transformers import TransformersEngine, load_model
 from lightspan.errors import (
@@ -127,7 +127,7 @@ async def test_requests_in_the_thread_s_hands_fail_with_it(
     """A request that was taken from the queue but not yet scheduled is on no list of its own."""
     await generate(engine, PROMPT, max_tokens=1)
 
-    def explode(state: Any) -> None:
+    def explode(*arguments: Any) -> None:
         raise MemoryError("out of luck")
 
     inside = processor(engine)
@@ -154,6 +154,19 @@ async def test_a_chunked_prompt_equals_a_whole_one(
     )
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.logprobs == expected_logprobs(model, prompt, answer.ids, 0.7)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", ""])
+def test_a_device_of_no_known_kind(folder: Path, device: str) -> None:
+    message = f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU'
+    with pytest.raises(ConfigError, match=message):
+        TransformersEngine({"writer": folder}, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda:0': torch .* sees no CUDA GPU"):
+        TransformersEngine({"writer": folder}, device="cuda:0")
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -312,7 +325,8 @@ async def test_impossible_sampling_is_refused_by_name(
 async def test_impossible_prompts_do_not_reach_the_thread(
     engine: TransformersEngine, prompt: list[int]
 ) -> None:
-    with pytest.raises(EngineError, match="prompt"):
+    refusal = PromptRefused if prompt else EngineError  # the gateway answers 400 to the first
+    with pytest.raises(refusal, match="prompt"):
         await generate(engine, prompt)
     assert (await generate(engine, PROMPT, max_tokens=1)).ids
 

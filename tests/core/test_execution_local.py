@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.execution import RunnerPlan, Runners
-from lightspan.execution.local import LocalRunners
+from lightspan.execution.local import LocalRunners, _without_interrupts
 from lightspan.records import (
     AttemptStatus,
     Mode,
@@ -26,6 +28,7 @@ from lightspan.records import (
 from lightspan.routing import Routing
 from lightspan.store import Store
 from lightspan.stores import open_store
+from lightspan.testing.gateway_suite import until
 
 HERE = str(Path(__file__).parent)
 
@@ -34,6 +37,18 @@ HERE = str(Path(__file__).parent)
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         yield store
+
+
+Make = Callable[..., LocalRunners]
+
+
+@pytest.fixture(params=["this environment", "the app's own"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes runners of the tests' interpreter, and of one without anything but core."""
+    if request.param == "this environment":
+        return LocalRunners
+    python = request.getfixturevalue("app_python")
+    return partial(LocalRunners, python=python, app_dirs=[HERE])
 
 
 def plan(store: Store, app: str, **fields: Any) -> RunnerPlan:
@@ -47,6 +62,34 @@ async def enqueue(store: Store, tasks: list[Any], **fields: Any) -> None:
             for n, task in enumerate(tasks)
         ]
     )
+
+
+def test_a_process_that_starts_hears_no_ctrl_c() -> None:
+    with _without_interrupts():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app may take long to import, or for ever."""
+    source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
+    (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    runners = make(1)
+    if runners.python is not None:
+        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
+    told = plan(store, "sleeping_app:answer")
+    told.sys_path.append(str(tmp_path))
+    starting = asyncio.create_task(runners.start(told))
+    await until(lambda: seen.exists() and seen.read_text() != "")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: not Path(f"/proc/{seen.read_text()}").exists())
+    await runners.stop()
 
 
 async def finished(store: Store, runners: LocalRunners) -> list[RolloutState]:
@@ -70,9 +113,11 @@ async def started(runners: LocalRunners, plan: RunnerPlan) -> AsyncIterator[Loca
 
 
 @pytest.mark.parametrize(("slots", "processes"), [(8, 1), (5, 2)])
-async def test_processes_share_the_work(store: Store, slots: int, processes: int) -> None:
+async def test_processes_share_the_work(
+    store: Store, make: Make, slots: int, processes: int
+) -> None:
     await enqueue(store, [{"seconds": 0.01}] * 30)
-    made = LocalRunners(slots, processes=processes)
+    made = make(slots, processes=processes)
     async with started(made, plan(store, "runner_apps:sleeps")) as runners:
         pids = runners.pids
         states = await finished(store, runners)
@@ -86,11 +131,11 @@ async def test_processes_share_the_work(store: Store, slots: int, processes: int
             os.kill(pid, 0)
 
 
-async def test_every_attempt_its_process(store: Store) -> None:
+async def test_every_attempt_its_process(store: Store, make: Make) -> None:
     """With the call token in the environment, and children allowed."""
     resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
     await enqueue(store, [{}, {}], resources_id=resources)
-    made = LocalRunners(2, isolation="process")
+    made = make(2, isolation="process")
     async with started(made, plan(store, "runner_apps:shows_environment")) as runners:
         assert len(runners.pids) == 2
         await finished(store, runners)
@@ -100,10 +145,10 @@ async def test_every_attempt_its_process(store: Store) -> None:
     ] * 2
 
 
-async def test_a_stuck_process_is_replaced(store: Store) -> None:
+async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
     """A sync app that never returns costs its process, not the run; time and again."""
     await enqueue(store, [{"seconds": 600}] * 3 + [{"seconds": 0}], timeout_s=0.3)
-    async with started(LocalRunners(1), plan(store, "runner_apps:sleeps")) as runners:
+    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
         first = runners.pids
         states = await finished(store, runners)
         assert runners.pids != first
@@ -113,10 +158,10 @@ async def test_a_stuck_process_is_replaced(store: Store) -> None:
     assert [attempt.outcome for attempt in attempts] == [Outcome.TIMEOUT] * 3
 
 
-async def test_a_process_that_dies_is_replaced(store: Store, tmp_path: Path) -> None:
+async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_path: Path) -> None:
     """Its one attempt uses up a try, and the next one succeeds."""
     await enqueue(store, [{"marker": str(tmp_path / "died")}])
-    async with started(LocalRunners(1), plan(store, "runner_apps:kills_itself")) as runners:
+    async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
         [state] = await finished(store, runners)
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 1)
     lost, done = await store.attempts(["ro-0"])
@@ -124,11 +169,25 @@ async def test_a_process_that_dies_is_replaced(store: Store, tmp_path: Path) -> 
     assert done.reward == Reward(1.0)
 
 
-async def test_processes_that_keep_dying(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("order", [b"no order", b'{"runs":["\xff"]}'])
+async def test_a_process_that_cannot_read_its_orders_is_replaced(
+    store: Store, make: Make, order: bytes
+) -> None:
+    await enqueue(store, [{"seconds": 0}])
+    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
+        await finished(store, runners)
+        first = runners.pids
+        runners._workers[0].lifeline.send_bytes(order)
+        await until(lambda: runners.pids not in ([], first))
+
+
+async def test_processes_that_keep_dying(
+    store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lightspan.execution.local.MAX_QUICK_DEATHS", 2)
     await enqueue(store, [{"marker": "/nowhere/at/all"}])
     dying = "runner_apps:dies"
-    async with started(LocalRunners(1), plan(store, dying)) as runners:
+    async with started(make(1), plan(store, dying)) as runners:
         with pytest.raises(LightspanError, match=r"died 2 times .* \(last exit code -9\)"):
             await finished(store, runners)
 
@@ -151,7 +210,11 @@ async def test_apps_that_cannot_be_had(store: Store, app: str, message: str) -> 
 
 
 def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(ConfigError, match="at least one slot and process, not 0, 1"):
+    with pytest.raises(ConfigError, match="slots=0 must be at least 1"):
         LocalRunners(0)
+    with pytest.raises(ConfigError, match="slots='8' must be a whole number"):
+        LocalRunners("8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"processes=2\.5 must be a whole number"):
+        LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='"thread" or "process", not \'cage\''):
         LocalRunners(1, isolation="cage")

@@ -322,6 +322,21 @@ async def test_what_cannot_be_honoured_is_overridden_in_train_mode(
         assert overrides == {field: [value, None], "max_tokens": [None, 100]}
 
 
+@pytest.mark.parametrize(("field", "value"), [("reasoning_effort", "high"), ("verbosity", "low")])
+async def test_what_steers_a_providers_own_models_is_set_aside_in_val_mode(
+    store: Store, field: str, value: str
+) -> None:
+    """It is answered, and shown as an override; beside it, sampling is still refused."""
+    async with make_rig(store, "ok") as rig:
+        status, _ = await post(rig, ask(temperature=0.3, **{field: value}))
+        assert status == 200
+        [span] = await rig.spans()
+        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {field: [value, None]}
+        assert rig.engine.requests[0].sampling.temperature == 0.3
+        status, body = await post(rig, ask(seed=7, **{field: value}))
+        assert (status, body["error"]["param"]) == (400, "seed")
+
+
 async def test_neutral_values_ask_for_nothing(store: Store) -> None:
     neutral = {
         "seed": None,
@@ -353,7 +368,7 @@ async def test_neutral_values_ask_for_nothing(store: Store) -> None:
     [
         (Mode.TRAIN, Sampling(max_tokens=20, stop=("x",))),
         (Mode.VAL, Sampling(temperature=0.2, top_p=0.9, top_k=5, max_tokens=20, stop=("x",))),
-        (Mode.DEV, Sampling(temperature=0.2, top_p=0.9, top_k=5, max_tokens=20, stop=("x",))),
+        (Mode.DEV, Sampling(max_tokens=20, stop=("x",))),
     ],
 )
 async def test_whose_sampling_is_used(store: Store, mode: Mode, used: Sampling) -> None:
@@ -366,9 +381,7 @@ async def test_whose_sampling_is_used(store: Store, mode: Mode, used: Sampling) 
         [span] = await rig.spans()
         found = span.attributes.get(c.SAMPLING_OVERRIDES)
         overrides = {"temperature": [0.2, 1.0], "top_p": [0.9, 1.0], "top_k": [5, 0]}
-        assert (json.loads(str(found)) if found else {}) == (
-            overrides if mode is Mode.TRAIN else {}
-        )
+        assert (json.loads(str(found)) if found else {}) == ({} if mode is Mode.VAL else overrides)
 
 
 @pytest.mark.parametrize(
@@ -384,17 +397,11 @@ async def test_what_the_engine_does_not_declare_is_refused(
         assert (status, body) == (400, error(message, param=field))
 
 
-async def test_responses_are_refused_with_the_setting_that_avoids_them(store: Store) -> None:
-    async with make_rig(store, "ok") as rig, rig.client() as client:
-        with pytest.raises(openai.BadRequestError, match="use_responses_api=False"):
-            await client.responses.create(model="policy", input="hi")
-
-
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/v1/responses", {"model": "policy", "input": "hi"}, "use_responses_api=False"),
-        ("/v1/completions", {"model": "policy", "prompt": "hi"}, "use chat completions"),
+        ("/v1/responses", {"model": "policy", "input": []}, "'input' must be a non-empty"),
+        ("/v1/completions", {"model": "policy", "prompt": []}, "'prompt' must be a text"),
         ("/v1/chat/completions", b"{", "not valid JSON"),
         ("/v1/chat/completions", b" " * 70_000, "too large"),
         ("/v1/chat/completions", {"model": "policy", "messages": []}, "non-empty array"),

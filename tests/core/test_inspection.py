@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-from lightspan import LightningRL, Trainer
+from lightspan import LightningRL
 from lightspan import conventions as c
 from lightspan.cli import main
 from lightspan.errors import ConfigError, NotFoundError
 from lightspan.folders import RunFolder
 from lightspan.inspection import inspect_run
-from lightspan.learners import Loss, Optimizer
-from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.credit import terminal
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage
-from lightspan.progress import SilentReporter
 from lightspan.records import AttemptRef, AttemptStatus, Report
 from lightspan.resources import ROUTING
 from lightspan.store import StoredCall
@@ -35,48 +30,8 @@ from lightspan.testing.strategies import (
     make_reward_span,
     make_rollout,
 )
-from lightspan.testing.tiny import tiny_model
 
 APPS = Path(__file__).parents[1] / "apps"
-
-
-class Recording(TorchLearner):
-    """The torch learner, remembering the rows that it was given."""
-
-    rows: list[Row]
-
-    def update(self, rows: Sequence[Row], loss: Loss, **more: Any) -> dict[str, float]:
-        self.rows = [*getattr(self, "rows", []), *rows]
-        return super().update(rows, loss, **more)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
-    """The folder of a one-step run, and the rows that its learner was given."""
-    folder = tmp_path_factory.mktemp("inspected")
-    tiny_model(folder / "model", seed=0)
-    torch.set_num_threads(1)
-    learner = Recording(
-        {"policy": str(folder / "model")}, optimizer=Optimizer(learning_rate=1e-3), seed=0
-    )
-    algorithm = LightningRL(
-        str(folder / "model"),
-        optimize="writer",
-        frozen="base",
-        group_size=4,
-        tasks_per_step=3,
-        minibatches=2,
-    )
-    trainer = Trainer(
-        algorithm, steps=1, folder=folder / "run", learner=learner, reporter=SilentReporter()
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(APPS)
-        from inspected_app import answer  # type: ignore[import-not-found]
-
-        tasks = [{"question": f"say {number}"} for number in range(3)]
-        trainer.fit(answer, tasks, [{"question": "held out"}])
-    return folder / "run", learner.rows
 
 
 def _rollouts(run: Path) -> list[str]:
@@ -84,9 +39,9 @@ def _rollouts(run: Path) -> list[str]:
 
 
 def test_printed_advantages_and_weights_are_those_the_learner_used(
-    trained: tuple[Path, list[Row]],
+    one_step: tuple[Path, list[Row]],
 ) -> None:
-    run, rows = trained
+    run, rows = one_step
     assert rows, "no group varied: change the seed of the test"
     printed: dict[str, tuple[str, str]] = {}
     for rollout in _rollouts(run):
@@ -110,17 +65,17 @@ def test_printed_advantages_and_weights_are_those_the_learner_used(
         assert list(dict.fromkeys(used)) == list(dict.fromkeys(expected))
 
 
-def test_run_shows_agents_coverage_and_evaluations(trained: tuple[Path, list[Row]]) -> None:
-    text = inspect_run(trained[0])
+def test_run_shows_agents_coverage_and_evaluations(one_step: tuple[Path, list[Row]]) -> None:
+    text = inspect_run(one_step[0])
     assert "calls by agent: writer 28, checker 14" in text
     assert "coverage of calls: trained 24, frozen 14, rejected:mode_not_train 4" in text
     assert "sampling overridden, in calls: temperature 24\n" in text
     assert re.search(r"step 0: held-out reward \d\.\d{3} ", text)
-    assert len(_rollouts(trained[0])) == 12
+    assert len(_rollouts(one_step[0])) == 12
 
 
-def test_rollout_shows_the_span_tree(trained: tuple[Path, list[Row]]) -> None:
-    text = inspect_run(trained[0], _rollouts(trained[0])[0])
+def test_rollout_shows_the_span_tree(one_step: tuple[Path, list[Row]]) -> None:
+    text = inspect_run(one_step[0], _rollouts(one_step[0])[0])
     tree = [re.sub(r" \([\d.]+ ms\)$", "", line) for line in text.splitlines() if "ms)" in line]
     assert tree == [
         "attempt",
@@ -136,22 +91,24 @@ def test_rollout_shows_the_span_tree(trained: tuple[Path, list[Row]]) -> None:
     assert "checker: frozen agent checker is not selected" in text
 
 
-def test_call_shows_its_tokens_and_text(trained: tuple[Path, list[Row]]) -> None:
-    rollout = _rollouts(trained[0])[0]
-    call = re.findall(r"(call-\w+)/0 writer", inspect_run(trained[0], rollout))[0]
-    text = inspect_run(trained[0], rollout, call)
+def test_call_shows_its_tokens_and_text(one_step: tuple[Path, list[Row]]) -> None:
+    rollout = _rollouts(one_step[0])[0]
+    call = re.findall(r"(call-\w+)/0 writer", inspect_run(one_step[0], rollout))[0]
+    text = inspect_run(one_step[0], rollout, call)
     assert text.splitlines()[0] == f"call {call}, choice 0, agent writer"
     assert re.search(r"policy policy: \d+ prompt tokens, \d sampled \(\d of version 1\)", text)
     assert re.search(r"^response ids \[\d+(, \d+)*\]$", text, re.MULTILINE)
     assert "--- user\nsay " in text
 
 
-def test_the_start_of_an_id_is_enough_unless_several_share_it(
-    trained: tuple[Path, list[Row]],
+def test_the_start_or_end_of_an_id_is_enough_unless_several_share_it(
+    one_step: tuple[Path, list[Row]],
 ) -> None:
-    run, rollouts = trained[0], _rollouts(trained[0])
+    run, rollouts = one_step[0], _rollouts(one_step[0])
     assert inspect_run(run, rollouts[-1]).startswith(f"rollout {rollouts[-1]}")
-    with pytest.raises(NotFoundError, match="14 rollouts start with 'run-'"):
+    call = re.findall(r"(call-\w+)/0 writer", inspect_run(run, rollouts[-1]))[0]
+    assert inspect_run(run, rollouts[-1], call[-8:]) == inspect_run(run, rollouts[-1], call)
+    with pytest.raises(NotFoundError, match="14 rollouts start or end with 'run-'"):
         inspect_run(run, "run-")
     with pytest.raises(NotFoundError, match="there is no rollout 'nobody'; there are, for example"):
         inspect_run(run, "nobody")
@@ -221,9 +178,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_command_prints_or_fails_with_one_line(
-    trained: tuple[Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_step: tuple[Path, list[Row]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", str(trained[0])]) == 0
+    assert main(["inspect", str(one_step[0])]) == 0
     assert "calls by agent" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(f"lightspan: {tmp_path} is no run of lightspan")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from lightspan import LoRA, Optimizer, PolicyLoss
+from lightspan.errors import ConfigError
 from lightspan.learners import losses
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -103,3 +106,52 @@ def test_entropy() -> None:
 
 def test_negative_log_likelihood() -> None:
     assert losses.negative_log_likelihood(torch.tensor([-0.5])).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (PolicyLoss, {"clip_low": -1}, "clip_low=-1 must be a finite number at least 0 and at"),
+        (PolicyLoss, {"clip_high": math.nan}, "clip_high=nan must be a finite number at least"),
+        (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
+        (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
+        (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
+        (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
+        (PolicyLoss, {"kl_estimator": "k4"}, "kl_estimator='k4': use one of 'k1', 'k2', 'k3'"),
+        (PolicyLoss, {"entropy": math.inf}, "entropy=inf must be a finite number at least 0"),
+        (LoRA, {"rank": 0}, "LoRA: rank=0 must be at least 1"),
+        (LoRA, {"rank": 2.5}, "LoRA: rank=2.5 must be a whole number of at least 1"),
+        (LoRA, {"alpha": 0}, "LoRA: alpha=0 must be a finite number above 0"),
+        (LoRA, {"dropout": 1.0}, "dropout=1.0 must be a finite number at least 0 and below 1"),
+        (Optimizer, {"name": "sgd"}, "Optimizer: name='sgd': use one of 'adamw', 'muon'"),
+        (
+            Optimizer,
+            {"learning_rate": 0.0},
+            "learning_rate=0.0 must be a finite number above 0",
+        ),
+        (Optimizer, {"learning_rate": math.nan}, "learning_rate=nan must be a finite number"),
+        (Optimizer, {"betas": (0.9, 1.0)}, r"betas\[1\]=1.0 must be .* below 1"),
+        (Optimizer, {"betas": (0.9,)}, r"betas=\(0.9,\) must be two numbers"),
+        (
+            Optimizer,
+            {"weight_decay": -0.1},
+            "weight_decay=-0.1 must be a finite number at leas",
+        ),
+        (
+            Optimizer,
+            {"max_grad_norm": 0.0},
+            "max_grad_norm=0.0 must be a finite number above 0",
+        ),
+        (Optimizer, {"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
+        (Optimizer, {"decay_steps": 0}, "decay_steps=0 must be at least 1"),
+    ],
+)
+def test_impossible_settings(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    PolicyLoss(clip_low=1, clip_high=0, dual_clip=None, kl=0, entropy=0, importance_cap=None)
+    Optimizer(betas=(0.0, 0.0), weight_decay=0, warmup_steps=0, decay_steps=1, max_grad_norm=None)
+    LoRA(rank=1, dropout=0)

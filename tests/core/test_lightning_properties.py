@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightspan.lightning import (
+    AIR,
     BatchConfig,
     Rejection,
     Selection,
+    ToolError,
     Verdict,
     build_batch,
     build_episode,
@@ -103,10 +105,13 @@ def steps(draw):
         build_episode(*draw(attempts(str(number), f"g{number % 2}")))
         for number in range(draw(st.integers(0, 5)))
     ]
+    credit = draw(st.sampled_from([terminal, discounted(0.5)]))
+    mode = "bonus" if credit is terminal else draw(st.sampled_from(["potential", "bonus"]))
     config = BatchConfig(
+        air=draw(st.sampled_from([None, AIR(signals=[ToolError()], scale=0.5, mode=mode)])),
         estimator=draw(st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"])),
         unit=draw(st.sampled_from(["rollout", "agent"])),
-        credit=draw(st.sampled_from([terminal, discounted(0.5)])),
+        credit=credit,
         weight=draw(st.sampled_from(["rollout", "transition", "token"])),
         max_length=draw(st.none() | st.integers(1, 6)),
         keep_zero_advantages=draw(st.booleans()),

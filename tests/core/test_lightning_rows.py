@@ -12,8 +12,6 @@ from lightspan.lightning import (
     Rejection,
     Transition,
     build_rows,
-    chain_breaks,
-    first_difference,
     merge,
     usable_transitions,
 )
@@ -203,34 +201,6 @@ def test_what_cannot_be_used_is_rejected_alone(fields, reason):
     assert rows[0].logprobs == [0.0, -0.5]
     assert rejected == {("at-1", "c1", 0): reason}
     assert usable_transitions(calls).rejected == rejected
-
-
-# --- why rows break ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "place"),
-    [([], [], None), ([1], [1, 2], None), ([1, 2], [1], None), ([1, 2], [1, 3], 1), ([1], [2], 0)],
-)
-def test_the_first_difference(a, b, place):
-    assert first_difference(a, b) == place
-
-
-def test_a_break_says_where_and_what():
-    calls = [
-        transition("c0", "PQ", "ab"),
-        transition("c1", "PQaXR", "c"),  # retokenised: `b` came back as `X`
-        transition("c2", "PYaXRcS", "d"),  # the template rewrote the prompt
-        transition("c3", "PYa", "e"),  # the history was cut
-        transition("c4", "PYaeT", "f"),  # goes on
-        transition("other", "ZZ", "g", agent="v"),
-    ]
-    key = [call.key for call in calls]
-    assert chain_breaks(calls) == [
-        (key[0], key[1], 3, "response", ids("b"), ids("XR")),
-        (key[1], key[2], 1, "prompt", ids("QaXRc"), ids("YaXRcS")),
-        (key[2], key[3], 3, "shorter", ids("XRcSd"), []),
-    ]
 
 
 # --- properties -------------------------------------------------------------------------------

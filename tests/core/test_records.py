@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,10 +100,14 @@ def test_a_running_attempt_ends_nothing() -> None:
         rollout_status_after(A.RUNNING, 0, 3)
 
 
-def test_ids_are_fresh() -> None:
+def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {new_id("ro") for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(one.startswith("ro-") for one in ids)
+    assert all(re.fullmatch("ro-[0-9a-f]{32}", one) for one in ids)
+    told = iter((9, 10, 2**62))
+    monkeypatch.setattr("lightspan.records.time", SimpleNamespace(time_ns=lambda: next(told)))
+    ordered = [new_id("ro") for _ in range(3)]
+    assert ordered == sorted(ordered)
 
 
 # --- rewards --------------------------------------------------------------------------------

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+import lightspan
 from lightspan import conventions as c
 from lightspan import threads, wire
 from lightspan.app import App
@@ -29,7 +34,7 @@ from lightspan.records import (
 )
 from lightspan.resources import PromptTemplate
 from lightspan.routing import Route, Routing, Rule, Target
-from lightspan.runner import Runner, RunnerConfig, _causes, classify
+from lightspan.runner import Runner, RunnerConfig, _causes, _pause_after, classify
 from lightspan.spans import Span, SpanKind, SpanStatus
 from lightspan.store import Store
 from lightspan.stores import open_store
@@ -193,6 +198,21 @@ async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str
     assert state.status is RolloutStatus.FAILED
 
 
+async def test_texts_that_no_file_can_hold(store: Store) -> None:
+    def app(task: Any) -> None:
+        with lightspan.agent("writer\udc80"):
+            raise OSError("no file named a\udc80")
+
+    attempt = await run_one(store, app, "task")
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.FAILED, Outcome.APP_ERROR)
+    assert (attempt.message, attempt.damage) == ("OSError: no file named a\ufffd", [])
+    [spans] = (await store.spans([attempt.attempt_id])).values()
+    [agent] = [span for span in spans if span.kind is SpanKind.AGENT]
+    assert agent.name == "invoke_agent writer\ufffd"
+    assert agent.attributes[c.AGENT_PATH] == "writer\ufffd"
+    assert agent.status_message == "no file named a\ufffd"
+
+
 async def test_the_call_token_is_never_shown(store: Store) -> None:
     resources = {"routing": Routing(gateway_url="http://127.0.0.1:9", rules=[WRITER])}
     await enqueue(store, [{}], resources)
@@ -274,6 +294,55 @@ async def test_calls_of_many_attempts_are_not_mixed_up(store: Store, app: str) -
         assert llm.attributes[c.AGENT_PATH] == "writer"
 
 
+@pytest.mark.parametrize("form", ["async def", "returns its awaitable"])
+async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store, form: str) -> None:
+    with ScriptedServer("fine") as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as kept:
+
+            async def ask(task: Any) -> float:
+                await kept.models.list()
+                said = [{"role": "user", "content": "How are you?"}]
+                answer = await kept.chat.completions.create(model="m", messages=said)  # type: ignore[arg-type]
+                return float(answer.choices[0].message.content == "fine")
+
+            await enqueue(store, [{}] * 6)
+            async with running(store, ask if form == "async def" else lambda task: ask(task)):
+                await finished(store)
+    attempts = await store.attempts([f"ro-{number}" for number in range(6)])
+    assert [(attempt.reward, attempt.message) for attempt in attempts] == [(Reward(1.0), "")] * 6
+
+
+async def test_what_a_sync_app_sets_its_awaitable_sees(store: Store) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+    async def reads() -> float:
+        return float(tenant.get() == "ann")
+
+    def app(task: Any) -> Any:
+        tenant.set("ann")
+        return reads()
+
+    attempt = await run_one(store, app, {})
+    assert attempt.reward == Reward(1.0)
+    assert tenant.get() == "nobody"
+
+
+async def test_an_awaitable_that_comes_too_late_is_not_left_alone(store: Store) -> None:
+    """Python warns of a coroutine that nobody awaits, and a warning fails a test."""
+
+    def app(task: Any) -> Any:
+        time.sleep(0.5)
+        return apps.returns_async({"value": 1})
+
+    await enqueue(store, [{}], timeout_s=0.1)
+    async with running(store, app) as runner:
+        await finished(store)
+        await until(lambda: not runner.stuck)
+    gc.collect()
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.outcome is Outcome.TIMEOUT
+
+
 async def test_threads_and_executors_carry_the_scope(store: Store) -> None:
     async with gateway(store, "ok") as (url, _):
         await enqueue(store, [{}], {"routing": Routing(gateway_url=url, rules=[WRITER])})
@@ -347,6 +416,14 @@ async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
     async with running(store, apps.returns, run_id="mine"):
         await reaches(store, RolloutStatus.SUCCEEDED)
     assert await store.count("other") == {RolloutStatus.QUEUED: 1}
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "pause_s"), [(0.0, 0.02), (1.0, 0.02), (5.0, 0.05), (60.0, 0.6), (3600.0, 1.0)]
+)
+def test_how_long_an_idle_runner_pauses(idle_s: float, pause_s: float) -> None:
+    """1 % of the time for which nothing was queued: it is never late by more."""
+    assert _pause_after(idle_s, 0.02) == pytest.approx(pause_s)
 
 
 async def test_never_more_than_its_slots(store: Store) -> None:

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightspan import __version__
 from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
 from lightspan.records import Attempt, RolloutStatus
 from lightspan.stores import _sqlite_file, open_store
@@ -151,7 +153,15 @@ async def test_a_newer_store(tmp_path: Path) -> None:
     async with SQLiteStore(path):
         pass
     _execute(path, f"PRAGMA user_version = {_sqlite_file.FORMAT_VERSION + 1}")
-    await _refused(path, StoreFormatError, "newer lightspan", "upgrade")
+    await _refused(path, StoreFormatError, "newer lightspan", __version__, "upgrade lightspan")
+
+
+async def test_an_older_store(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path):
+        pass
+    _execute(path, f"PRAGMA user_version = {_sqlite_file.FORMAT_VERSION - 1}")
+    await _refused(path, StoreFormatError, "older lightspan", "format 1", "with that lightspan")
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:
@@ -474,6 +484,62 @@ async def _check_acknowledged(path: Path, said: list[list[str]]) -> None:
         assert RolloutStatus.RUNNING not in await store.count()
 
 
+# --- what a move costs ----------------------------------------------------------------------
+async def _steps(store: SQLiteStore, write: Callable[[], Awaitable[object]]) -> int:
+    """How many steps SQLite's machine takes for it."""
+    steps = itertools.count()
+    db = store._opened.tables._db
+    db.set_progress_handler(lambda: next(steps) and None, 1)
+    await write()
+    db.set_progress_handler(None, 1)
+    return next(steps)
+
+
+async def test_a_claim_does_not_wade_through_what_is_not_for_it(tmp_path: Path) -> None:
+    """Neither the queue of another run nor what has ended makes it dearer, asked for a run or for
+    any (which runs over the runs)."""
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        await store.enqueue([make_rollout(f"own-{i}", run_id="own") for i in range(20)])
+        own = partial(store.claim, "runner", 1, LEASE_S, "own")
+        any_run = partial(store.claim, "runner", 1, LEASE_S)
+        before = [await _steps(store, own), await _steps(store, any_run)]
+        for run in ("a", "z"):
+            await store.enqueue([make_rollout(f"{run}-{i}", run_id=run) for i in range(1000)])
+        claims = await store.claim("runner", 500, LEASE_S, "a")
+        await store.report([make_report(claim.attempt) for claim in claims])
+        after = [await _steps(store, own), await _steps(store, any_run)]
+        assert after[0] < before[0] + 50
+        assert after[1] < before[1] + 500
+
+
+async def test_a_move_changes_few_pages(tmp_path: Path) -> None:
+    """Each is a page of the log to write: those of a rollout from enqueued to reported, counted in
+    the log itself (a header of 32 bytes, then a header of 24 bytes before each page)."""
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        for number in range(20):  # the log grows from here on: opening the store left a longer one
+            await store.enqueue([make_rollout(f"earlier-{number}")])
+        pages = []
+        for write in (
+            lambda: store.enqueue([make_rollout(run_id="run")]),
+            lambda: store.claim("runner", 1, LEASE_S, "run"),
+        ):
+            before = _log_pages(path)
+            await write()
+            pages.append(_log_pages(path) - before)
+        [state] = await store.rollouts(["ro-1"])
+        assert state.attempt_id is not None
+        attempt = await store.attempt(state.attempt_id)
+        before = _log_pages(path)
+        await store.report([make_report(attempt)])
+        pages.append(_log_pages(path) - before)
+    assert pages == [5, 5, 4]
+
+
+def _log_pages(path: Path) -> int:
+    return (path.with_name("x.db-wal").stat().st_size - 32) // (4096 + 24)
+
+
 # --- the writer -----------------------------------------------------------------------------
 async def test_large_batches_are_many_short_transactions(tmp_path: Path) -> None:
     """Counted, not timed: no transaction takes more than its share of rows or bytes."""
@@ -547,7 +613,7 @@ async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
     session = store._opened
     await store.close()
     with pytest.raises(StoreClosedError):
-        session.submit(session.expire, [1], 1)
+        await session.write(session.expire, [1], 1)
     with pytest.raises(StoreClosedError):
         session.read(lambda: None)
 

@@ -315,6 +315,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tiny: Path, tmp_path: Path) -
         assert process.wait(60) == -signal.SIGINT
     assert f"stopped; {folder} keeps step-0000" in rest
     assert "Task was destroyed" not in rest
+    assert rest.count("Traceback") == 1  # of the script, not of runners or of the cancellation
     assert len(children) >= 2
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive

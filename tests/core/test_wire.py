@@ -258,7 +258,7 @@ def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: Scri
 def test_responses_go_to_the_gateway_too(
     gateway: ScriptedServer, elsewhere: ScriptedServer
 ) -> None:
-    """It refuses them with the setting that avoids them; the app's endpoint must not answer."""
+    """The app's endpoint must not answer."""
     with client_of(elsewhere) as client, acting_as(gateway, "writer"):
         client.responses.with_raw_response.create(model="m", input="hi")
     assert [request.path for request in gateway.requests] == ["/v1/responses"]
@@ -389,6 +389,8 @@ def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) 
     ]
     if stream:
         assert known.pop(c.REQUEST_STREAM) is True
+    address = f"http://{known.pop(c.SERVER_ADDRESS)}:{known.pop(c.SERVER_PORT)}"
+    assert address == server.origin
     assert known == {
         c.AGENT_PATH: "checker",
         c.ROUTE: "app",

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import json
+import re
+import runpy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+
+from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_examples.script import main
+from sql_example import training, worlds
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
 
@@ -15,23 +23,21 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
 @pytest.fixture(scope="module")
 def script() -> Any:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("sql_train_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
-def test_help(
-    script: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--help"])
+def test_help(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        script.main()
+        main(script.EXAMPLE, script.__doc__, ["--help"])
     printed = capsys.readouterr().out
-    for option in ("--seed", "--model", "--device", "--lora", "--resume", "--folder"):
+    for option in ("--seed", "--model", "--device", "--lora", "--data", "--resume", "--folder"):
         assert option in printed
+
+
+def test_data_needs_a_model(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(script.EXAMPLE, script.__doc__, ["--data", "spider"])
+    assert "--data needs --model" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(
@@ -40,13 +46,128 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(script.training, "load_tasks", lambda *_: [{"id": "t"}])
-    monkeypatch.setattr(script, "_one_torch_thread", lambda device: None)
+    monkeypatch.setattr(training, "load_tasks", lambda *_: [{"id": "t"}])
+    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
     missing = str(tmp_path / "no" / "such" / "model")
     folder = str(tmp_path / "run")
     for lora in ([], ["--lora"]):
         arguments = ["--model", missing, "--folder", folder, "--resume", *lora]
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-        assert script.main() == 1
+        assert main(script.EXAMPLE, script.__doc__, arguments) == 1
         error = f"train.py: the model folder {missing} does not exist\n"
         assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json"], "--json is of a dry run: give --dev too"),
+        (["--base-url", "http://x/v1"], "--base-url is of a dry run"),
+        (["--endpoint-model", "m"], "--endpoint-model is of a dry run"),
+        (["--dev", "--resume"], "--dev trains nothing that --resume could go on with"),
+        (["--held-out", "-3"], "--held-out -3 must be at least 1"),
+        (["--dev", "--data", "spider"], "--data needs --model"),
+    ],
+)
+def test_options_that_contradict(
+    script: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(script.EXAMPLE, script.__doc__, arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def few_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The cache with a world of few questions."""
+    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
+    data = tmp_path / "cache" / "data"
+    data.mkdir(parents=True)
+    sizes: dict[worlds.Split, int] = {"train": 2, "dev": 1, "test": 1}
+    worlds.generate(data, worlds=sizes, questions_per_world=4)
+    (data / "complete").touch()
+    return tmp_path / "cache"
+
+
+def test_the_dry_run_at_an_endpoint(
+    script: Any, capsys: pytest.CaptureFixture[str], few_tasks: Path, tmp_path: Path
+) -> None:
+    """`train.py --dev --base-url`: no model is built, the endpoint answers, the report is kept."""
+    kept, where = tmp_path / "dry", tmp_path / "report.json"
+    with ScriptedServer("SELECT 1") as server:
+        given = ["--dev", "--base-url", server.url, "--endpoint-model", "big", "--runners", "2"]
+        given += ["--cache", str(few_tasks), "--folder", str(kept), "--json", str(where)]
+        assert main(script.EXAMPLE, script.__doc__, given) == 0
+        assert {request.body["model"] for request in server.requests} == {"big"}
+        printed = capsys.readouterr().out
+        alone = [*given[:-4], "--json"]
+        assert main(script.EXAMPLE, script.__doc__, alone) == 0
+        assert json.loads(capsys.readouterr().out)["rollouts"] == 16
+    assert "lightning_rl on no model (none was given), 4 tasks x 4 rollouts" in printed
+    report = json.loads(where.read_text())
+    assert (report["answered_by"], report["models"]) == ("endpoint", {})
+    assert {agent["path"]: agent["policy"] for agent in report["agents"]} == {
+        "check_query": None,
+        "execute_query": None,
+        "rewrite_query": "policy",
+        "write_query": "policy",
+    }
+    assert (kept / "store.db").exists()
+
+
+def test_a_dry_run_that_shows_nothing_fails(
+    script: Any, capsys: pytest.CaptureFixture[str], few_tasks: Path
+) -> None:
+    with ScriptedServer(lambda request: Reply(status=400, text="no such model")) as server:
+        given = ["--dev", "--base-url", server.url, "--runners", "2", "--cache", str(few_tasks)]
+        assert main(script.EXAMPLE, script.__doc__, given) == 1
+    printed = capsys.readouterr()
+    assert "16 of 16 rollouts" in printed.out
+    assert printed.err.splitlines()[-1].startswith("train.py: all 16 ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_dry_run_of_the_small_model(
+    script: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """`train.py --dev` as a newcomer runs it, but for a warm start of four updates."""
+    recipe = training.RECIPE
+    short = replace(recipe, imitation=replace(recipe.imitation, demonstrations=64))
+    monkeypatch.setattr(training, "RECIPE", short)
+    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--dev", "--runners", "2", "--cache", str(tmp_path / "cache")]
+    assert main(script.EXAMPLE, script.__doc__, arguments) == 0
+    report = capsys.readouterr().out
+    assert "4 tasks x 4 rollouts" in report
+    assert "; nothing was trained\n" in report
+    for title in ("AGENTS", "MEMORY (forecast, cpu)", "TIME (forecast)"):
+        assert f"\n{title}\n" in report
+    trained, frozen = re.findall(r"^  (write_query|check_query) +(\S+) +16 ", report, re.MULTILINE)
+    assert {trained, frozen} == {("write_query", "policy"), ("check_query", "-")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    [model] = (tmp_path / "cache").glob("warm-start-*")
+    assert (model / "complete").exists()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_app_in_an_environment_without_torch(few_tasks: Path, tmp_path: Path, how: How) -> None:
+    episodes = trained_apart(
+        tmp_path,
+        "sql_example:answer",
+        training.load_tasks(few_tasks, "train")[:2],
+        ["write_query"],
+        how,
+        [
+            "lightspan-example-sql",
+            "lightspan-examples",
+            "lightspan-langgraph",
+        ],
+    )
+    calls = [call for episode in episodes for call in episode.calls]
+    assert {call.agent_path for call in calls} >= {"write_query", "check_query"}
+    trained = [call for call in calls if call.agent_path in training.TRAINED]
+    assert all(call.record is not None for call in trained)

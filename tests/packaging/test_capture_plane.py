@@ -27,6 +27,7 @@ HEAVY = frozenset(
 CAPTURE = [
     *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
+    *("Command", "ExternalRunners"),
 ]
 """The names that an app and a runner may use."""
 
@@ -76,7 +77,8 @@ for name in {CAPTURE}:
     [
         *("errors", "spans", "conventions", "llm", "records", "routing", "resources", "store"),
         *("stores", "stores.memory", "stores.sqlite", "scope", "messages", "emit", "threads"),
-        *("wire", "tracing", "app", "runner", "execution", "execution.local"),
+        *("wire", "tracing", "app", "connecting", "runner", "execution", "execution.local"),
+        *("command", "execution.joining", "cli", "cli.runner"),
         *("lightning", "testing.scripted"),
     ],
 )

@@ -49,7 +49,10 @@ def test_modules_import_and_have_what_all_names(module: str) -> None:
 @pytest.mark.parametrize("package", SOURCES)
 def test_all_is_what_a_package_offers(package: str) -> None:
     """A package's `__all__` and its own public names agree; submodules do not count."""
-    loaded = importlib.import_module(package)
+    try:
+        loaded = importlib.import_module(package)
+    except ModuleNotFoundError as error:  # a framework that excludes the others
+        pytest.skip(f"needs {error.name}")
     for name in loaded.__all__:
         getattr(loaded, name)  # those imported on first use too
     offered = {

@@ -115,10 +115,12 @@ def test_constraints_are_exact(name: str) -> None:
 
 
 def test_latest_constraints_agree() -> None:
-    """They are installed together."""
+    """They are installed together, but for adapters whose frameworks exclude one another."""
     together: dict[str, str] = {}
+    apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
+    apart.add("together-latest.txt")  # what the newest CrewAI leaves of the others
     for name in CONSTRAINTS:
-        if not name.endswith("-oldest.txt"):
+        if not name.endswith("-oldest.txt") and name not in apart:
             for pinned, version in pins(name).items():
                 assert together.setdefault(pinned, version) == version
 

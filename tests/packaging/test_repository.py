@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import stat
 import subprocess
@@ -98,6 +99,36 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert [command for command in commands if command not in readme] == []
     assert commands[0].strip() in ci
     assert (ROOT / ".ci/run").stat().st_mode & stat.S_IXUSR
+
+
+def constants_of(path: Path) -> dict[str, object]:
+    """The top-level names of a Python file whose values are literals."""
+    found: dict[str, object] = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
+
+
+@pytest.mark.parametrize("adapter", ["autogen", "crewai", "langgraph", "openai_agents"])
+def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str) -> None:
+    """A session whose environment lacks a module fails: it would skip the tests and pass."""
+    skipped = {
+        name
+        for path in (ROOT / "tests/adapters").glob(f"test_{adapter}_*.py")
+        for name in re.findall(r'importorskip\("([\w.]+)"\)', path.read_text())
+    }
+    suite = (ROOT / "packages/core/src/lightspan/testing/adapter_suite.py").read_text()
+    skipped.update(re.findall(r'importorskip\("([\w.]+)"\)', suite))
+    names = constants_of(ROOT / "noxfile.py")
+    expected: set[str] = set()
+    for constant in ("EXPECTED", "EXPECTED_OF_LATEST"):
+        by_adapter = names[constant]
+        assert isinstance(by_adapter, dict)
+        expected.update(by_adapter[adapter])
+    assert skipped - expected == set()
+    assert "opentelemetry.distro" in skipped
 
 
 def documents() -> list[str]:

@@ -68,4 +68,4 @@ def test_trains_adapters(tmp_path: Path) -> None:
     assert process.returncode == 0, printed
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["lora"]["rank"] == 16
-    assert (tmp_path / "run/model/model.safetensors").is_file()
+    assert (tmp_path / "run/model/adapter_model.safetensors").is_file()

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.sft import SFT
     from lightspan.app import rollout
+    from lightspan.command import Command
+    from lightspan.connecting import connect
     from lightspan.emit import (
         agent,
+        current_attempt_id,
         emit_annotation,
         emit_exception,
         emit_message,
@@ -24,16 +27,26 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
+    from lightspan.execution.external import ExternalRunners
     from lightspan.execution.local import LocalRunners
     from lightspan.learners import LoRA, Optimizer, PolicyLoss
+    from lightspan.lightning.air import AIR
     from lightspan.llm import LLM
+    from lightspan.recorded import tasks_from_store
+    from lightspan.recording import record
+    from lightspan.redaction import map_text
     from lightspan.resources import PromptTemplate
+    from lightspan.scoring import feedback
     from lightspan.stores import open_store
-    from lightspan.trainer import FitResult, Trainer
+    from lightspan.trainer import DevReport, FitResult, Trainer
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AIR": "lightspan.lightning.air",
+    "Command": "lightspan.command",
+    "DevReport": "lightspan.trainer",
+    "ExternalRunners": "lightspan.execution.external",
     "FitResult": "lightspan.trainer",
     "LLM": "lightspan.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
@@ -46,20 +59,30 @@ _HOME = {
     "SFT": "lightspan.algorithms.sft",
     "Trainer": "lightspan.trainer",
     "agent": "lightspan.emit",
+    "connect": "lightspan.connecting",
+    "current_attempt_id": "lightspan.emit",
     "emit_annotation": "lightspan.emit",
     "emit_exception": "lightspan.emit",
     "emit_message": "lightspan.emit",
     "emit_object": "lightspan.emit",
     "emit_reward": "lightspan.emit",
+    "feedback": "lightspan.scoring",
+    "map_text": "lightspan.redaction",
     "open_store": "lightspan.stores",
     "operation": "lightspan.emit",
+    "record": "lightspan.recording",
     "rollout": "lightspan.app",
+    "tasks_from_store": "lightspan.recorded",
     "tool": "lightspan.emit",
 }
 
 __all__ = [
+    "AIR",
     "LLM",
     "SFT",
+    "Command",
+    "DevReport",
+    "ExternalRunners",
     "FitResult",
     "LightningRL",
     "LoRA",
@@ -71,14 +94,20 @@ __all__ = [
     "Trainer",
     "__version__",
     "agent",
+    "connect",
+    "current_attempt_id",
     "emit_annotation",
     "emit_exception",
     "emit_message",
     "emit_object",
     "emit_reward",
+    "feedback",
+    "map_text",
     "open_store",
     "operation",
+    "record",
     "rollout",
+    "tasks_from_store",
     "tool",
 ]
 

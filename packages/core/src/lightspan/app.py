@@ -6,15 +6,18 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
+from lightspan.command import PREFIX, Command
 from lightspan.errors import AppError
 from lightspan.llm import LLM
 from lightspan.records import Rollout
 from lightspan.resources import NamedResources, PromptTemplate
+from lightspan.scope import Root, entered, open_root, pushed
 
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
 """Arguments that an app may ask for by name."""
@@ -55,12 +58,26 @@ class App:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
+        self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self.function = function
         self.is_async = _is_async(function)
         self._positional, self._named = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        """Call it as it was; in production that is an attempt (`lightspan.record`)."""
+        given = kwargs.get("task", args[0] if args else None)
+        root = open_root(pushed(), self.__name__, given)
+        if root is None:
+            return self.function(*args, **kwargs)
+        return (self._await_in if self.is_async else self._call_in)(root, args, kwargs)
+
+    def _call_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+        with entered(root):
+            return self.function(*args, **kwargs)
+
+    async def _await_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+        with entered(root):
+            return await self.function(*args, **kwargs)
 
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
         """Call the app with what it asks for."""
@@ -79,6 +96,40 @@ class App:
         """
         return reference(self.function)
 
+    @property
+    def agents(self) -> Sequence[str] | None:
+        """Every agent path, where the app itself says so; None if it does not."""
+        return (self.function.agents or None) if isinstance(self.function, Command) else None
+
+    def opened(self) -> AbstractAsyncContextManager[object]:
+        """What the app's attempts share is open as long as the block runs."""
+        return self.function.opened() if isinstance(self.function, Command) else nullcontext()
+
+
+class NamedApp(App):
+    """An app that is known by name only: it is imported where runners are, nowhere else.
+
+    Args:
+        name: `module:name`.
+
+    Raises:
+        AppError: it is no such name.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_name(name, "app")
+        super().__init__(functools.partial(_not_here, name))
+        self._name = name
+
+    @property
+    def reference(self) -> str:
+        """`module:name`, as given."""
+        return self._name
+
+
+def _not_here(name: str, task: Any) -> None:
+    raise AppError(f"the app {name!r} is known by name only here, and runs where runners are")
+
 
 @overload
 def rollout(function: F) -> F: ...
@@ -91,8 +142,10 @@ def rollout(function: F | None = None) -> F | Callable[[F], F]:
     return App(function)
 
 
-def as_app(app: App | Callable[..., Any]) -> App:
-    """The app, whether it was decorated or not."""
+def as_app(app: App | Callable[..., Any] | str) -> App:
+    """The app, whether it was decorated or not; `module:name` is not imported."""
+    if isinstance(app, str):
+        return NamedApp(app)
     if isinstance(app, App):
         return app
     if not callable(app):
@@ -102,6 +155,8 @@ def as_app(app: App | Callable[..., Any]) -> App:
 
 def reference(function: Callable[..., Any]) -> str:
     """See `App.reference`."""
+    if isinstance(function, Command):
+        return function.reference
     module, name = function.__module__, getattr(function, "__qualname__", None)
     if name is None:
         raise AppError(
@@ -129,26 +184,50 @@ def _check_main(name: str) -> None:
 
 
 def load_app(reference: str) -> App:
-    """The app that `module:name` names.
+    """The app that `module:name` names, or a command's reference.
 
     Raises:
-        AppError: it cannot be imported, or is not callable.
+        AppError: it cannot be imported, is not callable, or its program is not there.
     """
+    command = reference.startswith(PREFIX)
+    found = Command.from_reference(reference) if command else find(reference, "app")
+    if isinstance(found, str):
+        raise AppError(f"an app must be callable, not str: {found!r:.100}")
+    app = as_app(found)
+    if isinstance(app.function, Command):
+        app.function.check()
+    return app
+
+
+def find(reference: str, what: str) -> Any:
+    """What `module:name` names.
+
+    Args:
+        what: it is, for people.
+
+    Raises:
+        AppError: it cannot be imported.
+    """
+    check_name(reference, what)
     module_name, _, name = reference.partition(":")
-    if not name:
-        raise AppError(f"an app is named module:name, not {reference!r}")
     try:
-        module = _module(module_name)
+        found = _module(module_name)
     except Exception as error:
         raise AppError(
-            f"the app {reference!r} cannot be imported: {type(error).__name__}: {error}"
+            f"the {what} {reference!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise AppError(f"the app {reference!r} cannot be found: {module_name!r} has no {name!r}")
-    return as_app(found)
+        raise AppError(f"the {what} {reference!r} cannot be found: {module_name!r} has no {name!r}")
+    return found
+
+
+def check_name(reference: str, what: str) -> None:
+    """Raise `AppError` unless it is `module:name`."""
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise AppError(f"an {what} is named module:name, not {reference!r}")
 
 
 def _module(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import codecs
 import json
 import random
 from collections import Counter
@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.records import Json
-
-_encoder = msgspec.json.Encoder(order="deterministic")
+from lightspan.records import Json, fingerprint, task_id
 
 
 def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
@@ -61,7 +59,7 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 def _read_jsonl(path: Path, what: str) -> list[Json]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(f"{what}: {path} cannot be read: {error.strerror}") from error
     tasks = []
@@ -85,18 +83,6 @@ def _checked(task: Any, where: str) -> Json:
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
         ) from error
-
-
-def task_id(task: Json) -> str:
-    """The task's own `id`, else a hash of its content: equal for equal tasks."""
-    if isinstance(task, dict) and isinstance(task.get("id"), str | int):
-        return str(task["id"])
-    return fingerprint(task)
-
-
-def fingerprint(value: Json) -> str:
-    """A short hash of a JSON value: equal for equal values, in whatever order of keys."""
-    return hashlib.sha256(_encoder.encode(value)).hexdigest()[:16]
 
 
 class Epochs:
@@ -124,3 +110,6 @@ class Epochs:
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
         return self.tasks[self._order[position]]
+
+
+__all__ = ["Epochs", "fingerprint", "load_distinct", "load_tasks", "task_id"]

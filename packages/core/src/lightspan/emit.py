@@ -24,7 +24,9 @@ from lightspan.routing import join_path
 from lightspan.scope import (
     Acting,
     Frame,
+    Root,
     acting,
+    open_root,
     reset_acting,
     set_acting,
 )
@@ -35,12 +37,14 @@ from lightspan.spans import (
     SpanKind,
     SpanStatus,
     clean_attributes,
+    clean_text,
     new_span_id,
     now_ns,
 )
 
-RESPONSE_ID_PREFIX: Final = "chatcmpl-"
-"""The gateway answers with response id `chatcmpl-<call id>`."""
+RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
+"""The gateway's response ids are one of these and the call id: `cmpl-` is of text completions,
+`resp_` of the Responses API."""
 
 
 def emit_reward(
@@ -72,10 +76,17 @@ def emit_reward(
     if reward.value is not None:
         attributes[c.REWARD_VALUE] = reward.value
     if call is not None:
-        attributes[c.REWARD_CALL_ID] = call.removeprefix(RESPONSE_ID_PREFIX)
+        attributes[c.REWARD_CALL_ID] = _call_id(call)
     if span is not None:
         attributes[c.REWARD_SPAN_ID] = span if isinstance(span, str) else span.span_id
     return _emit("lightspan.reward", SpanKind.REWARD, attributes)
+
+
+def _call_id(call: str) -> str:
+    """The call id that a response id holds."""
+    for prefix in RESPONSE_ID_PREFIXES:
+        call = call.removeprefix(prefix)
+    return call
 
 
 def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
@@ -115,9 +126,9 @@ def exception_attributes(error: BaseException) -> Attributes:
 
 
 def text_of(error: BaseException) -> str:
-    """`str(error)`, whatever the exception's author made of it."""
+    """`str(error)`, whatever the exception's author made of it; lone surrogates as U+FFFD."""
     try:
-        return str(error)
+        return clean_text(str(error))
     except Exception:
         return f"<{type(error).__name__}>"
 
@@ -154,11 +165,15 @@ def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> S
 class _Block(ContextDecorator):
     """A `with` block or decorator (sync and async functions) that records one span."""
 
-    def __init__(self, name: str, kind: SpanKind, attributes: Attributes) -> None:
+    def __init__(
+        self, name: str, kind: SpanKind, attributes: Attributes, given: Any = None
+    ) -> None:
         self._name = name
         self._kind = kind
-        self._attributes = attributes
-        self._open: list[tuple[Acting, Span, Token[Acting | None]]] = []
+        self._given = given
+        asked: Attributes = {} if given is None else {c.OPERATION_INPUT: dump_json(given)}
+        self._attributes = {**attributes, **asked}
+        self._open: list[tuple[Acting, Span, Token[Acting | None], Root | None]] = []
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -177,19 +192,21 @@ class _Block(ContextDecorator):
         return wrapped
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self._name, self._kind, dict(self._attributes))
+        return type(self)(self._name, self._kind, dict(self._attributes), self._given)
 
     def __enter__(self) -> Span | None:
         current = acting()
         if current is None:
             return None
+        root = open_root(current, self._name, self._given)
+        current = current if root is None else root.acting
         span_id = new_span_id()
         inner = self._inside(current, span_id)
         span = make_span(
             current, self._name, self._kind, self._attributes, span_id=span_id, status=SpanStatus.OK
         )
-        span = span.replace(attributes={**span.attributes, c.AGENT_PATH: inner.path})
-        self._open.append((current, span, set_acting(inner)))
+        span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
+        self._open.append((current, span, set_acting(inner), root))
         return span
 
     def _inside(self, current: Acting, span_id: str) -> Acting:
@@ -203,7 +220,7 @@ class _Block(ContextDecorator):
     ) -> None:
         if not self._open:
             return
-        current, span, token = self._open.pop()
+        current, span, token, root = self._open.pop()
         reset_acting(token)
         failed: dict[str, Any] = {}
         if error is not None:
@@ -214,6 +231,8 @@ class _Block(ContextDecorator):
                 "attributes": attributes,
             }
         current.scope.recorder.add(span.replace(end_ns=now_ns(), **failed))
+        if root is not None:
+            root.close(error)
 
 
 class _AgentBlock(_Block):
@@ -222,10 +241,14 @@ class _AgentBlock(_Block):
         return replace(current, frames=(*current.frames, frame), parent_span_id=span_id)
 
 
-def agent(name: str) -> _Block:
+def agent(name: str, *, input: Any = None) -> _Block:
     """Say which agent acts: `with lightspan.agent("planner"):` or as a decorator.
 
     Model calls inside belong to this agent; nested agents make a path (`team/planner`).
+
+    Args:
+        name: of the agent.
+        input: what it is asked to do, to be recorded with it.
     """
     attributes: Attributes = {
         c.OPERATION_NAME: "invoke_agent",
@@ -234,12 +257,15 @@ def agent(name: str) -> _Block:
         c.OPENINFERENCE_AGENT: name,
         c.OPENINFERENCE_NODE: name,
     }
-    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, attributes)
+    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, attributes, input)
 
 
-def operation(name: str, **attributes: AttributeValue) -> _Block:
-    """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`."""
-    return _Block(name, SpanKind.OPERATION, dict(attributes))
+def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
+    """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
+
+    In production the outermost block is an attempt, and `input` its task.
+    """
+    return _Block(name, SpanKind.OPERATION, dict(attributes), input)
 
 
 @contextmanager
@@ -253,6 +279,17 @@ def tool(name: str, arguments: str = "") -> Iterator[Span | None]:
     }
     with _Block(f"execute_tool {name}", SpanKind.TOOL, attributes) as span:
         yield span
+
+
+def current_attempt_id() -> str | None:
+    """The id of the attempt that is under way, to give feedback on it later (`lightspan.feedback`).
+
+    None outside of one, and in one that is not recorded.
+    """
+    current = acting()
+    if current is None or not current.scope.recorder.keeps:
+        return None
+    return current.scope.attempt_id or None
 
 
 def current_agent() -> str | None:

@@ -4,11 +4,13 @@ LightspanError
 ├── ConfigError              an option that cannot be honoured, or contradicts another
 │   ├── UnknownAgentError    `optimize=` or `frozen=` names an agent that does not exist
 │   └── UnsupportedError     a backend does not support what was asked of it
+├── BudgetError              a run has made more calls to endpoints than it may
 ├── DataError                malformed tasks or records
 ├── RewardError              a reward of a type that is not a reward
 ├── AppError                 the app cannot be imported or called
 ├── ModelError               a model or tokenizer cannot be loaded or used
 ├── CheckpointError          a checkpoint cannot be read or written
+├── OutOfMemoryError         the machine or its GPU has too little memory; says what to lower
 ├── StoreError
 │   ├── StoreClosedError
 │   ├── StoreFormatError     a foreign, newer or damaged store file
@@ -19,6 +21,7 @@ LightspanError
 └── EngineError
     ├── ContextOverflowError prompt longer than the context
     ├── CancelledError       a generation that was cancelled
+    ├── EngineMemoryError    the engine ran out of memory; an OutOfMemoryError too
     └── EngineClosedError
 """
 
@@ -44,6 +47,10 @@ class UnsupportedError(ConfigError):
     """The backend does not support this option."""
 
 
+class BudgetError(LightspanError):
+    """The run has made more calls to endpoints than it may."""
+
+
 class DataError(LightspanError, ValueError):
     """The data is malformed."""
 
@@ -62,6 +69,10 @@ class ModelError(LightspanError):
 
 class CheckpointError(LightspanError):
     """The checkpoint cannot be read or written."""
+
+
+class OutOfMemoryError(LightspanError, MemoryError):
+    """Memory ran out."""
 
 
 class StoreError(LightspanError):
@@ -105,6 +116,10 @@ class ContextOverflowError(EngineError):
 
 class CancelledError(EngineError):
     """The generation was cancelled."""
+
+
+class EngineMemoryError(EngineError, OutOfMemoryError):
+    """The engine ran out of memory."""
 
 
 class EngineClosedError(EngineError):

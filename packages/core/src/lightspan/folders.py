@@ -38,6 +38,11 @@ class RunFolder:
         return f"sqlite:///{self.path.resolve() / 'store.db'}"
 
     @property
+    def is_used(self) -> bool:
+        """Whether a run began here."""
+        return (self.path / CONFIG).exists()
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -98,7 +103,7 @@ class RunFolder:
         self.write(CONFIG, json.dumps(config, indent=2, default=str).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
-        """Raises `ConfigError` if this is no run's folder."""
+        """Raises `ConfigError` if this is no run's folder, or the file is damaged."""
         return self._read_json(CONFIG)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -110,10 +115,17 @@ class RunFolder:
         return self._read_json(RESULT) if (self.path / RESULT).exists() else None
 
     def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
         try:
-            found: dict[str, Any] = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.path} is no run of lightspan: {error}") from error
+            found = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"{self.path} is no run of lightspan: it has no {name}") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged, it is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path} is damaged: it holds {type(found).__name__}, no JSON object")
         return found
 
     def write(self, name: str, data: bytes) -> None:
@@ -131,12 +143,24 @@ class RunFolder:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every complete line of `metrics.jsonl`."""
+        """Every complete line of `metrics.jsonl`.
+
+        Raises:
+            ConfigError: such a line is damaged.
+        """
         path = self.path / METRICS
         if not path.exists():
             return []
         lines = path.read_bytes().split(b"\n")[:-1]  # a process killed while writing leaves a rest
-        return [msgspec.json.decode(line) for line in lines]
+        found: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"{path} is damaged in line {number}: {error}; mend or delete the line"
+                ) from error
+        return found
 
     def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
         """Keep an evaluation: the rewards, then the line that says that it is complete."""

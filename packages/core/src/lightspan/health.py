@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from lightspan import conventions as c
-from lightspan.errors import RewardError
+from lightspan.errors import RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import check_agents
 from lightspan.records import Mode, Outcome
@@ -51,7 +51,7 @@ class Health:
         self._seen |= seen_agents(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
         if trained and not self._agents_checked:
-            check_agents(self._routing, self._seen)
+            check_seen(self._routing, self._seen, episodes)
             self._agents_checked = True
 
     def _failures(self, episodes: Sequence[Episode]) -> None:
@@ -96,6 +96,34 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
     for episode in episodes:
         if episode.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {episode.task_id}: {episode.message}")
+
+
+def check_seen(routing: Routing, seen: Iterable[str], episodes: Sequence[Episode]) -> None:
+    """Check that every pattern matches an agent that was seen; where none was, say why instead.
+
+    Raises:
+        UnknownAgentError: a pattern matches no agent.
+    """
+    seen = set(seen)
+    try:
+        check_agents(routing, seen)
+    except UnknownAgentError:
+        if seen:
+            raise
+        raise UnknownAgentError(why_no_call(episodes)) from None
+
+
+def why_no_call(episodes: Sequence[Episode]) -> str:
+    """What to tell of rollouts without any model call."""
+    failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
+    silent = "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL"
+    if not failed:
+        return f"{silent} (rollouts: {len(episodes)})"
+    every = len(failed) == len(episodes)
+    count = f"all {len(failed)}" if every else f"{len(failed)} of {len(episodes)}"
+    first = f"{failed[0].outcome}: {failed[0].message[:300]}".rstrip(": ")
+    rest = "" if every else f"; in the others {silent}"
+    return f"no model call was seen: {count} rollouts failed, the first: {first}{rest}"
 
 
 def seen_agents(episodes: Sequence[Episode]) -> set[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,118 +13,136 @@ from lightspan import conventions as c
 from lightspan import messages
 from lightspan.errors import NotFoundError
 from lightspan.folders import RunFolder
-from lightspan.lightning.advantages import Explanation
-from lightspan.lightning.episode import Call, Episode, build_episode
-from lightspan.lightning.selection import CallCoverage, Coverage, cover
+from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.tree import walk
-from lightspan.records import RolloutState
-from lightspan.resources import routing_of
+from lightspan.recorded import Query, read_seen
 from lightspan.spans import Span, SpanKind, SpanStatus
 from lightspan.store import Store
-from lightspan.stores import open_store
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One rollout as it is shown."""
-
-    state: RolloutState
-    episode: Episode
-    coverage: Coverage
-    explanations: Mapping[str, Explanation]
-    """`attempt/call/choice` → what the learner was told."""
-
-    def explanation(self, call: Call) -> Explanation | None:
-        return self.explanations.get(f"{self.episode.attempt_id}/{call.call_id}/{call.choice}")
+from lightspan.stores import open_existing
+from lightspan.views import RolloutView, read_views, view_of
 
 
 def inspect_run(folder: Path, rollout_id: str | None = None, call_id: str | None = None) -> str:
     """The text for a run, or for one of its rollouts, or for one call of that rollout.
 
     Args:
-        rollout_id: or the start of one that no other shares.
+        rollout_id: or the start or end of one that no other shares.
         call_id: likewise.
 
     Raises:
         ConfigError: the folder is no run.
-        NotFoundError: no such rollout or call, or the start of several.
+        NotFoundError: no such rollout or call, or several.
     """
     run = RunFolder(folder)
     config = run.read_config()
     return "\n".join(asyncio.run(_inspect(run, config, rollout_id, call_id)))
 
 
+def inspect_store(
+    url: str, attempt_id: str | None = None, call_id: str | None = None, *, query: Query
+) -> str:
+    """The text for what production recorded in a store, or for one attempt, or one call of it.
+
+    Args:
+        url: of the store.
+        attempt_id: or the start or end of one that no other shares.
+        call_id: likewise.
+        query: which attempts.
+
+    Raises:
+        ConfigError: the URL names no store.
+        NotFoundError: no such attempt or call, or several.
+    """
+    return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query)))
+
+
+async def _inspect_store(
+    url: str, attempt_id: str | None, call_id: str | None, query: Query
+) -> list[str]:
+    async with open_existing(url) as store:
+        if attempt_id is None:
+            return [line async for line in _recorded_lines(store, query)]
+        seen = [one async for one in read_seen(store, query)]
+    chosen = _one(attempt_id, [one.attempt.attempt_id for one in seen], "attempt")
+    view = next(view_of(one) for one in seen if one.attempt.attempt_id == chosen)
+    if call_id is None:
+        return list(_rollout_lines(view))
+    return _lines_of_call(view, call_id)
+
+
+async def _recorded_lines(store: Store, query: Query) -> AsyncIterator[str]:
+    """A line per attempt, then the sums."""
+    services: Counter[str] = Counter()
+    agents: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    yield f"{store.url}: recorded in production"
+    yield (
+        f"{'attempt':<35}  {'service':<20}  {'began':<19}  {'status':<9}  reward  calls  "
+        f"{'seconds':>7}"
+    )
+    async for state, attempt, episode in read_seen(store, query):
+        services[state.rollout.run_id] += 1
+        agents.update(call.agent_path for call in episode.calls)
+        calls.update(str(call.outcome) for call in episode.calls)
+        began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
+        damaged = "  damaged" if episode.damage else ""
+        yield (
+            f"{attempt.attempt_id:<35}  {state.rollout.run_id:<20}  {began:<19}  "
+            f"{episode.status:<9}  {_number(episode.reward):>6}  {len(episode.calls):>5}  "
+            f"{_seconds(episode):>7.2f}{damaged}"
+        )
+    yield f"{services.total()} attempts by service: {_counted(services)}"
+    yield f"calls by agent: {_counted(agents)}"
+    yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
+
+
+def _seconds(episode: Episode) -> float:
+    """From the first start of a span to the last end."""
+    spans = [span for span in episode.spans if span.kind is not SpanKind.REWARD]
+    if not spans:
+        return 0.0
+    return (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
+
+
 async def _inspect(
     run: RunFolder, config: Mapping[str, Any], rollout_id: str | None, call_id: str | None
 ) -> list[str]:
-    async with open_store(config.get("store") or run.store_url) as store:
+    async with open_existing(config.get("store") or run.store_url) as store:
         states = await store.rollouts(run_id=config.get("run_id"))
         if rollout_id is None:
-            looks = await _look(run, store, config, states)
-            return list(_run_lines(run, config, looks))
+            views = await read_views(run, store, config, states)
+            return list(_run_lines(run, config, views))
         chosen = _one(rollout_id, [state.rollout.rollout_id for state in states], "rollout")
         state = next(s for s in states if s.rollout.rollout_id == chosen)
-        (look,) = await _look(run, store, config, [state])
+        (view,) = await read_views(run, store, config, [state])
         if call_id is None:
-            return list(_rollout_lines(look))
-        names = [entry.call.call_id for entry in look.coverage.entries]
-        wanted = _one(call_id, names, "call")
-        found = [entry for entry in look.coverage.entries if entry.call.call_id == wanted]
-        return [line for entry in found for line in _call_lines(look, entry)]
+            return list(_rollout_lines(view))
+        return _lines_of_call(view, call_id)
 
 
-async def _look(
-    run: RunFolder, store: Store, config: Mapping[str, Any], states: Sequence[RolloutState]
-) -> list[Look]:
-    ids = [state.rollout.rollout_id for state in states]
-    attempts = {attempt.rollout_id: attempt for attempt in await store.attempts(ids)}
-    attempt_ids = [attempt.attempt_id for attempt in attempts.values()]
-    spans, records = await store.spans(attempt_ids), await store.token_records(attempt_ids)
-    routings = {
-        resources_id: routing_of(await store.get_resources(resources_id) if resources_id else {})
-        for resources_id in {state.rollout.resources_id for state in states}
-    }
-    explained = {step: run.explanations(step) for step in {s.rollout.step for s in states}}
-    looks = []
-    for state in states:
-        attempt = attempts.get(state.rollout.rollout_id)
-        if attempt is None:
-            continue
-        episode = build_episode(
-            attempt,
-            state.rollout,
-            spans.get(attempt.attempt_id, []),
-            records.get(attempt.attempt_id, []),
-            failure_reward=config.get("failure_reward"),
-        )
-        coverage = cover(
-            episode,
-            routings[state.rollout.resources_id],
-            max_length=config.get("max_length"),
-            step_rewards=_step_rewards(config),
-        )
-        looks.append(Look(state, episode, coverage, explained[state.rollout.step]))
-    return looks
-
-
-def _step_rewards(config: Mapping[str, Any]) -> bool:
-    """Whether rewards on calls counted. Runs that did not note it are judged by the rule's name."""
-    noted = config.get("step_rewards")
-    return config.get("credit", "terminal") != "terminal" if noted is None else bool(noted)
+def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
+    wanted = _one(call_id, [entry.call.call_id for entry in view.coverage.entries], "call")
+    found = [entry for entry in view.coverage.entries if entry.call.call_id == wanted]
+    return [line for entry in found for line in _call_lines(view, entry)]
 
 
 def _one(wanted: str, known: Sequence[str], what: str) -> str:
-    found = sorted({name for name in known if name.startswith(wanted)})
+    found = sorted({name for name in known if name.startswith(wanted) or name.endswith(wanted)})
     if wanted in found or len(found) == 1:
         return wanted if wanted in found else found[0]
     if not found:
         some = ", ".join(sorted(set(known))[:5]) or "none"
         raise NotFoundError(f"there is no {what} {wanted!r}; there are, for example: {some}")
-    raise NotFoundError(f"{len(found)} {what}s start with {wanted!r}: {', '.join(found[:5])}")
+    raise NotFoundError(
+        f"{len(found)} {what}s start or end with {wanted!r}: {', '.join(found[:5])}"
+    )
 
 
 # --- a run ----------------------------------------------------------------------------------
-def _run_lines(run: RunFolder, config: Mapping[str, Any], looks: Sequence[Look]) -> Iterator[str]:
+def _run_lines(
+    run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView]
+) -> Iterator[str]:
     yield f"{run.path}: {config.get('algorithm')} on {config.get('model')}"
     yield f"app {config.get('app')}, optimize {config.get('optimize')}"
     for line in run.metrics():
@@ -136,28 +153,28 @@ def _run_lines(run: RunFolder, config: Mapping[str, Any], looks: Sequence[Look])
             )
     coverage: Counter[str] = Counter()
     agents: Counter[str] = Counter()
-    for look in looks:
-        coverage.update(look.coverage.counts())
-        agents.update(call.agent_path for call in look.episode.calls)
-    yield f"{len(looks)} rollouts; calls by agent: {_counted(agents)}"
+    for view in views:
+        coverage.update(view.coverage.counts())
+        agents.update(call.agent_path for call in view.episode.calls)
+    yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
     yield f"coverage of calls: {_counted(coverage)}"
     overridden = Counter(
-        key for look in looks for call in look.episode.calls for key in _overrides(call)
+        key for view in views for call in view.episode.calls for key in _overrides(call)
     )
     if overridden:
         yield f"sampling overridden, in calls: {_counted(overridden)}"
-    yield from _rollout_table(looks)
+    yield from _rollout_table(views)
 
 
-def _rollout_table(looks: Sequence[Look]) -> Iterator[str]:
-    width = max((len(look.state.rollout.rollout_id) for look in looks), default=7)
+def _rollout_table(views: Sequence[RolloutView]) -> Iterator[str]:
+    width = max((len(view.state.rollout.rollout_id) for view in views), default=7)
     yield f"{'rollout':<{width}}  mode   step  status     reward  calls  trained"
-    for look in looks:
-        rollout = look.state.rollout
+    for view in views:
+        rollout = view.state.rollout
         yield (
             f"{rollout.rollout_id:<{width}}  {rollout.mode:<5}  {rollout.step:>4}  "
-            f"{look.state.status:<9}  {_number(look.episode.reward):>6}  "
-            f"{len(look.episode.calls):>5}  {len(look.coverage.trained):>7}"
+            f"{view.state.status:<9}  {_number(view.episode.reward):>6}  "
+            f"{len(view.episode.calls):>5}  {len(view.coverage.trained):>7}"
         )
 
 
@@ -171,11 +188,11 @@ def _number(value: float | None) -> str:
 
 
 # --- a rollout ------------------------------------------------------------------------------
-def _rollout_lines(look: Look) -> Iterator[str]:
-    episode, rollout = look.episode, look.state.rollout
+def _rollout_lines(view: RolloutView) -> Iterator[str]:
+    episode, rollout = view.episode, view.state.rollout
     yield (
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {rollout.step}, task "
-        f"{rollout.task_id}): {look.state.status}"
+        f"{rollout.task_id}): {view.state.status}"
     )
     source = f" ({episode.reward_source})" if episode.reward_source else ""
     yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
@@ -184,13 +201,14 @@ def _rollout_lines(look: Look) -> Iterator[str]:
     yield from (f"  damaged: {reason}" for reason in episode.damage)
     yield from (f"  note: {note}" for note in episode.notes)
     yield ""
-    verdicts = {entry.call.span_id: entry for entry in look.coverage.entries}
+    verdicts = {entry.call.span_id: entry for entry in view.coverage.entries}
     for depth, node in walk(episode.tree.roots):
         yield "  " * depth + _span_line(node.span, verdicts.get(node.span.span_id))
+        yield from ("  " * (depth + 1) + line for line in _output_lines(node.span))
     yield ""
-    yield f"coverage: {_counted(look.coverage.counts())}"
-    for entry in look.coverage.entries:
-        yield from _entry_lines(look, entry)
+    yield f"coverage: {_counted(view.coverage.counts())}"
+    for entry in view.coverage.entries:
+        yield from _entry_lines(view, entry)
 
 
 def _span_line(span: Span, entry: CallCoverage | None) -> str:
@@ -199,6 +217,8 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
         parts.append(f"[{span.attributes.get(c.AGENT_PATH, '')}]")
     if span.kind is SpanKind.REWARD:
         parts.append(_number(_as_float(span.attributes.get(c.REWARD_VALUE))))
+        if c.FEEDBACK_COMMENT in span.attributes:
+            parts.append(repr(span.attributes[c.FEEDBACK_COMMENT]))
     if entry is not None:
         parts.append(f"-> {entry.verdict}")
     if span.status is SpanStatus.ERROR:
@@ -207,11 +227,18 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
     return " ".join(parts)
 
 
+def _output_lines(span: Span) -> Iterator[str]:
+    """What a command wrote, as far as it is kept."""
+    for key, name in ((c.COMMAND_STDOUT, "stdout"), (c.COMMAND_STDERR, "stderr")):
+        for line in str(span.attributes.get(key, "")).rstrip("\n").splitlines():
+            yield f"{name}: {line}"
+
+
 def _as_float(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _entry_lines(look: Look, entry: CallCoverage) -> Iterator[str]:
+def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     who = f"{call.call_id}/{call.choice} {call.agent_path}"
     yield f"  {who}: {entry.verdict} {entry.reason}".rstrip()
@@ -219,19 +246,18 @@ def _entry_lines(look: Look, entry: CallCoverage) -> Iterator[str]:
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
-    explanation = look.explanation(call)
+    explanation = view.explanation(call)
     if explanation is not None:
         yield f"    {explanation}"
 
 
 def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
     """Field of the request → what the app asked, and what was used."""
-    found = call.span.attributes.get(c.SAMPLING_OVERRIDES) if call.span is not None else None
-    return {key: (asked, used) for key, (asked, used) in json.loads(str(found or "{}")).items()}
+    return {} if call.span is None else messages.overrides_of(call.span.attributes)
 
 
 # --- a call ---------------------------------------------------------------------------------
-def _call_lines(look: Look, entry: CallCoverage) -> Iterator[str]:
+def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     yield f"call {call.call_id}, choice {call.choice}, agent {call.agent_path}"
     yield f"{entry.verdict} {entry.reason}".rstrip()
@@ -246,7 +272,7 @@ def _call_lines(look: Look, entry: CallCoverage) -> Iterator[str]:
         yield f"prompt ids {record.prompt_ids}"
         yield f"response ids {record.response_ids}"
     yield from _message_lines(call)
-    explanation = look.explanation(call)
+    explanation = view.explanation(call)
     if explanation is not None:
         yield str(explanation)
 
@@ -256,7 +282,6 @@ def _message_lines(call: Call) -> Iterator[str]:
     overrides = attributes.get(c.SAMPLING_OVERRIDES)
     if overrides:
         yield f"sampling overridden (asked, used): {overrides}"
-    for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
-        for message in messages.load(str(attributes.get(key, "[]"))):
-            yield f"--- {message['role']}"
-            yield str(message.get("content") or message.get("tool_calls") or "")
+    for message in (*messages.asked_of(attributes), *messages.answers_of(attributes)):
+        yield f"--- {message['role']}"
+        yield str(message.get("content") or message.get("tool_calls") or "")

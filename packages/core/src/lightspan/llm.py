@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,6 +16,7 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
 
     base_url: str
     model: str
+    """Empty: whatever model the app names."""
     api_key_env: str | None = None
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -33,3 +35,17 @@ class LLM(msgspec.Struct, frozen=True, kw_only=True, tag="llm"):
                 f"the endpoint {self.base_url} needs the key in ${self.api_key_env}, "
                 "which is not set"
             ) from None
+
+
+def check_url(url: str, what: str) -> None:
+    """Raise `ConfigError` unless it is the URL of a web server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        good = good and parts.port != 0  # a port that is no number raises
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{what} {url!r} is no http or https URL: write it as in http://127.0.0.1:8000/v1"
+        )

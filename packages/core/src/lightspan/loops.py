@@ -15,12 +15,21 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, also where an event loop is running already (a notebook).
 
     An interrupt (Ctrl-C) cancels it and lets it clean up first.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; without the cancellation as its context.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        pass
+    else:
+        return _Thread(work).result()
+    try:
         return asyncio.run(work)
-    return _Thread(work).result()
+    except KeyboardInterrupt:
+        pass
+    raise KeyboardInterrupt  # anew: the cancellation behind it says nothing to a person
 
 
 class _Thread(Generic[T]):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from lightspan import conventions as c
+
 ChatMessage = Mapping[str, Any]
+
+CALL_OPEN: Final = "<tool_call>"
+CALL_CLOSE: Final = "</tool_call>"
+PYTHON_TAG: Final = "<|python_tag|>"
+"""What marks a tool call in a model's own text: around one of Hermes' format, before Llama's."""
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -50,6 +57,22 @@ def _dump_slowly(value: Any) -> str:
 def load(text: str) -> list[dict[str, Any]]:
     """The inverse of `dump`."""
     return from_genai(json.loads(text))
+
+
+def asked_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages that a span's call sent; none if they were not recorded."""
+    return load(str(attributes.get(c.INPUT_MESSAGES, "[]")))
+
+
+def answers_of(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages that a span's call was answered with, one per choice; likewise."""
+    return load(str(attributes.get(c.OUTPUT_MESSAGES, "[]")))
+
+
+def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Field of a span's request → what the app asked, and what was used in its place."""
+    found = json.loads(str(attributes.get(c.SAMPLING_OVERRIDES) or "{}"))
+    return {field: (asked, used) for field, (asked, used) in found.items()}
 
 
 def _to_parts(message: Any) -> dict[str, Any]:

@@ -27,8 +27,10 @@ trained.
 
 from __future__ import annotations
 
+import hashlib
 import math
-import uuid
+import secrets
+import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -43,11 +45,15 @@ Json = Any
 
 
 class Mode(StrEnum):
-    """What a rollout is for. It decides sampling: train uses the algorithm's, val the app's own."""
+    """What a rollout is for. It decides sampling: train and dev use the algorithm's, val the app's
+    own."""
 
     TRAIN = "train"
     VAL = "val"
     DEV = "dev"
+    PRODUCTION = "production"
+    """Nobody asked for it: the app ran by itself and was recorded (`lightspan.record`). No runner
+    can claim it, and no policy gradient is ever taken of it."""
 
 
 class RolloutStatus(StrEnum):
@@ -132,9 +138,28 @@ def rollout_status_after(
             raise IllegalMoveError(f"attempt status {attempt} does not end an attempt")
 
 
+_json_encoder: Final = msgspec.json.Encoder(order="deterministic")
+
+
+def task_id(task: Json) -> str:
+    """The task's own `id`, else a hash of its content: equal for equal tasks."""
+    if isinstance(task, dict) and isinstance(task.get("id"), str | int):
+        return str(task["id"])
+    return fingerprint(task)
+
+
+def fingerprint(value: Json) -> str:
+    """A short hash of a JSON value: equal for equal values, in whatever order of keys."""
+    return hashlib.sha256(_json_encoder.encode(value)).hexdigest()[:16]
+
+
 def new_id(prefix: str) -> str:
-    """A fresh id such as `ro-3f…`: the caller makes ids so that every write can be repeated."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """A fresh id such as `call-18…`: the caller makes ids so that every write can be repeated.
+
+    Ids begin with the time, so that those of one batch lie together in a store's indexes, and end
+    with 64 random bits.
+    """
+    return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +180,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """The optimiser iteration, or evaluation, that asked for it."""
     timeout_s: float | None = None
     max_infrastructure_tries: int = 3
+    app: str = ""
+    """`module:name` of the app that it is for: no runner gives it to another. Empty: any."""
 
 
 class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +280,39 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     damage: list[str] = msgspec.field(default_factory=list)
     counts: bool = True
     """False: a lost attempt that uses up no try (a neighbour of a dead process)."""
+
+
+class PeerRole(StrEnum):
+    """What a peer does."""
+
+    TRAINER = "trainer"
+    RUNNER = "runner"
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that works with a store, as it says itself now and then (`Store.announce`).
+
+    Peers of other versions read it: fields are only ever added, with a default.
+    """
+
+    peer_id: str
+    role: PeerRole
+    app: str
+    """`module:name`: what a trainer asks for, or a runner runs."""
+    protocol: int
+    """`conventions.PROTOCOL_VERSION` of its lightspan."""
+    lightspan: str
+    """The version of its lightspan."""
+    python: str = ""
+    """Its interpreter."""
+    run_id: str = ""
+    """The training run; of a runner, the only one that it works for (empty: any)."""
+    slots: int = 0
+    """Attempts at once of a runner."""
+    complete: bool = False
+    """A trainer's run has nothing left to do."""
+    silent_s: float = 0.0
+    """Seconds since it was heard of, by the store's clock."""
 
 
 class CallOutcome(StrEnum):
@@ -425,3 +485,5 @@ def _number(value: Any) -> float:
             f"a reward must be a number, a bool, None or a mapping of names to numbers, "
             f"not {type(value).__name__}: {value!r}"
         ) from error
+    except OverflowError as error:
+        raise RewardError("a reward must be a number that a float can hold") from error

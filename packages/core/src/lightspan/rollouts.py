@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from lightspan import conventions as c
 from lightspan.engines import TokenEngine
 from lightspan.errors import RewardError
 from lightspan.execution import Runners
@@ -23,13 +24,17 @@ from lightspan.records import (
     RolloutState,
     RolloutStatus,
 )
+from lightspan.routing import Route
+from lightspan.spans import SpanKind
 from lightspan.store import Store
-from lightspan.stores import open_store
+from lightspan.stores import open_existing
 
 EXPIRE_S: Final = 2.0
 """How often leases are looked at while waiting."""
 WATCH_S: Final = 0.5
 """How long one look at the store waits for news."""
+READ_AT_ONCE: Final = 500
+"""Rollouts whose spans are read together."""
 
 
 class Collector:
@@ -38,7 +43,7 @@ class Collector:
     Args:
         store: where the runners find them.
         runners: asked while waiting whether they can go on.
-        engine: whose tokens are counted.
+        engine: whose tokens are counted; None where none of ours answers.
         reporter: sees the rewards come in.
         failure_reward: of an app that failed; None leaves it unscored.
     """
@@ -47,7 +52,7 @@ class Collector:
         self,
         store: Store,
         runners: Runners,
-        engine: TokenEngine,
+        engine: TokenEngine | None,
         reporter: Reporter,
         failure_reward: float | None = None,
     ) -> None:
@@ -107,12 +112,12 @@ class Collector:
 class _Progress:
     """What is worth seeing while rollouts end."""
 
-    def __init__(self, engine: TokenEngine) -> None:
+    def __init__(self, engine: TokenEngine | None) -> None:
         self._engine = engine
         self._rewards: list[float] = []
         self._failed = 0
         self._started = time.monotonic()
-        self._tokens = engine.usage().get("tokens", 0.0)
+        self._tokens = self._made()
 
     def add(self, state: RolloutState, attempt: Attempt) -> None:
         """A rollout ended. Raises `RewardError` if what its app returned is no reward."""
@@ -126,11 +131,13 @@ class _Progress:
     def values(self) -> dict[str, float]:
         """Mean of the returned rewards so far, the engine's speed, failures if there are any."""
         seconds = max(1e-3, time.monotonic() - self._started)
-        made = self._engine.usage().get("tokens", 0.0) - self._tokens
-        values = {"tokens_per_s": made / seconds}
+        values = {"tokens_per_s": (self._made() - self._tokens) / seconds} if self._engine else {}
         if self._rewards:
             values = {"reward": math.fsum(self._rewards) / len(self._rewards), **values}
         return {**values, "failed": float(self._failed)} if self._failed else values
+
+    def _made(self) -> float:
+        return self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0
 
 
 async def read_episodes(
@@ -179,11 +186,27 @@ def stored_episodes(
     """
 
     async def read() -> list[Episode]:
-        async with open_store(url) as store:
+        async with open_existing(url) as store:
             states = await store.rollouts(run_id=run_id, mode=mode)
             return await read_episodes(store, states, failure_reward=failure_reward)
 
     return run_sync(read())
+
+
+async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
+    """How many model calls of these rollouts went to endpoints that are not ours: where the app
+    points, or to an `LLM`. Calls of every attempt count, those of lost ones and late ones too."""
+    count = 0
+    for start in range(0, len(rollout_ids), READ_AT_ONCE):
+        attempts = await store.attempts(rollout_ids[start : start + READ_AT_ONCE])
+        spans = await store.spans([attempt.attempt_id for attempt in attempts])
+        for found in spans.values():
+            calls = (span for span in found if span.kind is SpanKind.LLM)
+            count += sum(str(span.attributes.get(c.ROUTE)) in _ELSEWHERE for span in calls)
+    return count
+
+
+_ELSEWHERE: Final = (Route.APP.value, Route.ENDPOINT.value)
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:

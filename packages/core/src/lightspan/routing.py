@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,15 @@ from lightspan.records import Sampling
 
 BASE_POLICY: Final = "base"
 """The policy name of the starting weights, for agents frozen as `"base"`."""
+
+
+class AgentPaths(NamedTuple):
+    """The agents of an app that can be optimised: what an adapter's `agents(app)` returns."""
+
+    paths: tuple[str, ...]
+    """Agent paths, in the order of the app."""
+    complete: bool
+    """Whether no other agent can appear at run time."""
 
 
 def join_path(names: Iterable[str]) -> str:
@@ -99,6 +108,15 @@ class Rule(msgspec.Struct, frozen=True):
 
     pattern: str
     target: Target
+    regex: bool = False
+    """The pattern is a regular expression that is searched in the innermost name (`agent_match` of
+    `lightspan.agl`). The unnamed agent has no name to search in."""
+
+    def matches(self, path: str) -> bool:
+        """Whether the agent at this path is meant."""
+        if self.regex:
+            return path != UNNAMED_AGENT and re.search(self.pattern, agent_name(path)) is not None
+        return matches(self.pattern, path)
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
@@ -108,13 +126,22 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     gateway_url: str = ""
     """Origin of the gateway that serves the routes; runners read it here."""
     default: Target = Target(route=Route.APP)
+    by_url: bool = False
+    """Only calls that the app points at the gateway are ours: others go where they point, whichever
+    agent makes them (`lightspan.agl`)."""
 
     def target(self, path: str) -> Target:
         """Where the call of the agent at this path goes."""
         for rule in self.rules:
-            if matches(rule.pattern, path):
+            if rule.matches(path):
                 return rule.target
         return self.default
+
+    def naming(self, paths: Iterable[str]) -> Routing:
+        """The same routes with a rule for each of these agents, so that a request that names one of
+        them as its model is that agent's."""
+        rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
+        return msgspec.structs.replace(self, rules=[*rules, *self.rules])
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
         """Patterns of trained policies that match none of the paths (an error of the user's)."""
@@ -122,11 +149,8 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         return [
             rule.pattern
             for rule in self.rules
-            if rule.target.selected and not any(matches(rule.pattern, path) for path in seen)
+            if rule.target.selected and not any(map(rule.matches, seen))
         ]
-
-
-FROZEN_KEYWORDS: Final = (None, "base", "shared")
 
 
 def frozen_target(frozen: str | LLM | None, policy: str) -> Target:

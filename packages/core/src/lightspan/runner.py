@@ -1,8 +1,9 @@
 """Runner: claim an attempt, run the app in its scope, report.
 
 One runner is one asyncio loop. Async apps share the loop; sync apps get one attempt per worker
-thread. A runner never raises into the app and never lets an app's failure end it: failures are
-outcomes (design law 4), classified at one place (`classify`).
+thread, and what one returns to be awaited is awaited on the loop, which it must not block. A runner
+never raises into the app and never lets an app's failure end it: failures are outcomes (design
+law 4), classified at one place (`classify`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Awaitable
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from lightspan import conventions as c
 from lightspan import threads, wire
 from lightspan.app import App, Inputs
+from lightspan.command import GATEWAY_VARIABLE, TOKEN_VARIABLE, ProgramError
 from lightspan.emit import exception_attributes, text_of
 from lightspan.errors import LightspanError, RewardError, StoreError
 from lightspan.llm import LLM
@@ -41,12 +45,9 @@ from lightspan.store import Store
 
 log = logging.getLogger(__name__)
 
+_LONGEST_PAUSE_S: Final = 1.0
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
 """What an app without any key finds, so that its client can be built."""
-
-
-TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
-GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +58,13 @@ class RunnerConfig:
     """Attempts at once."""
     run_id: str | None = None
     """Claim only this run's rollouts."""
+    app: str = ""
+    """`module:name` of the app: a rollout that is for another one is given back."""
     lease_s: float = 30.0
     """A runner that is silent this long has lost its attempts."""
     poll_s: float = 0.02
-    """First pause when nothing is queued; it grows to 1 s."""
+    """Shortest pause between two looks at an empty queue. It grows to 1 % of the time for which
+    there was nothing, so that a runner is never late by more than that; 1 s at most."""
     name: str = field(default_factory=lambda: new_id("runner"))
     environment: bool = False
     """With one slot: put the call token and the gateway's address into the environment
@@ -86,6 +90,9 @@ class Runner:
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._stuck = 0
+        self._runs: Sequence[str | None] = [self._config.run_id]
+        self.claimed = 0
+        """Attempts so far, those that are over included."""
         self._pool = ThreadPoolExecutor(self._config.slots, thread_name_prefix="lightspan-app")
 
     async def run(self) -> None:
@@ -95,9 +102,10 @@ class Runner:
         threads.carry()
         beat = asyncio.create_task(self._heartbeats())
         try:
-            await self._claim_loop()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            async with self._app.opened():
+                await self._claim_loop()
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
         finally:
             for task in self._tasks:  # only if we are cancelled ourselves
                 task.cancel()
@@ -105,6 +113,20 @@ class Runner:
             await asyncio.gather(beat, *self._tasks, return_exceptions=True)
             await wire.aclose()
             self._pool.shutdown(wait=not self._stuck, cancel_futures=True)
+
+    def work_for(self, run_ids: Sequence[str]) -> None:
+        """Claim the rollouts of these runs only, from now on; none: claim nothing."""
+        self._runs = list(run_ids)
+        self._freed.set()
+
+    def _leave(self, run_id: str) -> None:
+        log.warning("run %s asks for another app than this runner has", run_id)
+        self._runs = [one for one in self._runs if one not in (run_id, None)]
+
+    @property
+    def running(self) -> int:
+        """Attempts under way."""
+        return len(self._tasks)
 
     def stop(self) -> None:
         """Claim nothing more; `run` returns when the attempts under way have ended."""
@@ -127,7 +149,7 @@ class Runner:
         await _Attempt(self, claim).run()
 
     async def _claim_loop(self) -> None:
-        pause = self._config.poll_s
+        last = time.monotonic()
         while not self._stopping.is_set() and not self.stuck:
             self._freed.clear()
             free = self._config.slots - len(self._tasks)
@@ -135,20 +157,22 @@ class Runner:
             for claim in claims:
                 self._launch(claim)
             if claims:
-                pause = self._config.poll_s
+                last = time.monotonic()
             elif free:
-                await self._pause(pause)
-                pause = min(1.0 if not self._tasks else 0.25, pause * 1.5)
+                await self._pause(_pause_after(time.monotonic() - last, self._config.poll_s))
             else:
                 await self._freed.wait()
 
     async def _claim(self, free: int) -> list[Claim]:
         config = self._config
+        claims: list[Claim] = []
         try:
-            return await self._store.claim(config.name, free, config.lease_s, config.run_id)
+            for run_id in self._runs:
+                left = free - len(claims)
+                claims += await self._store.claim(config.name, left, config.lease_s, run_id)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
-            return []
+        return claims
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -162,6 +186,7 @@ class Runner:
         attempt.task = task
         self._running[claim.attempt.attempt_id] = attempt
         self._tasks.add(task)
+        self.claimed += 1
         task.add_done_callback(lambda done: self._ended(claim.attempt.attempt_id, done))
 
     def _ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
@@ -199,6 +224,11 @@ class Runner:
         return self._resources[resources_id]
 
 
+def _pause_after(idle_s: float, shortest_s: float) -> float:
+    """Seconds until the next look at a queue that has been empty for `idle_s`."""
+    return max(shortest_s, min(_LONGEST_PAUSE_S, idle_s / 100))
+
+
 class _Attempt:
     """One attempt in the hands of a runner."""
 
@@ -215,6 +245,13 @@ class _Attempt:
 
     async def run(self) -> None:
         """Run the app, keep its spans, report."""
+        if not self._is_ours():
+            # of a run that asks for another app since it was resumed; no try is used up
+            text = f"for the app {self.claim.rollout.app}, not {self._runner._config.app}"
+            ending = _ending(AttemptStatus.LOST, Outcome.CANCELLED, text, counts=False)
+            self._runner._leave(self.claim.rollout.run_id)
+            await self._report(ending, [])
+            return
         try:
             scope, inputs = await self._prepare()
         except LightspanError as error:
@@ -228,6 +265,10 @@ class _Attempt:
             await asyncio.shield(self._finish(scope, ending))
             raise
         await self._finish(scope, ending)
+
+    def _is_ours(self) -> bool:
+        wanted, mine = self.claim.rollout.app, self._runner._config.app
+        return not wanted or not mine or wanted == mine
 
     async def _prepare(self) -> tuple[Scope, Inputs]:
         rollout, attempt = self.claim.rollout, self.claim.attempt
@@ -284,25 +325,32 @@ class _Attempt:
         def work() -> Any:
             try:
                 with open_scope(scope):
-                    value = self._runner._app.call(inputs)
-                    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+                    return self._runner._app.call(inputs)
             finally:
                 finished.set()
 
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._runner._pool, copy_context().run, work)
+        loop, context = asyncio.get_running_loop(), copy_context()
+        future = loop.run_in_executor(self._runner._pool, context.run, work)
         try:
-            return await asyncio.shield(future)
+            value = await asyncio.shield(future)
         except BaseException:
-            if not finished.is_set():
-                self._runner._stuck += 1
-                future.add_done_callback(self._unstick)
+            is_stuck = not finished.is_set()
+            self._runner._stuck += is_stuck
+            future.add_done_callback(partial(self._left_over, was_stuck=is_stuck))
             raise
+        if not inspect.isawaitable(value):
+            return value
+        _adopt(context)
+        with open_scope(scope):  # on the one loop: clients that an app keeps are bound to theirs
+            return await value
 
-    def _unstick(self, future: asyncio.Future[Any]) -> None:
-        self._runner._stuck -= 1
-        if not future.cancelled():
-            future.exception()  # it was reported as the attempt's outcome already
+    def _left_over(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
+        """A sync app has ended whose outcome was reported already."""
+        self._runner._stuck -= was_stuck
+        if not future.cancelled() and future.exception() is None:
+            value = future.result()
+            if inspect.iscoroutine(value):
+                value.close()  # nobody will await it
 
     async def _finish(self, scope: Scope, ending: _Ending) -> None:
         self.finishing = True
@@ -375,8 +423,14 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
+def _adopt(context: Context) -> None:
+    """Set the variables that were set in the context here too."""
+    for variable, value in context.items():
+        if variable.get(_ABSENT) is not value:
+            variable.set(value)
+
+
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +453,17 @@ def _ending(
     return _Ending(status, outcome, message, reward, counts)
 
 
+_STATUS_OF: Final = {
+    Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
+    Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
+}
+
+
 def classify(error: BaseException, gateway_url: str | None) -> _Ending:
     """What an exception of the app means for the attempt (design law 4)."""
+    if isinstance(error, ProgramError):
+        status = _STATUS_OF.get(error.outcome, AttemptStatus.FAILED)
+        return _ending(status, error.outcome, str(error))
     message = f"{type(error).__name__}: {text_of(error)}"
     for cause in _causes(error):
         if getattr(cause, "code", None) == "context_length_exceeded":

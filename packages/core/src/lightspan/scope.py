@@ -8,16 +8,19 @@ called. Everything here is immutable, so a context may be copied to threads and 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from lightspan.records import Mode
+from lightspan.records import Mode, new_id
 from lightspan.routing import Routing, join_path
-from lightspan.spans import Span, new_trace_id
+from lightspan.spans import Span, SpanKind, clean_text, new_trace_id
+
+log = logging.getLogger(__name__)
 
 
 class Frame(NamedTuple):
@@ -34,15 +37,27 @@ class Recorder:
     and the runner then marks the attempt damaged: nothing is dropped silently.
     """
 
+    keeps = True
+    """False: whatever is added is forgotten."""
+
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._spans: list[Span] = []
         self._damage: list[str] = []
         self._dropped = 0
         self._pending: dict[str, Callable[[], None]] = {}
-        self._lock = threading.Lock()
+        # The garbage collector may run inside a locked block and end a stream that the app dropped,
+        # which is recorded by the same thread.
+        self._lock = threading.RLock()
+
+    def new_call_id(self) -> str:
+        """The id of a call that is made now."""
+        return new_id("call")
 
     def add(self, span: Span) -> None:
+        if not (span.name.isascii() and span.status_message.isascii()):
+            name, message = clean_text(span.name), clean_text(span.status_message)
+            span = span.replace(name=name, status_message=message)
         with self._lock:
             if len(self._spans) < self._limit:
                 self._spans.append(span)
@@ -52,7 +67,7 @@ class Recorder:
     def damage(self, reason: str) -> None:
         """Note a capture error: the attempt will not be trained."""
         with self._lock:
-            self._damage.append(reason)
+            self._damage.append(clean_text(reason))
 
     def expect(self, key: str, give_up: Callable[[], None]) -> None:
         """Something is under way that will be recorded; `give_up` records that it never ended."""
@@ -82,6 +97,38 @@ class Recorder:
             return [*self._damage, *lost]
 
 
+class Unrecorded(Recorder):
+    """Of calls to served policies outside any attempt: keeps nothing."""
+
+    keeps = False
+
+    def add(self, span: Span) -> None:
+        """Forget it."""
+
+    def damage(self, reason: str) -> None:
+        """Nothing is trained, so nothing is damaged; a person may want to know."""
+        log.warning("%s", reason)
+
+    def expect(self, key: str, give_up: Callable[[], None]) -> None:
+        """Nobody asks how it ended."""
+
+    def settle(self, key: str) -> bool:
+        """Nothing is left to record."""
+        return False
+
+
+class _Nowhere(Unrecorded):
+    """Of a process that records, outside every attempt."""
+
+    def add(self, span: Span) -> None:
+        """Forget it; a reward that is lost this way is worth a word."""
+        if span.kind is SpanKind.REWARD:
+            log.warning(
+                "a reward was emitted outside every attempt and is lost: call emit_reward() while "
+                "the agent runs, or lightspan.feedback(attempt_id, reward) later"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """One attempt, as the app's process knows it."""
@@ -97,6 +144,10 @@ class Scope:
     root_span_id: str | None = None
     """The span of the attempt itself, parent of the outermost agents."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
+
+    def new_call_id(self) -> str:
+        """The id of a call that is made now."""
+        return self.recorder.new_call_id()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +169,35 @@ Resolver = Callable[[Acting], Acting | None]
 
 _acting: Final[ContextVar[Acting | None]] = ContextVar("lightspan_acting", default=None)
 _resolvers: list[Resolver] = []
+_ambient: Acting | None = None
+"""Of the whole process, where no scope is open (`lightspan.connect`)."""
+_opener: Opener | None = None
+"""Makes attempts of what begins where no scope is open (`lightspan.record`)."""
+_outside: Acting | None = None
+"""While there is an opener: who acts where no scope is open and nothing is connected."""
+
+
+def ambient() -> Acting | None:
+    """Who is acting where no scope is open; None unless the process is connected to a server or
+    records."""
+    return _ambient or _outside
+
+
+def set_ambient(value: Acting | None) -> Acting | None:
+    """Set who is acting where no scope is open; returns who was before."""
+    global _ambient
+    before, _ambient = _ambient, value
+    return before
 
 
 def pushed() -> Acting | None:
     """Who is acting by the pushed frames alone; None outside a scope."""
-    return _acting.get()
+    return _acting.get() or _ambient or _outside
 
 
 def acting() -> Acting | None:
     """Who is acting now, resolvers asked; None outside a scope."""
-    current = _acting.get()
+    current = pushed()
     if current is None:
         return None
     for resolver in _resolvers:
@@ -140,12 +210,14 @@ def acting() -> Acting | None:
 
 def current_scope() -> Scope | None:
     """The scope, None outside of one."""
-    current = _acting.get()
+    current = pushed()
     return None if current is None else current.scope
 
 
 def set_acting(value: Acting | None) -> Token[Acting | None]:
-    """Set who is acting; undo with `reset_acting`."""
+    """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
+    if value is not None and value is (_ambient or _outside):
+        value = None
     return _acting.set(value)
 
 
@@ -173,10 +245,68 @@ def open_scope(scope: Scope) -> Iterator[Scope]:
         reset_acting(token)
 
 
+# --- what begins outside every scope --------------------------------------------------------
+class Root(Protocol):
+    """An attempt that began by itself; whoever opened it closes it, once."""
+
+    @property
+    def acting(self) -> Acting:
+        """Who acts in it."""
+        ...
+
+    def close(self, error: BaseException | str | None = None) -> None:
+        """It has ended, by this error (or what is told of one) if there is one. Never raises."""
+        ...
+
+
+Opener = Callable[[Acting, str | None, Any], Root]
+"""See `open_root`. Never raises."""
+
+
+def set_opener(opener: Opener | None) -> None:
+    """Make attempts of what begins where no scope is open; None: no more."""
+    global _opener, _outside
+    _opener = opener
+    _outside = None if opener is None else _NOWHERE
+
+
+def open_root(current: Acting | None, name: str | None, given: Any = None) -> Root | None:
+    """An attempt of its own for what begins now, if no scope is open and calls are recorded.
+
+    Args:
+        current: who is acting, as `acting` or `pushed` said.
+        name: of what begins; None for a model call that nothing is around.
+        given: its input, if it is known.
+    """
+    if _opener is None or current is None or not is_outside(current):
+        return None
+    return _opener(current, name, given)
+
+
+@contextmanager
+def entered(root: Root) -> Iterator[None]:
+    """Act in the attempt for the duration of the block, which ends it."""
+    token = set_acting(root.acting)
+    try:
+        yield
+    except BaseException as error:
+        reset_acting(token)
+        root.close(error)
+        raise
+    reset_acting(token)
+    root.close()
+
+
+def is_outside(current: Acting) -> bool:
+    """Whether no scope is open: a connection to a server is none."""
+    base = _ambient or _outside
+    return base is not None and current.scope is base.scope
+
+
 @contextmanager
 def push(frame: Frame) -> Iterator[Acting | None]:
     """Push an agent frame for the duration of the block; a no-op outside a scope."""
-    current = _acting.get()
+    current = pushed()
     if current is None:
         yield None
         return
@@ -203,3 +333,8 @@ def unregister_resolver(resolver: Resolver) -> None:
 def resolvers() -> Sequence[Resolver]:
     """The registered resolvers, in the order of registration."""
     return tuple(_resolvers)
+
+
+_NOWHERE: Final = Acting(
+    Scope(rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=_Nowhere())
+)

@@ -18,15 +18,17 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from lightspan import checkpoints, resuming
+from lightspan import served as served_as
 from lightspan.algorithms import Algorithm, Metrics
 from lightspan.app import App
 from lightspan.checkpoints import Life, TrainerState, rollout_stem
 from lightspan.data import Epochs, fingerprint, task_id
 from lightspan.embedded import check_chat_templates, check_parts, make_engine, make_learner
 from lightspan.engines import TokenEngine
-from lightspan.errors import UnsupportedError
+from lightspan.errors import BudgetError, ConfigError, UnsupportedError
 from lightspan.execution import RunnerPlan, Runners
 from lightspan.execution.local import LocalRunners
+from lightspan.execution.peers import Presence, RunnerWatch, here
 from lightspan.folders import RunFolder
 from lightspan.gateway import Gateway
 from lightspan.health import Health
@@ -35,10 +37,13 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.progress import Reporter, duration
-from lightspan.records import Json, Mode, Rollout, new_id
+from lightspan.records import Json, Mode, PeerRole, Rollout, new_id
 from lightspan.resources import ROUTING
 from lightspan.results import Evaluation, FitResult
-from lightspan.rollouts import Collector
+from lightspan.rollouts import Collector, endpoint_calls
+from lightspan.routing import Routing
+from lightspan.served import Served, ServedPolicy
+from lightspan.sinks import MetricSink, SinkRun, Sinks
 from lightspan.store import Store
 from lightspan.stores import open_store
 
@@ -64,6 +69,8 @@ class Settings:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     learner_options: Mapping[str, Any] = field(default_factory=dict)
     metric: str = "reward"
+    max_frozen_calls: int | None = None
+    sinks: Sequence[str | MetricSink] = ()
     lease_s: float = 30.0
 
     def planned_steps(self, tasks: int) -> int:
@@ -71,6 +78,12 @@ class Settings:
         if self.steps is not None:
             return self.steps
         return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
+
+    def evaluates(self, step: int, total: int) -> bool:
+        """Whether held-out tasks are run after a step: before training, after it, and every so
+        often."""
+        every = self.validate_every
+        return step in (0, total) or (every is not None and step % every == 0)
 
     def config(self) -> dict[str, Json]:
         """For `config.json`."""
@@ -106,22 +119,27 @@ class Session:
         self.rng = random.Random(self.algorithm.seed)
         self.engine: TokenEngine
         self.learner: Learner
+        self.runners: Runners
         self._app = app
         self._tasks = Epochs(train, self.algorithm.seed)
         self._val = val
         self._total = settings.planned_steps(len(train))
         self._health = Health(self.algorithm.routing(), self.note, agents)
+        self._sinks = Sinks(settings.sinks, self.note)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._at = TrainerState(run_id="")
         self._checkpoint: Path | None = None
-        self._life = new_id("")[1:13]
+        self._life = new_id("")[-12:]
         self._first_step = 1
         self._batches = 0
         self._meter = {"engine": 0.0, "learner": 0.0}
+        self._frozen_calls = 0
         self._started = time.monotonic()
         self._store: Store
         self._collector: Collector
+        self._presence: Presence
+        self._watch: RunnerWatch
         self._resources_id = ""
 
     async def __aenter__(self) -> Self:
@@ -134,11 +152,21 @@ class Session:
         finally:
             self._thread.shutdown()
             saved = checkpoints.latest(self.folder.checkpoints)
-            if kind in (asyncio.CancelledError, KeyboardInterrupt) and saved is not None:
+            if kind in (asyncio.CancelledError, KeyboardInterrupt) and self._can_go_on(saved):
+                kept = saved.name if saved is not None else "no checkpoint yet"
                 self.reporter.line(
-                    f"stopped; {self.folder.path} keeps {saved.name}: go on with resume=True "
-                    "(--resume)"
+                    f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
                 )
+
+    def _can_go_on(self, saved: Path | None) -> bool:
+        """Whether what was stopped can go on: a run with a checkpoint, or one that has begun to
+        train (a dry run and an evaluation have not)."""
+        if saved is not None:
+            return True
+        try:
+            return "train" in self.folder.read_config()
+        except ConfigError:
+            return False
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
@@ -168,23 +196,36 @@ class Session:
     async def open(self) -> None:
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
         settings = self.settings
-        self._store = await self._stack.enter_async_context(open_store(settings.store_url))
-        if not self._store.capabilities.multi_process:
-            raise UnsupportedError(
-                f"store {settings.store_url!r} lives in one process, and runners have their own: "
-                "leave store= out for a SQLite file in the run's folder"
-            )
+        await self._open_store()
         make = partial(make_learner, self.algorithm, settings.device, settings.learner_options)
         self.learner = await self.learn(make) if settings.learner is None else settings.learner
         if self._checkpoint is not None:
             await self._restore(self._checkpoint)
         await self._open_engine()
-        gateway = await self._stack.enter_async_context(Gateway(self._store, self.engine))
-        routing = msgspec.structs.replace(self.algorithm.routing(), gateway_url=gateway.url)
+        await self._serve(self.engine, self.algorithm.routing())
+
+    async def open_without_models(self, routing: Routing) -> None:
+        """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
+        await self._open_store()
+        await self._serve(None, routing)
+
+    async def _open_store(self) -> None:
+        url = self.settings.store_url
+        self._store = await self._stack.enter_async_context(open_store(url))
+        if not self._store.capabilities.multi_process:
+            raise UnsupportedError(
+                f"store {url!r} lives in one process, and runners have their own: leave store= "
+                "out for a SQLite file in the run's folder"
+            )
+
+    async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
+        gateway = await self._stack.enter_async_context(Gateway(self._store, engine))
+        routing = routing.naming(self._app.agents or ())
+        routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         self._resources_id = await self._store.put_resources({ROUTING: routing})
-        runners = await self._start_runners()
+        self.runners = await self._start_runners()
         self._collector = Collector(
-            self._store, runners, self.engine, self.reporter, self.algorithm.failure_reward
+            self._store, self.runners, engine, self.reporter, self.algorithm.failure_reward
         )
 
     async def _restore(self, checkpoint: Path) -> None:
@@ -223,31 +264,82 @@ class Session:
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
+        await self._announce(RunnerWatch(plan, runners, self.reporter.line))
         return runners
+
+    async def _announce(self, watch: RunnerWatch) -> None:
+        """Let runners that are started by hand find this training, and say who has come."""
+        run_id = self._at.run_id
+        peer = here(run_id, PeerRole.TRAINER, self._app.reference, run_id=run_id)
+        self._presence = await self._stack.enter_async_context(Presence(self._store, peer))
+        self._watch = watch
+        watching = asyncio.create_task(watch.watch(self._store), name="lightspan-runner-watch")
+        self._stack.callback(watching.cancel)
 
     # --- training -------------------------------------------------------------------------
     async def train(self) -> FitResult:
         """Every step that is left, with its checkpoints and evaluations."""
+        self._open_sinks()
+        await self._recall_calls()
         done = {evaluation.step for evaluation in self.folder.evaluations()}
         if self._at.step == 0 and self._checkpoint is None:
             await self._save()
         if self._evaluates(self._at.step) and self._at.step not in done:
             await self._validate()
+        self._check_budget()
         self._started = time.monotonic()
         while self._at.step < self._total:
             await self._one_step()
-            if self._at.step == self._total or self._at.step % self.settings.checkpoint_every == 0:
+            every = self.settings.checkpoint_every
+            saving = self._at.step == self._total or self._at.step % every == 0
+            if saving:
                 await self._save()
-            if self._evaluates(self._at.step):
+            if self._evaluates(self._at.step) and not self._overspent():
                 await self._validate()
+            if self._overspent() and not saving:
+                await self._save()
+            self._check_budget()
         return await self._finish()
+
+    async def _recall_calls(self) -> None:
+        """Count the calls to endpoints that earlier lives of the run have made."""
+        if self.settings.max_frozen_calls is None or self._checkpoint is None:
+            return
+        states = await self._store.rollouts(run_id=self._at.run_id)
+        ids = [state.rollout.rollout_id for state in states if state.rollout.mode is not Mode.DEV]
+        self._frozen_calls = await endpoint_calls(self._store, ids)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """Raise `BudgetError` if the run has made more calls to endpoints than it may."""
+        if spent := self._overspent():
+            raise BudgetError(spent)
+
+    def _overspent(self) -> str:
+        """What to tell where `max_frozen_calls` is exceeded; empty where it is not."""
+        limit = self.settings.max_frozen_calls
+        if limit is None or self._frozen_calls <= limit:
+            return ""
+        return (
+            f"after step {self._at.step} the run's frozen agents have made {self._frozen_calls} "
+            f"calls to endpoints, and max_frozen_calls is {limit}; {self.folder.path} keeps what "
+            "was learned: go on with resume=True (--resume) and a larger max_frozen_calls, or "
+            'with None for no limit. Calls to our own engine (frozen="base", "shared") are free'
+        )
+
+    def _open_sinks(self) -> None:
+        run = SinkRun(
+            run_id=self._at.run_id,
+            folder=self.folder.path,
+            config=self.folder.read_config(),
+            first_step=0 if self._checkpoint is None else self._first_step,
+        )
+        self._stack.callback(self._sinks.close)
+        self._sinks.open(run)
 
     def _evaluates(self, step: int) -> bool:
         """Before training, after it, and every so often."""
-        if self._val is None:
-            return False
-        every = self.settings.validate_every
-        return step in (0, self._total) or (every is not None and step % every == 0)
+        return self._val is not None and self.settings.evaluates(step, self._total)
 
     async def _one_step(self) -> None:
         self._at.step += 1
@@ -277,11 +369,13 @@ class Session:
         return "  ".join([*parts, f"{duration(left)} left"] if at < self._total else parts)
 
     def _add_line(self, kind: str, values: Mapping[str, Any]) -> None:
-        spent = {f"cpu_s/{part}": round(value, 6) for part, value in self._at.seconds.items()}
-        self.folder.add_metrics(self._line(kind, {**values, **spent}))
+        line = self._line(kind, values)
+        self.folder.add_metrics(line)
+        self._sinks.add(line)
 
     def _line(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {"kind": kind, "step": self._at.step, **values}
+        spent = {f"cpu_s/{part}": round(value, 6) for part, value in self._at.seconds.items()}
+        return {"kind": kind, "step": self._at.step, **values, **spent}
 
     def _account(self, phase: str) -> None:
         """Add the CPU-seconds since the last call to a phase (`_evaluation`, or training)."""
@@ -306,9 +400,9 @@ class Session:
     async def _validate(self) -> None:
         assert self._val is not None
         evaluation = await self.evaluate(self._val)
-        spent = {f"cpu_s/{part}": round(value, 6) for part, value in self._at.seconds.items()}
-        line = self._line("eval", {**evaluation.metrics(), **spent})
+        line = self._line("eval", evaluation.metrics())
         self.folder.add_evaluation(evaluation, line)
+        self._sinks.add(line)
         self.reporter.finish(evaluation.text(self.settings.metric))
         self._draw()
 
@@ -320,10 +414,9 @@ class Session:
         return Evaluation.of(self._at.step, episodes)
 
     async def _finish(self) -> FitResult:
-        policies = list(self.algorithm.policies())
-        for policy in policies:
-            target = self.folder.model if len(policies) == 1 else self.folder.model / policy
-            await self.learn(partial(self.learner.export, policy, target))
+        served = self._served()
+        for policy, known in served.policies.items():
+            await self.learn(partial(self.learner.export, policy, self.folder.path / known.folder))
         self._draw()
         result = FitResult(
             folder=self.folder.path,
@@ -333,10 +426,29 @@ class Session:
             steps=self._at.step,
         )
         summary = result.summary(self.settings.metric)
-        self.folder.write_result(
-            {"steps": result.steps, "summary": summary, "seconds": result.seconds}
-        )
+        ended = {"steps": result.steps, "summary": summary, "seconds": result.seconds}
+        self.folder.write_result({**ended, served_as.KEY: served.as_json()})
+        await self._watch.end(self._store)
+        await self._presence.stay(complete=True)
         return result
+
+    def _served(self) -> Served:
+        """How the policies are to be served (`lightspan serve`)."""
+        specs, model = self.algorithm.policies(), self.folder.model
+        folders = {name: model if len(specs) == 1 else model / name for name in specs}
+        policies = {
+            name: ServedPolicy(
+                folder=str(folders[name].relative_to(self.folder.path)),
+                model=spec.model,
+                version=self._at.versions.get(name, 0),
+            )
+            for name, spec in specs.items()
+        }
+        return Served(
+            policies=policies,
+            base_model=self.algorithm.base_model,
+            routing=self.algorithm.routing(),
+        )
 
     def _draw(self) -> None:
         from lightspan.plots import learning_curve
@@ -382,13 +494,18 @@ class Session:
                 resources_id=self._resources_id,
                 step=self._at.step,
                 timeout_s=self.algorithm.timeout_s,
+                app=self._app.reference,
             )
             for index, task in enumerate(tasks)
             for member in range(group_size)
         ]
         at = self._at.step
         title = f"step {at}: evaluating" if mode is Mode.VAL else f"step {at}/{self._total}"
+        title = "dry run" if mode is Mode.DEV else title
         episodes = await self._collector.run(planned, title)
+        if self.settings.max_frozen_calls is not None and mode is not Mode.DEV:
+            ids = [rollout.rollout_id for rollout in planned]
+            self._frozen_calls += await endpoint_calls(self._store, ids)
         self._health.look(episodes)
         return episodes
 

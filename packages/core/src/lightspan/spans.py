@@ -170,11 +170,15 @@ def clean_attributes(values: Mapping[str, Any]) -> Attributes:
     becomes its `repr`. Never raises: it runs inside apps.
     """
     return {
-        _clean_text(str(key)): _clean(value) for key, value in values.items() if value is not None
+        key if type(key) is str and key.isascii() else clean_text(str(key)): _clean(value)
+        for key, value in values.items()
+        if value is not None
     }
 
 
 def _clean(value: Any) -> AttributeValue:
+    if type(value) is str and value.isascii():  # nearly all of them
+        return value
     if isinstance(value, list | tuple):
         return _clean_list(value)
     return _clean_scalar(value)
@@ -184,22 +188,23 @@ def _clean_scalar(value: Any) -> str | bool | int | float:
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _clean_text(str.__str__(value))
+        return clean_text(str.__str__(value))
     if isinstance(value, float):
         return float(value)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return int(value)
-    return _clean_text(_repr(value))
+    return clean_text(_repr(value))
 
 
 def _clean_list(values: Sequence[Any]) -> AttributeValue:
     cleaned = [_clean_scalar(value) for value in values]
     kinds = {type(value) for value in cleaned}
     uniform = len(kinds) <= 1 and all(isinstance(value, tuple(kinds)) for value in values)
-    return cast("AttributeValue", cleaned) if uniform else _clean_text(_repr(values))
+    return cast("AttributeValue", cleaned) if uniform else clean_text(_repr(values))
 
 
-def _clean_text(text: str) -> str:
+def clean_text(text: str) -> str:
+    """The text without lone surrogates, which no store can hold: they become U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

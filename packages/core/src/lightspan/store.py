@@ -18,6 +18,7 @@ from lightspan.records import (
     CallOutcome,
     Claim,
     Mode,
+    Peer,
     Report,
     Rollout,
     RolloutState,
@@ -115,6 +116,20 @@ class Store(Protocol):
 
         Raises:
             ConflictError: an id is known with other content; nothing is queued then.
+            IllegalMoveError: a rollout of `Mode.PRODUCTION`, which nobody may run again.
+        """
+        ...
+
+    async def start(self, claims: Sequence[Claim]) -> None:
+        """Keep rollouts of `Mode.PRODUCTION` whose attempt runs already, made by the caller.
+
+        They are never queued, so no runner can claim them, and no lease of theirs runs out; spans
+        and a report follow as for any attempt. Repeating one is a no-op.
+
+        Raises:
+            ConflictError: a rollout id is known with other content; nothing is started then.
+            IllegalMoveError: a rollout of another mode, or an attempt that is not the rollout's
+                first, running one.
         """
         ...
 
@@ -187,6 +202,20 @@ class Store(Protocol):
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         """How many rollouts are in each status (statuses with none are left out)."""
+        ...
+
+    # --- who works with it ----------------------------------------------------------------
+    async def announce(self, peer: Peer) -> None:
+        """Keep what a peer says of itself, in place of what it said before. A peer repeats itself
+        every few seconds, or it counts as gone."""
+        ...
+
+    async def withdraw(self, peer_id: str) -> None:
+        """Forget a peer. Idempotent."""
+        ...
+
+    async def peers(self) -> list[Peer]:
+        """Every peer of the last day by its id, `silent_s` filled in."""
         ...
 
     # --- attempts and what they did -------------------------------------------------------

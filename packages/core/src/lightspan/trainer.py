@@ -9,20 +9,26 @@ from typing import Any
 
 from lightspan.algorithms import Algorithm
 from lightspan.app import App, as_app
+from lightspan.checks import check_number
+from lightspan.command import check_served
 from lightspan.data import load_distinct, load_tasks
+from lightspan.dryrun import DevReport, DryRun
 from lightspan.engines import TokenEngine
+from lightspan.engines.devices import check_device_name
 from lightspan.errors import ConfigError
 from lightspan.execution import Runners
 from lightspan.folders import RunFolder
 from lightspan.learners import Learner
 from lightspan.lightning.selection import check_agents
+from lightspan.llm import LLM
 from lightspan.loops import run_sync
 from lightspan.progress import Reporter, default_reporter
 from lightspan.records import Json
 from lightspan.results import Evaluation, FitResult
 from lightspan.session import Session, Settings
+from lightspan.sinks import MetricSink, checked_sinks
 
-__all__ = ["Data", "Evaluation", "FitResult", "Trainer"]
+__all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
 
 Data = Iterable[Json] | str | Path
 
@@ -32,7 +38,8 @@ class Trainer:
 
     Args:
         algorithm: what to learn and how.
-        runners: attempts at once, or a set of runners.
+        runners: attempts at once, or a set of runners: `LocalRunners(8, python=…)` for an app that
+            has an environment of its own, `ExternalRunners()` for those that are started by hand.
         steps: iterations; None for `epochs`.
         epochs: passes over the training tasks where `steps` is not given.
         folder: of the run; None for `runs/<date and time>`.
@@ -45,6 +52,10 @@ class Trainer:
         engine_options: further arguments of the embedded engine.
         learner_options: further arguments of the embedded learner.
         metric: what the reward is called where people read it.
+        max_frozen_calls: calls that frozen agents may make to endpoints (where the app points, or
+            an `LLM`), over all lives of the run; above that `fit` stops after the batch.
+        sinks: where metrics go beside the folder: `"tensorboard"`, `"wandb"`, `"mlflow"`,
+            `"trackio"`, or a sink of `lightspan.sinks`.
         reporter: where progress goes.
         lease_s: seconds of silence after which a runner's attempts are lost.
 
@@ -69,21 +80,27 @@ class Trainer:
         engine_options: Mapping[str, Any] | None = None,
         learner_options: Mapping[str, Any] | None = None,
         metric: str = "reward",
+        max_frozen_calls: int | None = None,
+        sinks: Sequence[str | MetricSink] = (),
         reporter: Reporter | None = None,
         lease_s: float = 30.0,
     ) -> None:
         if steps is not None and steps < 0:
             raise ConfigError(f"steps={steps} must not be negative")
-        if epochs <= 0:
-            raise ConfigError(f"epochs={epochs} must be above 0")
+        check_number("epochs", epochs, above=0)
+        check_number("lease_s", lease_s, above=0)
         if checkpoint_every < 1:
             raise ConfigError(f"checkpoint_every={checkpoint_every} must be at least 1")
         if validate_every is not None and validate_every < 1:
             raise ConfigError(f"validate_every={validate_every} must be at least 1, or None")
+        if max_frozen_calls is not None and max_frozen_calls < 0:
+            raise ConfigError(f"max_frozen_calls={max_frozen_calls} must not be negative")
         if engine is not None and engine_options:
             raise ConfigError("engine_options are of the embedded engine: leave engine= out")
         if learner is not None and learner_options:
             raise ConfigError("learner_options are of the embedded learner: leave learner= out")
+        if engine is None or learner is None:
+            check_device_name(device)
         run = RunFolder(Path(folder) if folder is not None else _fresh_folder())
         self._named = folder is not None
         self.settings = Settings(
@@ -102,6 +119,8 @@ class Trainer:
             engine_options=dict(engine_options or {}),
             learner_options=dict(learner_options or {}),
             metric=metric,
+            max_frozen_calls=max_frozen_calls,
+            sinks=checked_sinks(sinks),
             lease_s=lease_s,
         )
 
@@ -119,7 +138,7 @@ class Trainer:
 
     def fit(
         self,
-        app: App | Callable[..., Any],
+        app: App | Callable[..., Any] | str,
         train: Data,
         val: Data | None = None,
         *,
@@ -129,7 +148,8 @@ class Trainer:
         """Train, and return what came of it. Works inside a running event loop too.
 
         Args:
-            app: the user's program, importable as `module:name`.
+            app: the user's program, importable as `module:name`, or a `Command`. The
+                text `"module:name"` is an app that is imported where runners are, and not here.
             train: tasks to learn from.
             val: held-out tasks.
             agents: every agent path, where it is known beforehand (an adapter's `agents()`): a
@@ -138,17 +158,19 @@ class Trainer:
                 run that is complete is not trained again.
 
         Raises:
-            AppError, CheckpointError, ConfigError, DataError, ModelError, RewardError,
-            StoreError, UnknownAgentError: as their messages say.
+            AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError,
+            RewardError, StoreError, UnknownAgentError: as their messages say.
         """
         tasks = load_tasks(train, "train")
         held_out = None if val is None else load_distinct(val, "val")
+        chosen = self._served(as_app(app))
+        agents = chosen.agents if agents is None else agents
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
-        return run_sync(self._fit(as_app(app), tasks, held_out, agents, self._checked(resume)))
+        return run_sync(self._fit(chosen, tasks, held_out, agents, self._checked(resume)))
 
     def evaluate(
-        self, app: App | Callable[..., Any], tasks: Data, *, resume: bool = False
+        self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
         """Run the app once per task, in val mode, with the weights as they are (`resume`: as the
         latest checkpoint has them). What the folder says of training stays as it is.
@@ -157,7 +179,56 @@ class Trainer:
             The errors of `fit`.
         """
         held_out = load_distinct(tasks, "tasks")
-        return run_sync(self._evaluate(as_app(app), held_out, self._checked(resume)))
+        chosen = self._served(as_app(app))
+        return run_sync(self._evaluate(chosen, held_out, self._checked(resume)))
+
+    def dev(
+        self,
+        app: App | Callable[..., Any] | str,
+        tasks: Data,
+        val: Data | None = None,
+        *,
+        agents: Sequence[str] | None = None,
+        count: int = 4,
+        group_size: int | None = None,
+        endpoint: LLM | None = None,
+        local: bool | None = None,
+        folder: str | Path | None = None,
+    ) -> DevReport:
+        """A dry run: a few tasks, nothing trained, and a report of what `fit` would do.
+
+        Args:
+            app: as for `fit`.
+            tasks: what `fit` would learn from; a few of them are run.
+            val: what `fit` would evaluate on; none of them is run.
+            agents: every agent path, where it is known: those never called are in the report.
+            count: tasks, the first that `fit` would take.
+            group_size: rollouts per task; None for the algorithm's, at most 4.
+            endpoint: who answers for the agents that would be trained. Token ids stay unknown.
+            local: True: the algorithm's own model, in this process. None: that too if the model
+                is on this machine, else the endpoint of `OPENAI_BASE_URL` and `OPENAI_API_KEY` if
+                one of them is set, else the model after all.
+            folder: where to keep the rollouts for `lightspan inspect`; None keeps nothing. The
+                trainer's own folder is never touched.
+
+        Raises:
+            AppError, ConfigError, DataError, EngineError, ModelError, RewardError: as their
+                messages say.
+        """
+        chosen = self._served(as_app(app))
+        plan = DryRun(
+            self.settings,
+            chosen,
+            load_tasks(tasks, "tasks"),
+            None if val is None else load_distinct(val, "val"),
+            agents=chosen.agents if agents is None else agents,
+            count=count,
+            group_size=group_size,
+            endpoint=endpoint,
+            local=local,
+            folder=None if folder is None else Path(folder),
+        )
+        return run_sync(plan.report())
 
     async def _fit(
         self,
@@ -181,6 +252,11 @@ class Trainer:
             evaluation = await session.evaluate(tasks)
             self.reporter.finish(evaluation.text(self.settings.metric))
             return evaluation
+
+    def _served(self, app: App) -> App:
+        """The app, whose agents are answered as far as it names them itself."""
+        check_served(self.algorithm.routing(), app.agents or ())
+        return app
 
     def _checked(self, resume: bool) -> bool:
         if resume and not self._named:

@@ -26,11 +26,11 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from lightspan import conventions as c
-from lightspan import messages
+from lightspan import messages, responses
 from lightspan.emit import exception_attributes, make_span, text_of
-from lightspan.records import CallOutcome, new_id
+from lightspan.records import CallOutcome, Mode
 from lightspan.routing import Route, Target, split_path
-from lightspan.scope import Acting, acting, pushed
+from lightspan.scope import Acting, Root, acting, open_root, pushed
 from lightspan.spans import Attributes, Span, SpanKind, SpanStatus, now_ns
 
 MODEL_PATHS: Final = ("/chat/completions", "/completions", "/responses")
@@ -151,19 +151,35 @@ def _begin(client: Any, options: Any) -> _Call | None:
     """The call to handle, or None if it is not ours. Never raises into the app."""
     if pushed() is None or getattr(client, _CLEAN, False):
         return None
-    current = None
+    current = root = None
     try:
         if not _asks_a_model(options):
             return None
         current = acting()
         if current is None:
             return None
-        target = current.scope.routing.target(current.path)
-        return _Call(current, target, new_id("call"), _body(options), now_ns())
+        root = open_root(current, None)
+        current = current if root is None else root.acting
+        address = getattr(client, "base_url", None)
+        target = _target(current, address)
+        if target.route is Route.APP and not current.scope.recorder.keeps:
+            return None
+        call_id = current.scope.new_call_id()
+        return _Call(current, target, call_id, _body(options), now_ns(), address, root)
     except Exception as error:
         if current is not None:
             current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
+        if root is not None:
+            root.close()
         return None
+
+
+def _target(current: Acting, address: Any) -> Target:
+    """Where the call goes that a client with this base URL makes."""
+    routing, gateway = current.scope.routing, current.scope.gateway_url
+    if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
+        return Target(route=Route.APP)
+    return routing.target(current.path)
 
 
 def _asks_a_model(options: Any) -> bool:
@@ -176,6 +192,18 @@ def _body(options: Any) -> dict[str, Any]:
     return {**body, **(options.extra_json or {})}
 
 
+def _server(address: Any) -> Attributes:
+    """Host and port of a base URL; nothing else of it, which may hold a key."""
+    try:
+        url = urlsplit(str(address or ""))
+        address, port = url.hostname, url.port
+    except ValueError:  # a port that is no number
+        return {}
+    if not address:
+        return {}
+    return {c.SERVER_ADDRESS: address, **({} if port is None else {c.SERVER_PORT: port})}
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One model call on its way."""
@@ -185,10 +213,19 @@ class _Call:
     call_id: str
     body: dict[str, Any]
     start_ns: int
+    address: Any
+    """The base URL of the app's client."""
+    root: Root | None = None
+    """The attempt that consists of this call alone."""
 
     @property
     def redirected(self) -> bool:
         return self.target.route is not Route.APP and self.acting.scope.gateway_url is not None
+
+    @property
+    def recorded_there(self) -> bool:
+        """Whether the gateway records it; one that serves production does not."""
+        return self.redirected and self.acting.scope.mode is not Mode.PRODUCTION
 
     @property
     def origin(self) -> str:
@@ -225,9 +262,9 @@ class _Call:
 
     def failed(self, error: BaseException) -> None:
         """Record a call that brought no answer, or one that the app could not read."""
-        if self.redirected and not _undelivered(error):
+        if self.recorded_there and not _undelivered(error):
             return  # the gateway recorded what it answered, or notices itself that the app left
-        if self.redirected:
+        if self.recorded_there:
             outcome = CallOutcome.UNDELIVERED
         elif isinstance(error, GeneratorExit | asyncio.CancelledError):
             outcome = CallOutcome.CANCELLED
@@ -239,7 +276,7 @@ class _Call:
 
     def answered(self, answer: Mapping[str, Any]) -> None:
         """Record the answer of an endpoint that is not ours (ours records itself)."""
-        if not self.redirected:
+        if not self.recorded_there:
             self.record({c.CALL_OUTCOME: CallOutcome.OK, **answer_attributes(answer)}, None)
 
     def ended(self, result: StreamedAnswer | BaseException) -> None:
@@ -252,12 +289,13 @@ class _Call:
             self.failed(result)
 
     def record(self, attributes: Attributes, error: str | None) -> None:
-        name = f"chat {self.body.get('model', '')}".rstrip()
         known: Attributes = {
             c.CALL_ID: self.call_id,
             c.ROUTE: self.target.route.value,
+            **({} if self.redirected else _server(self.address)),
             **request_attributes(self.body),
         }
+        name = f"{known[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip()
         status = SpanStatus.OK if error is None else SpanStatus.ERROR
         span: Span = make_span(
             self.acting,
@@ -269,6 +307,8 @@ class _Call:
             status_message=error or "",
         )
         self.acting.scope.recorder.add(span)
+        if self.root is not None:
+            self.root.close()
 
     def guarded(self, note: Callable[..., None], *values: Any) -> None:
         """Note something of the call: what fails damages the attempt and never reaches the app."""
@@ -276,6 +316,8 @@ class _Call:
             note(*values)
         except Exception as error:
             self.acting.scope.recorder.damage(f"a model call could not be recorded: {error!r}")
+            if self.root is not None:
+                self.root.close()
 
 
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
@@ -309,7 +351,7 @@ def _observe(call: _Call, result: Any, *, streamed: bool) -> Any:
     """The result, watched: never changed, never consumed."""
     if streamed:
         call.guarded(_observe_stream, call, result)
-    elif not call.redirected:
+    elif not call.recorded_there:
         call.guarded(lambda: call.answered(_as_mapping(result)))
     return result
 
@@ -322,6 +364,8 @@ def _observe_stream(call: _Call, result: Any) -> None:
         return
     give_up = partial(call.guarded, call.ended, GeneratorExit())
     call.acting.scope.recorder.expect(call.call_id, give_up)
+    if call.acting.scope.mode is Mode.PRODUCTION:  # nobody will ask how it ended
+        weakref.finalize(stream, give_up).atexit = False
     close = stream.close
     if hasattr(iterator, "__anext__"):
         stream._iterator = tee = _async_tee(call, iterator)
@@ -361,7 +405,7 @@ def _sync_tee(call: _Call, iterator: Any) -> Any:
     gathered = StreamedAnswer()
     try:
         for chunk in iterator:
-            if not call.redirected:
+            if not call.recorded_there:
                 call.guarded(gathered.add, chunk)
             yield chunk
     except BaseException as error:
@@ -376,7 +420,7 @@ async def _async_tee(call: _Call, iterator: Any) -> Any:
     gathered = StreamedAnswer()
     try:
         async for chunk in iterator:
-            if not call.redirected:
+            if not call.recorded_there:
                 call.guarded(gathered.add, chunk)
             yield chunk
     except BaseException as error:
@@ -388,9 +432,10 @@ async def _async_tee(call: _Call, iterator: Any) -> Any:
 
 
 class StreamedAnswer:
-    """Puts the chunks of a streamed chat completion together again."""
+    """Puts the chunks of a streamed completion, or the events of a response, together again."""
 
     def __init__(self) -> None:
+        self._response: responses.StreamedResponse | None = None
         self._top: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
 
@@ -398,6 +443,10 @@ class StreamedAnswer:
         """Add one chunk: a pydantic model of the SDK or a mapping."""
         data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
         if not isinstance(data, Mapping):
+            return
+        if str(data.get("type", "")).startswith("response."):
+            self._response = self._response or responses.StreamedResponse()
+            self._response.add(data)
             return
         for key in ("id", "model", "usage"):
             if data.get(key) is not None:
@@ -409,8 +458,9 @@ class StreamedAnswer:
         index = choice.get("index", 0)
         known = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
         delta = choice.get("delta") or {}
-        if delta.get("content"):
-            known["message"]["content"] = known["message"].get("content", "") + delta["content"]
+        text = delta.get("content") or choice.get("text")  # of a chat, of a text completion
+        if text:
+            known["message"]["content"] = known["message"].get("content", "") + text
         for call in delta.get("tool_calls") or ():
             _add_tool_call(known["calls"], call)
         if choice.get("finish_reason"):
@@ -418,6 +468,8 @@ class StreamedAnswer:
 
     def answer(self) -> dict[str, Any]:
         """The completion as if it had not been streamed."""
+        if self._response is not None:
+            return self._response.answer()
         choices = []
         for index, known in sorted(self._choices.items()):
             calls = [known["calls"][key] for key in sorted(known["calls"])]
@@ -438,31 +490,54 @@ def _add_tool_call(known: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -
 
 # --- attributes of an LLM span --------------------------------------------------------------
 def request_attributes(body: Mapping[str, Any]) -> Attributes:
-    """GenAI attributes of a chat request."""
+    """GenAI attributes of a request for a chat or text completion, or a response."""
+    is_response = responses.is_response(body)
+    completes_text = "prompt" in body and "messages" not in body and not is_response
     plain = {
-        c.OPERATION_NAME: "chat",
+        c.OPERATION_NAME: "text_completion" if completes_text else "chat",
         c.REQUEST_MODEL: body.get("model"),
         c.REQUEST_STREAM: body.get("stream"),
         c.REQUEST_TEMPERATURE: body.get("temperature"),
         c.REQUEST_TOP_P: body.get("top_p"),
-        c.REQUEST_MAX_TOKENS: body.get("max_completion_tokens") or body.get("max_tokens"),
+        c.REQUEST_MAX_TOKENS: body.get("max_completion_tokens")
+        or body.get("max_tokens")
+        or body.get("max_output_tokens"),
         c.REQUEST_SEED: body.get("seed"),
         c.REQUEST_CHOICES: body.get("n"),
         c.OPENINFERENCE_KIND: "LLM",
     }
     attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
-    asked = body.get("messages")
+    asked = _prompts_of(body["prompt"]) if completes_text else body.get("messages")
+    if is_response:
+        asked = responses.messages_of(body, responses.as_it_is)
     if isinstance(asked, list | tuple):
         attributes[c.INPUT_MESSAGES] = messages.dump(asked)
     elif asked is not None:
         attributes[c.INPUT_MESSAGES] = messages.dump([asked])
-    if body.get("tools"):
-        attributes[c.TOOL_DEFINITIONS] = messages.dump_json(body["tools"])
+    tools = body.get("tools")
+    if tools:
+        chat_tools = responses.tools_to_chat(tools) if is_response and _are(tools) else tools
+        attributes[c.TOOL_DEFINITIONS] = messages.dump_json(chat_tools)
     return attributes
 
 
+def _are(several: Any) -> bool:
+    return isinstance(several, list | tuple)
+
+
+def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
+    """The prompts of a text completion as messages; token ids as JSON."""
+    is_one = not isinstance(prompt, list | tuple) or all(isinstance(i, int) for i in prompt)
+    return [
+        {"role": "user", "content": one if isinstance(one, str) else messages.dump_json(one)}
+        for one in ([prompt] if is_one else prompt)
+    ]
+
+
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
-    """GenAI attributes of a chat completion."""
+    """GenAI attributes of a chat or text completion, or a response."""
+    if "output" in answer and "choices" not in answer:
+        answer = responses.completion_of(answer)
     choices = answer.get("choices") or ()
     reasons = [str(choice.get("finish_reason")) for choice in choices]
     usage = answer.get("usage") or {}
@@ -476,10 +551,16 @@ def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
     if choices:
         attributes[c.FINISH_REASONS] = [*reasons]
         attributes[c.OUTPUT_MESSAGES] = messages.dump(
-            {**(choice.get("message") or {}), "finish_reason": choice.get("finish_reason")}
+            {**_message_of(choice), "finish_reason": choice.get("finish_reason")}
             for choice in choices
         )
     return attributes
+
+
+def _message_of(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "text" in choice:
+        return {"role": "assistant", "content": choice["text"]}
+    return choice.get("message") or {}
 
 
 # --- clean clients --------------------------------------------------------------------------

@@ -10,14 +10,12 @@ Errors never reach the app: they mark the attempt as damaged.
 
 from __future__ import annotations
 
-import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -26,13 +24,16 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers import context as langchain_context
 from langgraph.errors import GraphBubbleUp
 
-from lightspan import conventions, scope
+from lightspan import conventions, recording, scope
+from lightspan.bypassing import bypassing_call
 from lightspan.emit import exception_attributes
-from lightspan.spans import SpanStatus
+from lightspan.instrumentation import AdapterInstrumentor, Instrumentation, shown
+from lightspan.spans import Span, SpanStatus
+from lightspan_langgraph import _models
 from lightspan_langgraph._identity import End, Place, RunKind, RunTree, Start
 
-TEXT_LIMIT: Final = 65_536
-"""Characters of a tool's arguments or result that its span keeps."""
+_NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
+"""Interrupted, abandoned."""
 
 
 class _Attempt:
@@ -41,16 +42,21 @@ class _Attempt:
     def __init__(self, current: scope.Scope) -> None:
         self.tree = RunTree(current.rollout_id, current.attempt_id, current.trace_id)
         self.recorder = weakref.ref(current.recorder)
+        self.scope = replace(current, recorder=scope.Unrecorded())
+        """The attempt without its recorder."""
+        self.asks: dict[UUID, _models.Asking] = {}
+        """Open model run → the call that it is of."""
+        self.root: Callable[[], scope.Root | None] = lambda: None
+        """In production: what the runs are in, while it is open."""
 
 
 _attempts: weakref.WeakKeyDictionary[scope.Recorder, _Attempt] = weakref.WeakKeyDictionary()
 """An attempt's runs are forgotten as soon as nobody holds its recorder."""
 _owners: weakref.WeakValueDictionary[UUID, _Attempt] = weakref.WeakValueDictionary()
 """The attempt of each open run: a run may end in another context than it began in."""
+_roots: Final[dict[UUID, scope.Root]] = {}
+"""Open run → the attempt that began with it, in production."""
 _lock = threading.Lock()
-
-_model: ContextVar[UUID | None] = ContextVar("lightspan_langgraph_model", default=None)
-"""The model run that last began in this context and has not answered yet."""
 
 
 # --- the handler ----------------------------------------------------------------------------
@@ -67,11 +73,11 @@ class LightspanCallback(BaseCallbackHandler):
 
     def on_chain_start(self, serialized: Any, inputs: Any, **event: Any) -> None:
         if scope.pushed() is not None:
-            _start(RunKind.CHAIN, serialized, event)
+            _start(RunKind.CHAIN, serialized, event, inputs)
 
     def on_retriever_start(self, serialized: Any, query: Any, **event: Any) -> None:
         if scope.pushed() is not None:
-            _start(RunKind.RETRIEVER, serialized, event)
+            _start(RunKind.RETRIEVER, serialized, event, query)
 
     def on_tool_start(self, serialized: Any, input_str: str, **event: Any) -> None:
         if scope.pushed() is not None:
@@ -79,15 +85,15 @@ class LightspanCallback(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **event: Any) -> None:
         if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event)
+            _start(RunKind.MODEL, serialized, event, messages[0] if messages else [])
 
     def on_llm_start(self, serialized: Any, prompts: Any, **event: Any) -> None:
         if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event)
+            _start(RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
-        if _model.get() is not None:
-            _model.set(None)  # the request is out: what this context calls now is not the model's
+        if _models.asking.get() is not None:
+            _models.asking.set(None)  # the request is out: what is called now is not the model's
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **event: Any) -> None:
         _end(run_id, _succeeded, None)
@@ -96,7 +102,7 @@ class LightspanCallback(BaseCallbackHandler):
         _end(run_id, _succeeded, None)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **event: Any) -> None:
-        _end(run_id, _succeeded, None)
+        _end(run_id, _succeeded, response)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **event: Any) -> None:
         _end(run_id, _tool_returned, output)
@@ -108,19 +114,44 @@ class LightspanCallback(BaseCallbackHandler):
 
 
 # --- events ---------------------------------------------------------------------------------
-def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], text: str = "") -> None:
+def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any = "") -> None:
     current = scope.pushed()
     if current is None:
         return
     try:
         scope.register_resolver(resolve)
-        _note_start(current, kind, _name(serialized, event), event, text)
+        name = _name(serialized, event)
+        current = _attempted(current, kind, name, event, given)
+        _note_start(current, kind, name, event, given)
     except Exception as error:
         _damage(current.scope.recorder, error)
 
 
+def _attempted(
+    current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
+) -> scope.Acting:
+    """Who is acting; in production, in the attempt of the runs around, or in one of its own."""
+    if not scope.is_outside(current):
+        return current
+    known = _root_of(event.get("parent_run_id") or _current_run())
+    if known is not None:
+        return known.acting
+    root = scope.open_root(current, None if kind is RunKind.MODEL else name, given)
+    if root is None:
+        return current
+    _roots[event["run_id"]] = root
+    _attempt(root.acting.scope).root = weakref.ref(root)
+    return root.acting
+
+
+def _root_of(run_id: UUID | None) -> scope.Root | None:
+    """In production: the open attempt of a run."""
+    attempt = None if run_id is None else _owners.get(run_id)
+    return None if attempt is None else attempt.root()
+
+
 def _note_start(
-    current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], text: str
+    current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
     forgotten = attempt.tree.start(
@@ -131,26 +162,47 @@ def _note_start(
             name=name,
             pushed=_place(_given(current)),
             metadata=event.get("metadata") or {},
-            attributes=_tool_called(event, text) if kind is RunKind.TOOL else {},
+            attributes=_tool_called(event, given) if kind is RunKind.TOOL else {},
         )
     )
     _owners[run_id] = attempt
     if forgotten is not None:
         _owners.pop(forgotten, None)
+        attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
-        _model.set(run_id)
+        attempt.asks[run_id] = _models.begin(run_id, given, name, event, attempt.asks)
 
 
 def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
-    attempt = _owners.pop(run_id, None)
+    root, attempt = _roots.pop(run_id, None), _owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
     if attempt is None or recorder is None:
         return
     try:
-        for span in attempt.tree.end(describe(run_id, what)):
+        end, ask = describe(run_id, what), attempt.asks.pop(run_id, None)
+        if ask is not None and not ask.is_seen and not _models.is_cached(what):
+            recorder.add(_bypassing(attempt, ask, end, what))
+        for span in attempt.tree.end(end):
             recorder.add(span)
     except Exception as error:
         _damage(recorder, error)
+    if root is not None:
+        is_error = isinstance(what, BaseException) and not isinstance(what, _NO_ERRORS)
+        root.close(what if is_error else None)
+
+
+def _bypassing(attempt: _Attempt, ask: _models.Asking, end: End, said: Any) -> Span:
+    """The call of a model client that did not use the OpenAI SDK."""
+    place = attempt.tree.inside(end.run_id)
+    return bypassing_call(
+        scope.Acting(attempt.scope, place.frames, place.span_id),
+        _models.request(ask, end.run_id),
+        _models.answer(said),
+        start_ns=ask.start_ns,
+        status=end.status,
+        message=end.message,
+        attributes=end.attributes,
+    )
 
 
 def _damage(recorder: scope.Recorder, error: Exception) -> None:
@@ -163,7 +215,7 @@ def _succeeded(run_id: UUID, _: Any) -> End:
 
 
 def _failed(run_id: UUID, error: BaseException) -> End:
-    if isinstance(error, GraphBubbleUp | GeneratorExit):  # interrupted, abandoned
+    if isinstance(error, _NO_ERRORS):
         return End(run_id, SpanStatus.UNSET)
     return End(run_id, SpanStatus.ERROR, str(error), exception_attributes(error))
 
@@ -195,19 +247,7 @@ def _name(serialized: Any, event: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value as text or JSON, cut to a length that a span can carry."""
-    content = value.content if isinstance(value, ToolMessage) else value
-    text = content if isinstance(content, str) else _json(content)
-    if len(text) <= TEXT_LIMIT:
-        return text
-    return f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
-    except Exception:  # keys that are no text, cycles, a `repr` of the app's that raises
-        return f"<{type(value).__name__}>"
+    return shown(value.content if isinstance(value, ToolMessage) else value)
 
 
 def _attempt(current: scope.Scope) -> _Attempt:
@@ -221,17 +261,30 @@ def _attempt(current: scope.Scope) -> _Attempt:
 # --- who is acting --------------------------------------------------------------------------
 def resolve(acting: scope.Acting) -> scope.Acting | None:
     """Who really acts, by LangChain's runs; None where no run is known (`scope.Resolver`)."""
+    root = _root_around() if scope.is_outside(acting) else None
+    if root is not None:
+        return resolve(root.acting) or root.acting
     attempt = _attempts.get(acting.scope.recorder)
     if attempt is None:
         return None
     try:
-        place = attempt.tree.place(_place(acting), _current_run(), _model.get())
+        ask = _models.asking.get()
+        if ask is not None:
+            ask.is_seen = True
+        model = None if ask is None else ask.last
+        place = attempt.tree.place(_place(acting), _current_run(), model)
     except Exception as error:
         _damage(acting.scope.recorder, error)
         return None
     if place is None:
         return None
     return replace(acting, frames=place.frames, parent_span_id=place.span_id)
+
+
+def _root_around() -> scope.Root | None:
+    """In production: the attempt of the calling context's run, which pushed nothing."""
+    ask = _models.asking.get()
+    return _root_of(None if ask is None else ask.last) or _root_of(_current_run())
 
 
 def _current_run() -> UUID | None:
@@ -255,26 +308,21 @@ def _place(acting: scope.Acting) -> Place:
 
 # --- installing -----------------------------------------------------------------------------
 _callback: Final = LightspanCallback()
-_everywhere: ContextVar[Any | None] = ContextVar("lightspan_langgraph_callback", default=_callback)
 
 
-class Instrumentation:
-    """What `instrument` returns: as a context manager it undoes what that call did."""
+class _InScopes:
+    """The handler inside a scope, nothing outside: what LangChain reads where a run is configured.
 
-    def __init__(self, *, did_install: bool) -> None:
-        self._did_install = did_install
+    It asks as it would a ContextVar. With a handler that is there but silent, LangChain would tell
+    it of every run of an app that nobody records.
+    """
 
-    def __enter__(self) -> Self:
-        return self
+    @staticmethod
+    def get() -> LightspanCallback | None:
+        return None if scope.pushed() is None else _callback
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._did_install:
-            uninstrument()
+
+_everywhere: Final = cast("ContextVar[Any | None]", _InScopes())
 
 
 def instrument() -> Instrumentation:
@@ -285,12 +333,13 @@ def instrument() -> Instrumentation:
     """
     with _lock:
         if _is_installed():
-            return Instrumentation(did_install=False)
+            return Instrumentation(None)
         langchain_context.register_configure_hook(
             _everywhere, inheritable=True, handle_class=LightspanCallback
         )
         scope.register_resolver(resolve)
-        return Instrumentation(did_install=True)
+        recording.hold(__name__)
+        return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
@@ -299,6 +348,14 @@ def uninstrument() -> None:
         hooks = langchain_context._configure_hooks
         hooks[:] = [hook for hook in hooks if hook[0] is not _everywhere]
         scope.unregister_resolver(resolve)
+    recording.release(__name__)
+
+
+class Instrumentor(AdapterInstrumentor):
+    """What `opentelemetry-instrument python app.py` loads."""
+
+    on = staticmethod(instrument)
+    off = staticmethod(uninstrument)
 
 
 def _is_installed() -> bool:

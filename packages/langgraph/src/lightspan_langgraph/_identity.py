@@ -230,6 +230,12 @@ class RunTree:
                 return None
             return _place_in(max(known, key=lambda run: run.order), pushed)
 
+    def inside(self, run_id: UUID) -> Place:
+        """Where an open run is; nowhere if it is not known."""
+        with self._lock:
+            run = self._open.get(run_id)
+            return Place((), None) if run is None else run.inside
+
     def _find(self, run_id: UUID | None) -> _Run | None:
         if run_id is None:
             return None

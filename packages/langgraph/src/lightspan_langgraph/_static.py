@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from langchain_core.language_models import BaseLanguageModel
@@ -28,7 +27,8 @@ from langchain_core.runnables import (
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from lightspan.routing import join_path
+from lightspan.references import is_users, names_in, referred, root_of
+from lightspan.routing import AgentPaths, join_path
 from lightspan_langgraph._identity import EXPLICIT_KEY, graph_agent_name, is_prebuilt_node
 
 _MAKERS: Final = frozenset(
@@ -47,16 +47,9 @@ _FRAMEWORKS: Final = frozenset(
     {"agents", "autogen_agentchat", "autogen_core", "crewai", "lightspan"}
 )
 """Modules that name agents of their own: the frameworks that lightspan knows, and itself."""
+_INSTALLED: Final = ("langchain", "langchain_core", "langgraph", "openai")
+"""Packages whose code brings no agents, wherever they lie."""
 _LOOKED_AT_MOST: Final = 2_000
-
-
-class AgentPaths(NamedTuple):
-    """The agents that can be optimised."""
-
-    paths: tuple[str, ...]
-    """Agent paths, in the order of the graph."""
-    complete: bool
-    """Whether no other agent can appear at run time."""
 
 
 def agents(app: Any) -> AgentPaths:
@@ -138,9 +131,9 @@ class _Search:
             self._all(thing.values(), where)
         elif isinstance(thing, list | tuple | set | frozenset):
             self._all(thing, where)
-        elif _root(thing) in _FRAMEWORKS:
+        elif root_of(thing) in _FRAMEWORKS:
             self.complete = False
-        elif _is_users(thing):
+        elif is_users(thing, _INSTALLED):
             self._users(thing, where)
 
     def _users(self, thing: Any, where: _Where) -> None:
@@ -154,10 +147,10 @@ class _Search:
     def _function(self, function: FunctionType, where: _Where) -> None:
         if not where.names and not self.paths:
             self._add(where)
-        names = set(_names(function.__code__))
+        names = set(names_in(function.__code__, texts=True))
         if names & (_MAKERS | _FRAMEWORKS) or EXPLICIT_KEY in names:
             self.complete = False
-        self._all(_referred(function, names), where)
+        self._all(referred(function, names, installed=_INSTALLED), where)
 
     def _all(self, things: Any, where: _Where) -> None:
         for thing in list(things):
@@ -197,52 +190,3 @@ def _functions(thing: Any) -> Iterator[Any]:
         elif name in getattr(thing, "__dict__", {}):
             yield thing.__dict__[name]
     yield from getattr(thing, "tools_by_name", {}).values()
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Every name and text that the code mentions, in nested functions too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from (text for text in constant if isinstance(text, str))
-        elif isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    """What the function's closure, defaults and globals hold under the names it mentions."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in names & function.__globals__.keys():
-        value = function.__globals__[name]
-        yield value
-        if isinstance(value, ModuleType) and _is_users(value):
-            yield from (vars(value)[inner] for inner in names & vars(value).keys())
-
-
-def _root(thing: Any) -> str:
-    module = thing.__name__ if isinstance(thing, ModuleType) else _module(thing)
-    return module.partition(".")[0]
-
-
-def _module(thing: Any) -> str:
-    owner = thing if isinstance(thing, type | FunctionType) else type(thing)
-    return str(getattr(owner, "__module__", "") or "")
-
-
-def _is_users(thing: Any) -> bool:
-    """Whether the thing is code of the user's own (what is installed brings no agents)."""
-    root = _root(thing)
-    if root in sys.stdlib_module_names and root != "__main__":
-        return False
-    if root in ("langchain", "langchain_core", "langgraph", "openai"):
-        return False
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return "site-packages" not in file and "dist-packages" not in file

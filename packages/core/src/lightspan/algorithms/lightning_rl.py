@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,12 +22,21 @@ from lightspan.algorithms.measures import (
     batch_metrics,
     merge_updates,
     rollout_metrics,
+    saw_nothing,
     why_nothing,
 )
+from lightspan.checks import check_kind, check_number, check_whole, is_number
 from lightspan.engines import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners import LearnerCapabilities, LoRA, Optimizer, PolicyLoss
+from lightspan.learners import (
+    LearnerCapabilities,
+    LoRA,
+    Optimizer,
+    PolicyLoss,
+    check_lora,
+)
 from lightspan.lightning.advantages import Estimator, Unit, groups_without_variance
+from lightspan.lightning.air import AIR
 from lightspan.lightning.batch import (
     Batch,
     BatchConfig,
@@ -39,10 +48,11 @@ from lightspan.lightning.batch import (
 from lightspan.lightning.credit import Credit, discounted, parse_credit
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
-from lightspan.records import Json, Sampling
+from lightspan.records import Json, Mode, Sampling
 from lightspan.routing import Routing, agent_name
 
 DEFAULT_POLICY = "policy"
+_NEVER_NONE: Final = ("group_size", "tasks_per_step", "minibatches", "resample")
 
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
@@ -57,8 +67,11 @@ class LightningRL(Algorithm):
             starting weights), `"shared"` (the moving weights), an `LLM`, or a mapping.
         estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++` or `reinforce++_baseline`.
         unit: whose statistics normalise rewards: `rollout` or `agent`.
-        credit: `"terminal"`, `"discounted"`, or a rule of `lightspan.lightning.credit`.
-        gamma: of `credit="discounted"`.
+        credit: `"terminal"`, `"discounted"`, or a rule of `lightspan.lightning.credit`; None for
+            terminal, with `air` for discounted.
+        gamma: of discounted credit.
+        air: automatic intermediate rewards (`lightspan.AIR`): from the signals of tools and the
+            like, by potentials, which do not change what the best policy is. True for `AIR()`.
         weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
@@ -78,7 +91,7 @@ class LightningRL(Algorithm):
         seed: of everything random in the algorithm.
 
     Raises:
-        ConfigError: an option that does not exist or contradicts another.
+        ConfigError: an option that does not exist, is outside its range or contradicts another.
     """
 
     def __init__(
@@ -89,8 +102,9 @@ class LightningRL(Algorithm):
         frozen: Frozen = None,
         estimator: Estimator = "grpo",
         unit: Unit = "rollout",
-        credit: Literal["terminal", "discounted"] | Credit = "terminal",
+        credit: Literal["terminal", "discounted"] | Credit | None = None,
         gamma: float | None = None,
+        air: AIR | bool | None = None,
         weight: Weight = "rollout",
         group_size: int = 8,
         tasks_per_step: int = 16,
@@ -108,37 +122,48 @@ class LightningRL(Algorithm):
         optimizer: Optimizer | None = None,
         seed: int = 0,
     ) -> None:
-        _check_counts(group_size=group_size, tasks_per_step=tasks_per_step, minibatches=minibatches)
+        _check_whole(group_size=group_size, tasks_per_step=tasks_per_step, minibatches=minibatches)
+        _check_whole(low=0, resample=resample, max_staleness=max_staleness)
+        _check_whole(max_tokens=max_tokens)
+        # a prompt token and an answer token
+        _check_whole(low=2, max_length=max_length)
+        _check_positive(learning_rate=learning_rate, timeout_s=timeout_s)
         if group_size == 1 and estimator != "reinforce++":
             raise ConfigError(
                 f"estimator={estimator!r} compares the rollouts of a task: group_size=1 teaches "
                 'nothing; use 2 or more, or estimator="reinforce++"'
             )
-        if resample < 0:
-            raise ConfigError(f"resample={resample} must not be negative")
-        if not 0 < temperature < math.inf:
-            raise ConfigError(f"temperature={temperature}: training needs a positive one")
-        if failure_reward is not None and not math.isfinite(failure_reward):
-            raise ConfigError(f"failure_reward={failure_reward} must be finite, or None")
+        if not is_number(temperature) or temperature <= 0:
+            raise ConfigError(f"temperature={temperature!r}: training needs a positive one")
+        if failure_reward is not None and not is_number(failure_reward):
+            raise ConfigError(f"failure_reward={failure_reward!r} must be finite, or None")
+        check_lora(lora)
+        check_kind("loss", loss, PolicyLoss)
+        check_kind("optimizer", optimizer, Optimizer)
         if optimizer is not None and learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
         self.model = local_model(model)
         self.lora = lora
         self.frozen = frozen
-        self.group_size = group_size
+        self._group_size = group_size
         self._tasks_per_step = tasks_per_step
-        self.minibatches = minibatches
+        self._minibatches = minibatches
         self.resample = resample
         self._failure_reward = failure_reward
         self._timeout_s = timeout_s
         self._seed = seed
-        self.loss = loss or PolicyLoss()
-        rate = learning_rate or (1e-6 if lora is None else 1e-5)
-        self._optimizer = optimizer or Optimizer(learning_rate=rate)
+        self._loss = loss or PolicyLoss()
+        if learning_rate is None:
+            learning_rate = 1e-6 if lora is None else 1e-5
+        self._optimizer = optimizer or Optimizer(learning_rate=learning_rate)
+        shaping = _air(air)
+        if credit is None:
+            credit = "terminal" if shaping is None else "discounted"
         self._batch_config = BatchConfig(
             estimator=estimator,
             unit=unit,
             credit=_credit(credit, gamma),
+            air=shaping,
             weight=weight,
             max_length=max_length,
             max_staleness=max_staleness,
@@ -155,6 +180,7 @@ class LightningRL(Algorithm):
         self._specs = self._policy_specs(selection.policies)
         self._sampling = sampling
         self._supported: frozenset[Rejection] = frozenset()
+        self._air_was_idle = False
         self.last_batch: Batch | None = None
         """What the latest step learned from, for `inspect` and tests."""
 
@@ -174,6 +200,18 @@ class LightningRL(Algorithm):
     @property
     def tasks_per_step(self) -> int:
         return self._tasks_per_step
+
+    @property
+    def group_size(self) -> int:
+        return self._group_size
+
+    @property
+    def minibatches(self) -> int:
+        return self._minibatches
+
+    @property
+    def loss(self) -> PolicyLoss:
+        return self._loss
 
     @property
     def timeout_s(self) -> float | None:
@@ -229,6 +267,7 @@ class LightningRL(Algorithm):
             "unit": config.unit,
             "credit": config.credit.name,
             "step_rewards": config.credit.step_rewards,
+            "air": None if config.air is None else config.air.config(),
             "weight": config.weight,
             "group_size": self.group_size,
             "tasks_per_step": self.tasks_per_step,
@@ -282,7 +321,9 @@ class LightningRL(Algorithm):
             episodes, self.coverages(episodes), self._batch_config, versions=versions
         )
 
-    def coverages(self, episodes: Sequence[Episode]) -> list[Coverage]:
+    def coverages(
+        self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
+    ) -> list[Coverage]:
         """What becomes of every call. Calls under top-p, top-k or a grammar are trained if the
         engine and the learner of the last `check` both declare it."""
         config = self._batch_config
@@ -291,6 +332,7 @@ class LightningRL(Algorithm):
                 episode,
                 self._routing,
                 supported=self._supported,
+                modes=modes,
                 max_length=config.max_length,
                 step_rewards=config.credit.step_rewards,
             )
@@ -303,18 +345,30 @@ class LightningRL(Algorithm):
         episodes = await self.collect(world)
         batch = self.build(episodes, world.versions)
         self.last_batch = batch
+        self._look_at_air(world, batch)
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
         return {**rollout_metrics(episodes), **batch_metrics(batch), **learned}
 
+    def _look_at_air(self, world: World, batch: Batch) -> None:
+        """Say once that AIR does nothing."""
+        if not self._air_was_idle and saw_nothing(batch):
+            self._air_was_idle = True
+            world.note(
+                "air= saw nothing in this step: no signal found a tool call (`with "
+                'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
+            )
+
     async def _update(self, world: World, batch: Batch) -> Metrics:
         if not batch.rows:
+            world.explain(batch.explanations)
             world.note(why_nothing(batch))
             return {}
         seed = random.Random(f"{self.seed}/{world.step}").randrange(2**31)
-        parts = [part for part in split_minibatches(batch, self.minibatches, seed) if part.rows]
+        parts = split_minibatches(batch, self.minibatches, seed)
         world.explain({key: why for part in parts for key, why in part.explanations.items()})
+        parts = [part for part in parts if part.rows]
         # scored before the first update: what the learner itself held probable when all was sampled
         old = [await self._old_logprobs(world, part) for part in parts]
         results = []
@@ -345,6 +399,7 @@ class LightningRL(Algorithm):
             if not isinstance(policy, Policy):
                 continue
             name = _policy_name(pattern, policy)
+            check_lora(policy.lora)
             spec = PolicySpec(
                 model=local_model(policy.model or self.model), lora=policy.lora or self.lora
             )
@@ -391,6 +446,14 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
     return discounted(gamma)
 
 
+def _air(air: AIR | bool | None) -> AIR | None:
+    if isinstance(air, bool):
+        return AIR() if air else None
+    if air is None or isinstance(air, AIR):
+        return air
+    raise ConfigError(f"air={air!r}: use True, or lightspan.AIR(signals=…, scale=…, mode=…)")
+
+
 def _supported_by_both(
     engine: EngineCapabilities, learner: LearnerCapabilities
 ) -> frozenset[Rejection]:
@@ -402,7 +465,13 @@ def _supported_by_both(
     return frozenset(rejection for rejection, by_both in declared.items() if by_both)
 
 
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1")
+def _check_whole(*, low: int = 1, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None or name in _NEVER_NONE:
+            check_whole(name, value, low)
+
+
+def _check_positive(**options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None:
+            check_number(name, value, above=0)

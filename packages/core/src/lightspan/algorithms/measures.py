@@ -50,7 +50,14 @@ def batch_metrics(batch: Batch) -> Metrics:
     for coverage in batch.coverages:
         calls.update(coverage.counts())
     counted = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
-    return counted | {f"calls/{key}": float(value) for key, value in calls.items()}
+    shaped = {f"air/{key}": value for key, value in batch.air.items()}
+    return counted | {f"calls/{key}": float(value) for key, value in calls.items()} | shaped
+
+
+def saw_nothing(batch: Batch) -> bool:
+    """Whether AIR had nothing to go by: no signal saw anything in any scored rollout."""
+    seen = [value for key, value in batch.air.items() if key.endswith("/seen")]
+    return bool(seen) and not any(seen)
 
 
 def why_nothing(batch: Batch) -> str:
@@ -98,8 +105,22 @@ def alarms(learned: Mapping[str, float]) -> list[str]:
             f"{gap:.3g} on average (at most {GAP_ALARM} is rounding), so that the update is "
             "biased; compare their dtypes and attention implementations"
         )
-    if learned.get("skipped"):
+    skipped = learned.get("skipped", 0.0)
+    if skipped:
+        were = "update was" if skipped == 1 else "updates were"
         found.append(
-            f"{learned['skipped']:.0f} updates were skipped: their loss or gradient is not finite"
+            f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(learned)}"
         )
     return found
+
+
+def _why_skipped(learned: Mapping[str, float]) -> str:
+    """A mean over updates is not finite where one of them was not."""
+    known = {name: learned[name] for name in ("loss", "grad_norm") if name in learned}
+    if len(known) == 2 and all(map(math.isfinite, known.values())):
+        return "their rows had no token to train"
+    said = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
+    return (
+        f"the loss or the gradient is not finite{f' ({said})' if said else ''}; lower "
+        "learning_rate if it goes on"
+    )

@@ -1,26 +1,40 @@
-"""SFT: supervised fine-tuning, for a warm start or from episodes that went well."""
+"""SFT: supervised fine-tuning, for a warm start, or from what went well: episodes, production."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from lightspan.algorithms import local_model
+from lightspan.checks import check_kind, check_number, check_whole
 from lightspan.engines import ChatTokenizer
 from lightspan.errors import ConfigError, DataError
-from lightspan.learners import Learner, LoRA, Optimizer, SFTLoss
+from lightspan.learners import (
+    Learner,
+    LoRA,
+    Optimizer,
+    SFTLoss,
+    check_lora,
+)
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter, default_reporter
+from lightspan.recorded import Query, Time, check_min_reward, load_chats
 from lightspan.records import CallOutcome, Json
 from lightspan.routing import matches
+from lightspan.stores import open_store
 
 POLICY = "policy"
+
+Turns: TypeAlias = Literal["last", "all"]
+"""Which of a chat's assistant messages are imitated."""
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +42,9 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_ids: list[int]
     response_ids: list[int]
+    earlier: list[tuple[int, int]] = []
+    """Answers within the prompt that are imitated too, as [start, end) of its ids; whatever `turns`
+    is."""
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +55,21 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of each update."""
     seconds: float
     """CPU-seconds of the learner."""
+    demonstrations: int = 0
+    """How many were imitated."""
+    left_out: dict[str, int] = {}
+    """Of `from_store`: why how many calls were not."""
 
 
 class SFT:
-    """Imitates demonstrations.
+    """Imitates demonstrations: given to `fit`, or what production recorded (`from_store`).
+
+    Of a store (`lightspan.record`) it imitates, one by one, the calls whose score is at least
+    `min_reward`: prompt and tools as they were sent, and the answer. The score of a call is the
+    last feedback or reward on the call itself, else that of its attempt; what has none is left out.
+    So are calls of damaged attempts, late ones, those that failed, that were cut off or that gave
+    several answers, and chats that the model cannot take (too long); `SFTResult.left_out` counts
+    them.
 
     Args:
         model: starting weights: a folder or a hub name.
@@ -49,12 +77,24 @@ class SFT:
         batch_size: demonstrations per update.
         epochs: passes over the demonstrations.
         prompt_weight: weight of the prompt's tokens in the loss; the answer's is 1.
+        turns: which assistant messages of a chat are answers: the last one, or all, each with the
+            messages before it as its prompt. A run with many calls is then computed once. All needs
+            a chat template that leaves what was said as it was.
         max_cpu_seconds: stop after this many CPU-seconds of the learner.
         optimizer: see `lightspan.Optimizer`.
         lora: adapters instead of full weights.
         device: such as `"cuda"`.
         seed: of the order of the demonstrations.
         learner_options: further arguments of the torch learner.
+        from_store: the URL of a store that production wrote.
+        min_reward: the least score of a call that is imitated; None takes unscored ones too.
+        service: only calls of this service.
+        agents: only calls of these agents: names, or globs on agent paths.
+        since: only attempts that began then or later (see `lightspan.recorded.Time`).
+        until: only attempts that began before.
+
+    Raises:
+        ConfigError: an option that is none of its kind, or that belongs to `from_store` alone.
     """
 
     def __init__(
@@ -65,25 +105,54 @@ class SFT:
         batch_size: int = 16,
         epochs: float = 1.0,
         prompt_weight: float = 0.0,
+        turns: Turns = "last",
         max_cpu_seconds: float | None = None,
         optimizer: Optimizer | None = None,
         lora: LoRA | None = None,
         device: str = "cpu",
         seed: int = 0,
         learner_options: Mapping[str, Any] | None = None,
+        from_store: str | os.PathLike[str] | None = None,
+        min_reward: float | None = None,
+        service: str | None = None,
+        agents: str | Sequence[str] = (),
+        since: Time | None = None,
+        until: Time | None = None,
     ) -> None:
         if optimizer is not None and learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
-        if batch_size < 1 or epochs <= 0 or not 0 <= prompt_weight <= 1:
-            raise ConfigError(
-                f"batch_size={batch_size} must be at least 1, epochs={epochs} above 0 and "
-                f"prompt_weight={prompt_weight} between 0 and 1"
-            )
+        check_kind("optimizer", optimizer, Optimizer)
+        check_lora(lora)
+        if learning_rate is not None:
+            check_number("learning_rate", learning_rate, above=0)
+        self._chosen: dict[str, Any] = {
+            "min_reward": check_min_reward(min_reward),
+            "service": service,
+            "agents": agents,
+            "since": since,
+            "until": until,
+        }
+        if from_store is None:
+            _check_unused(self._chosen)
+        else:
+            Query.of(service, since, until)
+            open_store(from_store)
+        self.from_store = from_store
+        if turns not in get_args(Turns):
+            raise ConfigError(f"turns={turns!r} must be one of {', '.join(get_args(Turns))}")
+        if turns == "all" and from_store is not None:
+            raise ConfigError('a store\'s calls are imitated one by one: leave turns="all" out')
+        check_whole("batch_size", batch_size, 1)
+        check_number("epochs", epochs, above=0)
+        check_number("prompt_weight", prompt_weight, low=0, high=1)
         self.model = local_model(model)
-        self.optimizer = optimizer or Optimizer(learning_rate=learning_rate or 1e-5)
+        self.optimizer = optimizer or Optimizer(
+            learning_rate=1e-5 if learning_rate is None else learning_rate
+        )
         self.batch_size = batch_size
         self.epochs = epochs
         self.prompt_weight = prompt_weight
+        self.turns = turns
         self.max_cpu_seconds = max_cpu_seconds
         self.lora = lora
         self.device = device
@@ -92,27 +161,45 @@ class SFT:
 
     def fit(
         self,
-        demonstrations: Sequence[Json | Demonstration],
-        folder: str | Path,
+        demonstrations: Sequence[Json | Demonstration] | None = None,
+        folder: str | Path | None = None,
         *,
         reporter: Reporter | None = None,
     ) -> SFTResult:
-        """Fine-tune and write the model to `folder`.
+        """Fine-tune and write the model to `folder`: `fit(chats, folder)`, or with `from_store`
+        `fit(folder=folder)`.
 
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
-                last message, the assistant's, is to be imitated, or token ids.
+                last message is the assistant's, to be imitated as `turns` says, or token ids.
+            folder: of the model; it is made.
+            reporter: None for the terminal.
 
         Raises:
-            DataError: no demonstration, or one that does not end with the assistant, says nothing,
-                or is longer than the model's context.
+            ConfigError: no folder, or demonstrations and `from_store` both or neither.
+            DataError: no demonstration, or one that does not end with the assistant, answers or
+                says nothing, is longer than the model's context, whose earlier messages the chat
+                template renders differently once an answer is there, or whose `earlier` is not
+                within its prompt.
             ModelError: the model or its tokenizer cannot be used.
         """
+        if folder is None:
+            raise ConfigError("SFT.fit needs a folder for the model: fit(…, folder=)")
+        if (demonstrations is None) is (self.from_store is None):
+            raise ConfigError("SFT imitates the demonstrations of fit(), or from_store=: give one")
+        reporter = reporter or default_reporter()
         from lightspan.engines.chat import load_tokenizer
         from lightspan.learners.torch import TorchLearner
 
         tokenizer = load_tokenizer(self.model)
-        prepared = [_prepared(demo, tokenizer, i) for i, demo in enumerate(demonstrations)]
+        left_out: Counter[str] = Counter()
+        if demonstrations is None:
+            prepared = self._stored(tokenizer, left_out, reporter)
+        else:
+            prepared = [
+                _prepared(demo, tokenizer, index, self.turns)
+                for index, demo in enumerate(demonstrations)
+            ]
         if not prepared:
             raise DataError("there is no demonstration to imitate; give at least one")
         learner = TorchLearner(
@@ -123,10 +210,43 @@ class SFT:
             seed=self.seed,
             **self._learner_options,
         )
-        losses = self._imitate(learner, prepared, reporter or default_reporter())
+        losses = self._imitate(learner, prepared, reporter)
         target = Path(folder)
-        learner.export(POLICY, target)
-        return SFTResult(model=target, losses=losses, seconds=learner.usage()["cpu_s"])
+        learner.export(POLICY, target, merge=True)  # a model to go on from
+        return SFTResult(
+            model=target,
+            losses=losses,
+            seconds=learner.usage()["cpu_s"],
+            demonstrations=len(prepared),
+            left_out=dict(left_out),
+        )
+
+    def _stored(
+        self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
+    ) -> list[Demonstration]:
+        """What the store holds to imitate; counts what it does not.
+
+        Raises:
+            DataError: nothing.
+        """
+        found = load_chats(str(self.from_store), **self._chosen)
+        left_out.update(found.left_out)
+        prepared = []
+        why = ""
+        for index, chat in enumerate(found.chats):
+            try:
+                prepared.append(_prepared(chat, tokenizer, index))
+            except DataError as error:
+                left_out["not for this model"] += 1
+                why = f" ({error})"
+        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
+        if not prepared:
+            raise DataError(
+                f"store {self.from_store} has no call to imitate with "
+                f"{_given(self._chosen) or 'these settings'}; left out: {counted}{why}"
+            )
+        reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{why}")
+        return prepared
 
     def _imitate(
         self, learner: Learner, demonstrations: Sequence[Demonstration], reporter: Reporter
@@ -160,13 +280,11 @@ class SFT:
 
     def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
         """Rows whose weights sum to 1 over the batch."""
-        prompt, answer = self.prompt_weight, 1.0
-        total = sum(
-            prompt * (len(d.prompt_ids) - 1) + answer * len(d.response_ids) for d in demonstrations
-        )
+        weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
+        total = sum(map(sum, weights))
         return [
-            _row(d, prompt / total, answer / total, f"demonstration-{index}")
-            for index, d in enumerate(demonstrations)
+            _row(demo, [weight / total for weight in each], f"demonstration-{index}")
+            for index, (demo, each) in enumerate(zip(demonstrations, weights, strict=True))
         ]
 
 
@@ -201,11 +319,29 @@ def demonstrations_from(
     return found
 
 
-def _prepared(demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int) -> Demonstration:
+def _check_unused(chosen: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for what says something of a store where there is none."""
+    if said := _given(chosen):
+        raise ConfigError(f"{said} chooses from a store: give from_store= too")
+
+
+def _given(chosen: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v!r}" for k, v in chosen.items() if v is not None and v != ())
+
+
+def _prepared(
+    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
+) -> Demonstration:
     """Token ids that the learner can take."""
-    found = _tokenise(demo, tokenizer, index)
+    found = _tokenise(demo, tokenizer, index, turns)
     if not found.prompt_ids or not found.response_ids:
         raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
+    for start, end in found.earlier:
+        if not 0 < start <= end <= len(found.prompt_ids):
+            raise DataError(
+                f"demonstrations[{index}].earlier: [{start}, {end}) is not within its prompt of "
+                f"{len(found.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+            )
     size = len(found.prompt_ids) + len(found.response_ids)
     if size > tokenizer.context_length:
         raise DataError(
@@ -215,12 +351,40 @@ def _prepared(demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int) 
     return found
 
 
-def _tokenise(demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int) -> Demonstration:
+def _tokenise(
+    demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns
+) -> Demonstration:
     if isinstance(demo, Demonstration):
         return demo
     messages, tools = (demo, None) if isinstance(demo, list) else _chat(demo, index)
     if not messages or messages[-1].get("role") != "assistant":
         raise DataError(f"demonstrations[{index}] must end with a message of the assistant")
+    if len(messages) == 1:
+        raise DataError(f"demonstrations[{index}] answers nothing: a message has to come before")
+    prompt, response = _turn(messages, tools, tokenizer, index)
+    if turns == "last":
+        return Demonstration(prompt_ids=prompt, response_ids=response)
+    earlier = []
+    for end, message in enumerate(messages[:-1], start=1):
+        if message.get("role") == "assistant" and end > 1:  # what nobody asked for has no prompt
+            asked, said = _turn(messages[:end], tools, tokenizer, index)
+            if prompt[: len(asked) + len(said)] != asked + said:
+                raise DataError(
+                    f"demonstrations[{index}]: the chat template renders messages[{end - 1}] "
+                    'differently once more messages follow; give turns="last", and each turn as a '
+                    "chat of its own"
+                )
+            earlier.append((len(asked), len(asked) + len(said)))
+    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+
+
+def _turn(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    tokenizer: ChatTokenizer,
+    index: int,
+) -> tuple[list[int], list[int]]:
+    """The prompt and the answer of a chat's last message."""
     prompt = tokenizer.render(messages[:-1], tools)
     whole = tokenizer.render(messages, tools, add_generation_prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -230,9 +394,9 @@ def _tokenise(demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int) 
         )
     response = whole[len(prompt) :]
     ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
-    if ends:  # what the template writes after the end of the turn is not the model's to say
-        response = response[: ends[-1] + 1]
-    return Demonstration(prompt_ids=prompt, response_ids=response)
+    if ends:  # sampling ends there: what the template writes after it is not the model's to say
+        response = response[: ends[0] + 1]
+    return prompt, response
 
 
 def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
@@ -241,17 +405,24 @@ def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, A
     return demo["messages"], demo.get("tools")
 
 
-def _row(demo: Demonstration, prompt: float, answer: float, name: str) -> Row:
-    p, r = len(demo.prompt_ids), len(demo.response_ids)
-    weights = [0.0, *[prompt] * (p - 1), *[answer] * r]
+def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
+    """Of each token: nothing can predict the first, an answer's count 1, the others less."""
+    weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
+    for start, end in demo.earlier:
+        weights[start:end] = [1.0] * (end - start)
+    return weights
+
+
+def _row(demo: Demonstration, weights: list[float], name: str) -> Row:
+    size = len(weights)
     return Row(
         rollout_id=name,
         policy=POLICY,
         ids=[*demo.prompt_ids, *demo.response_ids],
         mask=[weight > 0 for weight in weights],
-        advantages=[0.0] * (p + r),
+        advantages=[0.0] * size,
         weights=weights,
-        logprobs=[0.0] * (p + r),
-        versions=[0] * (p + r),
-        temperatures=[1.0] * (p + r),
+        logprobs=[0.0] * size,
+        versions=[0] * size,
+        temperatures=[1.0] * size,
     )

@@ -7,12 +7,15 @@ template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that d
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from lightspan.errors import EngineError
 from lightspan.records import FinishReason, Sampling
+
+ToolParserName = Literal["hermes", "llama", "json"]
+"""The parsers of `lightspan.gateway.tools`: how a family of models writes tool calls."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,11 @@ class ChatTokenizer(Protocol):
 
     @property
     def context_length(self) -> int: ...
+
+    @property
+    def tool_parser(self) -> ToolParserName:
+        """Which parser reads this model's tool calls."""
+        ...
 
     def render(
         self,
@@ -132,7 +140,11 @@ class TokenEngine(Protocol):
         ...
 
     def usage(self) -> dict[str, float]:
-        """Counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's own threads)."""
+        """Counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's own threads).
+
+        Raises:
+            EngineError: the engine has died, and every request would fail: a run ends here.
+        """
         ...
 
 
@@ -142,6 +154,10 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+class PromptRefused(EngineError):
+    """The prompt holds what is no token of the model."""
 
 
 class EndpointRefused(EngineError):

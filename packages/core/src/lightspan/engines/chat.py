@@ -7,18 +7,30 @@ neither torch nor transformers; `load_tokenizer` does.
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from lightspan.engines import ChatTokenizer
-from lightspan.errors import ModelError
+from lightspan.engines import ChatTokenizer, ToolParserName
+from lightspan.engines.hub import cannot_load, locate
+from lightspan.errors import ConfigError, ModelError
+from lightspan.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
 
 TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """End-of-turn tokens of the common chat formats: ChatML (Qwen), Llama 3, Phi, Gemma."""
 
 DEFAULT_CONTEXT: Final = 4096
 """Context of a model whose configuration states none."""
+
+TEMPLATE_DATE: Final = datetime.date(2024, 7, 26)
+"""What templates that ask for the date are told: the day that Llama's template names where it has
+no clock. With the real one, prompts would change at midnight: turns of one chat would not share
+their prefix, and two runs of one seed would differ."""
+
+TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
+"""What tool calls begin or end with: shown to their parser, even where it is a special token."""
 
 _REPLACEMENT: Final = "\ufffd"
 
@@ -31,6 +43,12 @@ class TransformersTokenizer(ChatTokenizer):
         name: the model's name or path, for error messages.
         context_length: longest sequence of the model.
         eos_ids: ids that end a turn, beside the tokenizer's own and the known end-of-turn tokens.
+        tool_parser: which parser reads the model's tool calls; None for the one of the format that
+            its chat template teaches it.
+        date: what chat templates that ask for today's date are told.
+
+    Raises:
+        ConfigError: an unknown tool parser.
     """
 
     def __init__(
@@ -40,11 +58,19 @@ class TransformersTokenizer(ChatTokenizer):
         name: str = "",
         context_length: int = DEFAULT_CONTEXT,
         eos_ids: Iterable[int] = (),
+        tool_parser: ToolParserName | None = None,
+        date: datetime.date = TEMPLATE_DATE,
     ) -> None:
+        if tool_parser is not None and tool_parser not in get_args(ToolParserName):
+            known = ", ".join(get_args(ToolParserName))
+            raise ConfigError(f"tool_parser={tool_parser!r} is none of {known}")
         self.tokenizer = tokenizer
         self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the model")
         self._context_length = context_length
         self._eos_ids = frozenset(eos_ids) | _turn_ends(tokenizer)
+        self._tool_parser: ToolParserName | None = tool_parser
+        self._calendar = _calendar(date)
+        self._hidden = _hidden_ids(tokenizer)
         self._texts: dict[int, str] = {}
 
     @property
@@ -55,6 +81,10 @@ class TransformersTokenizer(ChatTokenizer):
     def context_length(self) -> int:
         return self._context_length
 
+    @property
+    def tool_parser(self) -> ToolParserName:
+        return self._tool_parser or _parser_of(self._template(with_tools=True))
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -63,15 +93,25 @@ class TransformersTokenizer(ChatTokenizer):
         add_generation_prompt: bool = True,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        if not self.tokenizer.chat_template:
+        template = self._template(with_tools=bool(tools))
+        if not template:
             raise ModelError(
                 f"the tokenizer of {self.name} has no chat template: use an instruction-tuned "
                 "model, or set `tokenizer.chat_template` and save the tokenizer"
             )
+        if tools and not _TOOLS.search(template):
+            raise ModelError(
+                f"the chat template of {self.name} has no place for tools: the model would never "
+                "see them. Use a model that was trained to call tools, or describe them in the "
+                "messages and leave `tools` out"
+            )
+        if tools and self._tool_parser is None:
+            _check_readable(template, self.name)
         try:
             ids = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [_plain(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
+                chat_template=self._calendar + template if _CLOCK in template else template,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=True,
                 return_dict=False,
@@ -88,10 +128,12 @@ class TransformersTokenizer(ChatTokenizer):
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text; without special tokens it still has those that mark tool calls."""
+        hidden = self._hidden if skip_special_tokens else ()
         return str(
             self.tokenizer.decode(
-                list(ids),
-                skip_special_tokens=skip_special_tokens,
+                [token for token in ids if token not in hidden],
+                skip_special_tokens=False,
                 clean_up_tokenization_spaces=False,
             )
         )
@@ -101,6 +143,12 @@ class TransformersTokenizer(ChatTokenizer):
         if text is None:
             text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
+
+    def _template(self, *, with_tools: bool) -> str:
+        """The chat template that is used; empty if there is none."""
+        if not self.tokenizer.chat_template:
+            return ""
+        return str(self.tokenizer.get_chat_template(tools=[] if with_tools else None))
 
 
 class IncrementalDecoder:
@@ -151,56 +199,41 @@ class IncrementalDecoder:
         return self._tokenizer.decode(self._ids[start:], skip_special_tokens=self._skip)
 
 
-def load_tokenizer(model: str | Path) -> TransformersTokenizer:
+def load_tokenizer(
+    model: str | Path,
+    *,
+    tool_parser: ToolParserName | None = None,
+    date: datetime.date = TEMPLATE_DATE,
+) -> TransformersTokenizer:
     """The tokenizer of a folder or of a model on the Hugging Face hub. Runs no remote code.
+
+    Args:
+        tool_parser, date: see `TransformersTokenizer`.
 
     Raises:
         ModelError: it is not there, cannot be fetched or cannot be read.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    name = check_model_path(model)
+    origin = locate(model, "tokenizer")
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(origin.folder, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load("configuration", name, error) from error
+        raise cannot_load("configuration", origin, error) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(origin.folder, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load("tokenizer", name, error) from error
+        raise cannot_load("tokenizer", origin, error) from error
     if len(tokenizer) <= len(tokenizer.get_added_vocab()):  # transformers 5 makes up an empty one
-        raise cannot_load("tokenizer", name, FileNotFoundError("there are no tokenizer files"))
+        raise cannot_load("tokenizer", origin, FileNotFoundError("there are no tokenizer files"))
     return TransformersTokenizer(
         tokenizer,
-        name=name,
+        name=origin.name,
         context_length=context_length(config),
-        eos_ids=_configured_eos(name, config),
+        eos_ids=_configured_eos(origin.folder, config),
+        tool_parser=tool_parser,
+        date=date,
     )
-
-
-def check_model_path(model: str | Path) -> str:
-    """The model's name, or its path after a look whether the folder is there.
-
-    Raises:
-        ModelError: a path that is not a folder with a `config.json`.
-    """
-    name = str(model)
-    path = Path(name).expanduser()
-    looks_local = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if not (looks_local or path.is_dir()):
-        return name
-    if not path.is_dir():
-        raise ModelError(f"the model folder {name} does not exist")
-    if not (path / "config.json").is_file():
-        raise ModelError(f"the folder {name} is not a model: it has no config.json")
-    return str(path)
-
-
-def cannot_load(what: str, name: str, error: BaseException) -> ModelError:
-    """An error that says what could not be loaded, from where, and why."""
-    where = "from its folder" if Path(name).is_dir() else "from the Hugging Face hub"
-    reason = " ".join(str(error).split())[:600]
-    return ModelError(f"cannot load the {what} of {name} {where}: {reason}")
 
 
 def context_length(config: Any) -> int:
@@ -209,13 +242,13 @@ def context_length(config: Any) -> int:
     return int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT)
 
 
-def _configured_eos(name: str, config: Any) -> set[int]:
+def _configured_eos(folder: Path, config: Any) -> set[int]:
     """End-of-sequence ids of the generation configuration and of the model configuration."""
     from transformers import GenerationConfig
 
     found = _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
     try:
-        generation = GenerationConfig.from_pretrained(name)
+        generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # there need not be one
         return found
     return found | _as_ids(generation.eos_token_id)
@@ -234,11 +267,60 @@ def _turn_ends(tokenizer: Any) -> set[int]:
     return known | _as_ids(tokenizer.eos_token_id)
 
 
+def _hidden_ids(tokenizer: Any) -> frozenset[int]:
+    """Special tokens that no text shows."""
+    added = tokenizer.added_tokens_decoder
+    special = {token for token, entry in added.items() if entry.special}
+    special |= set(tokenizer.all_special_ids)
+    shown = {token for token, entry in added.items() if entry.content in TOOL_MARKERS}
+    return frozenset(special - shown)
+
+
+# --- templates ------------------------------------------------------------------------------
+_CLOCK: Final = "strftime_now"
+_FOREIGN_FORMATS: Final = ("<function=", "<arg_key>")
+"""Of Qwen3-Coder and GLM: arguments in tags instead of JSON."""
+_TOOLS: Final = re.compile(r"\btools\b")
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without `tool_calls` if there are none: Llama's template asks for the key alone."""
+    return {key: value for key, value in message.items() if key != "tool_calls" or value}
+
+
+def _parser_of(template: str) -> ToolParserName:
+    """Of the format of tool calls that a chat template teaches the model."""
+    if CALL_OPEN in template:
+        return "hermes"
+    if "<|start_header_id|>" in template or PYTHON_TAG in template:
+        return "llama"
+    return "json"
+
+
+def _check_readable(template: str, name: str) -> None:
+    """Raise `ModelError` if the template teaches a format of tool calls that no parser reads."""
+    foreign = [marker for marker in _FOREIGN_FORMATS if marker in template]
+    if foreign:
+        raise ModelError(
+            f"{name} writes tool calls as {foreign[0]}…, which no tool parser here reads: they "
+            f"would stay text. There are {', '.join(get_args(ToolParserName))}; choose one with "
+            "tool_parser= if the model was trained to write that"
+        )
+
+
+def _calendar(date: datetime.date) -> str:
+    """Jinja that puts this date in place of the clock that transformers gives to templates."""
+    moment = datetime.datetime.combine(date, datetime.time())
+    told = {f"%{code}": moment.strftime(f"%{code}") for code in "aAbBdmyYjHIMSp"}
+    told |= {"%-d": str(date.day), "%-m": str(date.month)}
+    steps = "".join(f" | replace('{code}', '{text}')" for code, text in told.items())
+    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{steps} }}}}{{% endmacro +%}}"
+
+
 __all__ = [
+    "TEMPLATE_DATE",
     "IncrementalDecoder",
     "TransformersTokenizer",
-    "cannot_load",
-    "check_model_path",
     "context_length",
     "load_tokenizer",
 ]

@@ -19,7 +19,7 @@ class OpenAIEngine:
     """Calls one endpoint with its own key; nothing of the caller's request but the body travels.
 
     Args:
-        llm: the endpoint. Its `model` and `sampling` replace the body's.
+        llm: the endpoint. Its `model` (unless it is empty) and `sampling` replace the body's.
         retries: further tries after a connection error, 429 or 5xx (unstreamed calls).
         timeout_s: per call.
     """
@@ -101,7 +101,8 @@ class OpenAIEngine:
         return self._session
 
     def _body(self, body: Mapping[str, Any]) -> io.BytesIO:
-        full = {**body, **self.llm.sampling, "model": self.llm.model}
+        model = self.llm.model or body.get("model")
+        full = {**body, **self.llm.sampling, "model": model}
         return io.BytesIO(msgspec.json.encode(full))
 
     def _without_key(self, refusal: bytes) -> bytes:
@@ -110,7 +111,8 @@ class OpenAIEngine:
         return refusal.replace(key, b"***") if key else refusal
 
     def _unreachable(self, error: BaseException) -> EngineError:
-        return EngineError(f"{self.llm.base_url} cannot be reached: {error!r}")
+        why = str(error) or type(error).__name__  # a timeout says nothing
+        return EngineError(f"{self.llm.base_url} cannot be reached: {why}")
 
 
 _DONE: Final = b"[DONE]"

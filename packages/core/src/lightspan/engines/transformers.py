@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import datetime
 import itertools
 import math
 import sys
@@ -33,27 +34,33 @@ from lightspan.engines import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
+    PromptRefused,
     TokenChunk,
     TokenEngine,
+    ToolParserName,
     _attention,
 )
 from lightspan.engines._batching import Batcher, BatchSettings
 from lightspan.engines.chat import (
+    TEMPLATE_DATE,
     IncrementalDecoder,
     TransformersTokenizer,
-    cannot_load,
-    check_model_path,
     context_length,
     load_tokenizer,
 )
+from lightspan.engines.devices import check_device_name
+from lightspan.engines.hub import cannot_load, locate
+from lightspan.engines.memory import is_out_of_memory, wanted
 from lightspan.engines.weights import hash_weights
 from lightspan.errors import (
     ConfigError,
     ContextOverflowError,
     EngineClosedError,
     EngineError,
+    EngineMemoryError,
     ModelError,
     NotFoundError,
+    OutOfMemoryError,
     UnsupportedError,
 )
 from lightspan.records import FinishReason, Sampling
@@ -65,6 +72,9 @@ MASKED_CPU_BATCH: Final = (12, 256)
 """The same for models that need transformers' own attention, whose cost is quadratic in these."""
 CPU_CACHE_TOKENS: Final = 16_384
 """Least size of the key-value cache on a CPU, in tokens."""
+GPU_CACHE_TOKENS: Final = 131_072
+"""Size of the key-value cache on a GPU, in tokens: not all that is free, because the learner needs
+its memory later. Not yet run on a GPU."""
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -85,11 +95,15 @@ class TransformersEngine(TokenEngine):
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: of the weights; None keeps the model's.
         tokenizers: policy name → tokenizer, where it is not in the model's folder.
+        tool_parser: which parser reads the models' tool calls: `"hermes"`, `"llama"` or `"json"`;
+            None for the one that fits each chat template.
+        template_date: what chat templates that ask for today's date are told.
         versions: policy name → version of the weights given; 0 by default.
         context_length: a shorter context than the model's; it bounds the key-value cache.
         batch_requests: requests in one forward pass.
         batch_tokens: tokens in one forward pass.
-        num_blocks: size of a policy's key-value cache in blocks of 64 tokens.
+        num_blocks: size of a policy's key-value cache in blocks of 64 tokens; None for
+            `default_cache_tokens`. No call may be longer.
         seed: of torch's global random generator, set when a generation thread starts.
     """
 
@@ -100,6 +114,8 @@ class TransformersEngine(TokenEngine):
         device: str = "cpu",
         dtype: torch.dtype | None = None,
         tokenizers: Mapping[str, ChatTokenizer] | None = None,
+        tool_parser: ToolParserName | None = None,
+        template_date: datetime.date = TEMPLATE_DATE,
         versions: Mapping[str, int] | None = None,
         context_length: int | None = None,
         batch_requests: int | None = None,
@@ -109,6 +125,9 @@ class TransformersEngine(TokenEngine):
     ) -> None:
         if not models:
             raise ConfigError("an engine needs at least one policy: models={'name': folder}")
+        if tool_parser is not None and tokenizers:
+            raise ConfigError("tokenizers= bring tool parsers of their own: leave tool_parser= out")
+        check_device(device)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._requests = 0
@@ -123,14 +142,18 @@ class TransformersEngine(TokenEngine):
         )
         for policy, source in models.items():
             model = load_model(source, device=device, dtype=dtype)
-            tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(source)
+            tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(
+                source, tool_parser=tool_parser, date=template_date
+            )
+            context = _context(model, context_length)
+            settings = _settings(model, context, sizes)
             self._lanes[policy] = _Lane(
                 policy,
                 model,
                 tokenizer,
                 version=(versions or {}).get(policy, 0),
-                context=_context(model, context_length),
-                settings=_settings(model, context_length, sizes),
+                context=context,
+                settings=settings,
             )
 
     @property
@@ -184,6 +207,8 @@ class TransformersEngine(TokenEngine):
         return self._lane(policy).weight_hash()
 
     def usage(self) -> dict[str, float]:
+        for lane in self._lanes.values():
+            lane.check_alive()
         cpu_s = sum(lane.cpu_s for lane in self._lanes.values())
         return {"tokens": self._tokens, "requests": self._requests, "cpu_s": cpu_s}
 
@@ -220,7 +245,8 @@ class _Lane:
         self.tokenizer = tokenizer
         self.version = version
         self._model: Any = model
-        self._context = min(context, tokenizer.context_length)
+        cached = (settings.num_blocks or 0) * settings.page_size
+        self._context = min(context, tokenizer.context_length, cached)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -238,6 +264,11 @@ class _Lane:
     def cpu_s(self) -> float:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
 
+    def check_alive(self) -> None:
+        """Raise what ended the generation thread, unless it was closed."""
+        if self._failure is not None and not isinstance(self._failure, EngineClosedError):
+            raise type(self._failure)(str(self._failure)) from self._failure
+
     def weight_hash(self) -> str:
         return hash_weights(self._model.state_dict())
 
@@ -245,7 +276,7 @@ class _Lane:
         """Check a request.
 
         Raises:
-            ContextOverflowError, UnsupportedError, EngineError
+            ContextOverflowError, PromptRefused, UnsupportedError, EngineError
         """
         prompt = request.prompt_ids
         if not prompt:
@@ -253,10 +284,11 @@ class _Lane:
         if len(prompt) + 1 > self._context:
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens; the context of policy {self.policy} holds "
-                f"{self._context}, one for the answer included"
+                f"{self._context}, one for the answer included (the model's context, or less by "
+                "the engine's options context_length and num_blocks)"
             )
         if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise EngineError(
+            raise PromptRefused(
                 f"prompt ids must be from 0 to {self._vocabulary - 1}; got {min(prompt)} to "
                 f"{max(prompt)}"
             )
@@ -279,13 +311,11 @@ class _Lane:
         key = next(self._ids)
         job.begin(key, self.version)
         self._jobs[key] = job
-        try:
+        # refused if the thread is ending: `_fail`, on its way, will tell the job why
+        with contextlib.suppress(EngineError):
             self._batcher.submit(
                 key, job.context_ids, job.sampling, job.remaining, streaming=job.needs_stream
             )
-        except EngineError as error:
-            del self._jobs[key]
-            raise EngineError(f"policy {self.policy}: {error}") from error
 
     def drop(self, job: _Job) -> None:
         """Forget a job; if it is still running, cancel it."""
@@ -355,10 +385,20 @@ class _Lane:
         self._to_loop(self._receive, outputs)
 
     def _stop_from_thread(self, error: BaseException | None) -> None:
-        reason = f": {error}" if error is not None else ""
-        failure = EngineError(f"the generation thread of policy {self.policy} stopped{reason}")
-        failure.__cause__ = error
+        failure = EngineError(f"the generation thread of policy {self.policy} stopped")
+        if error is not None:
+            failure = self._explain(error, f"{failure}: {error}")
+            failure.__cause__ = error
         self._to_loop(self._fail, failure)
+
+    def _explain(self, error: BaseException | str, message: str) -> EngineError:
+        """An error with this message, or if memory ran out one that says what to lower."""
+        if not is_out_of_memory(error):
+            return EngineError(message)
+        return EngineMemoryError(
+            f"the engine ran out of memory{wanted(error)} while generating for policy "
+            f"{self.policy}. {_lower_engine(self._settings, self._context)}"
+        )
 
     def _to_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
@@ -375,7 +415,10 @@ class _Lane:
             job = self._jobs.get(key)
             if job is None:
                 continue
-            job.receive(output)
+            if output.error is not None:
+                job.fail(self._explain(output.error, f"generation failed: {output.error}"))
+            else:
+                job.receive(output)
             if job.done:
                 del self._jobs[key]
                 if not output.is_finished():  # a stop string
@@ -503,21 +546,59 @@ def load_model(
     Runs no remote code and reads no pickle (safetensors only).
 
     Raises:
+        ConfigError: the device is unknown, or a GPU where there is none.
         ModelError: it is not there, cannot be fetched or cannot be read.
+        OutOfMemoryError: it does not fit.
     """
+    check_device(device)
     if isinstance(source, torch.nn.Module):
-        return copy.deepcopy(source).to(device=device, dtype=dtype).eval()
+        return _moved(copy.deepcopy(source), device, dtype, "the model").eval()
     from transformers import AutoModelForCausalLM
 
-    name = check_model_path(source)
+    origin = locate(source, "weights")
     try:
         with quiet_unless_terminal():
             model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
+                origin.folder, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
             )
     except Exception as error:
-        raise cannot_load("weights", name, error) from error
-    return model.to(device).eval()  # type: ignore[arg-type]
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(_too_large(origin.name, "cpu", error)) from error
+        raise cannot_load("weights", origin, error) from error
+    model.name_or_path = model.config._name_or_path = origin.name
+    return _moved(model, device, None, origin.name).eval()
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise `ConfigError` if models cannot be there."""
+    check_device_name(str(device))
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device={str(device)!r}: torch {torch.__version__} sees no CUDA GPU on this machine; "
+            'use device="cpu", or a build of torch with CUDA where there is one'
+        )
+
+
+def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
+    """The model on its device.
+
+    Raises:
+        OutOfMemoryError: it does not fit.
+    """
+    try:
+        return model.to(device=device, dtype=dtype)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(_too_large(name, device, error)) from error
+
+
+def _too_large(name: str, device: str | torch.device, error: BaseException) -> str:
+    return (
+        f"the weights of {name} do not fit into the memory of {device}{wanted(error)}: use a "
+        "smaller model, another device, or lora=LoRA() so that the learner holds less "
+        "(docs/real-models.md says what fits where)"
+    )
 
 
 @contextlib.contextmanager
@@ -533,13 +614,13 @@ def quiet_unless_terminal() -> Iterator[None]:
         transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _tokenizer_of(source: Any) -> TransformersTokenizer:
+def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
     if not isinstance(source, torch.nn.Module):
-        return load_tokenizer(source)
+        return load_tokenizer(source, **options)
     path = str(getattr(source, "name_or_path", "") or "")
     if not path:
         raise ModelError("a model that was not loaded from a folder needs `tokenizers={policy: …}`")
-    return load_tokenizer(path)
+    return load_tokenizer(path, **options)
 
 
 def _context(model: Any, asked: int | None) -> int:
@@ -547,17 +628,44 @@ def _context(model: Any, asked: int | None) -> int:
     return min(own, asked) if asked is not None else own
 
 
-def _settings(model: Any, asked_context: int | None, sizes: BatchSettings) -> BatchSettings:
-    """Defaults by device: on a CPU the cache is sized here, on a GPU by transformers."""
+def default_cache_tokens(device: str, context: int) -> int:
+    """Size of one policy's key-value cache in tokens, unless `num_blocks` is given."""
+    if not device.startswith("cpu"):
+        return GPU_CACHE_TOKENS
+    return max(CPU_CACHE_TOKENS, 2 * context)
+
+
+def cache_blocks(device: str, context: int, num_blocks: int | None) -> int:
+    """That size in blocks of `PAGE_SIZE` tokens, with or without `num_blocks`."""
+    return num_blocks or math.ceil(default_cache_tokens(device, context) / PAGE_SIZE)
+
+
+def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
+    """Defaults by device: the cache is sized here, a GPU's batches by transformers."""
+    blocks = cache_blocks(model.device.type, context, sizes.num_blocks)
     if model.device.type != "cpu":
-        return sizes
+        return msgspec.structs.replace(sizes, num_blocks=blocks)
     requests, batch = CPU_BATCH if _attention.supported(model) else MASKED_CPU_BATCH
-    tokens = max(CPU_CACHE_TOKENS, 2 * _context(model, asked_context))
     return msgspec.structs.replace(
         sizes,
         max_requests=sizes.max_requests or requests,
         max_tokens=sizes.max_tokens or batch,
-        num_blocks=sizes.num_blocks or math.ceil(tokens / PAGE_SIZE),
+        num_blocks=blocks,
+    )
+
+
+def _lower_engine(settings: BatchSettings, context: int) -> str:
+    """The engine's settings that memory depends on, as they are and halved."""
+    blocks = settings.num_blocks or 0
+    now = f"num_blocks, now {blocks} ({blocks * settings.page_size:,} tokens of keys and values)"
+    halved = {"num_blocks": max(1, blocks // 2)}
+    if settings.max_tokens is not None:
+        halved["batch_tokens"] = max(1, settings.max_tokens // 2)
+        now += f", and batch_tokens, now {settings.max_tokens}"
+    return (
+        f"Lower {now}: engine_options={halved}. If that is not enough: a shorter context_length, "
+        f"now {context}, in the same place, a smaller model, or lora=LoRA() to leave the learner "
+        "less to hold"
     )
 
 
@@ -604,4 +712,4 @@ def _weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Calla
     return change
 
 
-__all__ = ["TransformersEngine", "load_model"]
+__all__ = ["PAGE_SIZE", "TransformersEngine", "cache_blocks", "default_cache_tokens", "load_model"]

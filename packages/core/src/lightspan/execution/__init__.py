@@ -1,10 +1,13 @@
-"""Where runners run. `local`: processes on this machine."""
+"""Where runners run. `local`: processes on this machine, in this environment or the app's own.
+`external`: started by hand (`lightspan runner`)."""
 
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
 import msgspec
+
+from lightspan.errors import AppError
 
 
 class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +22,8 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: list[str] = msgspec.field(default_factory=list)
     environment: bool = False
     """Put the call token into the environment too (`RunnerConfig.environment`)."""
+    joins: bool = False
+    """Work for no run before being told which, and say how many attempts were claimed."""
 
 
 @runtime_checkable
@@ -36,3 +41,15 @@ class Runners(Protocol):
     def check(self) -> None:
         """Raises `LightspanError` if the runners cannot go on."""
         ...
+
+
+def check_leaves_home(app: str) -> None:
+    """Raise `AppError` if the app is defined in the running script: no other program can import it
+    from there."""
+    module, _, name = app.partition(":")
+    if module in ("__main__", "__mp_main__"):
+        raise AppError(
+            f"the app {name!r} is defined in the script that trains, which runners of another "
+            "environment cannot import: put it into a module, such as my_app.py, and name it: "
+            f'fit("my_app:{name}", …)'
+        )

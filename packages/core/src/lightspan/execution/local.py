@@ -1,4 +1,4 @@
-"""Runners as processes on this machine, replaced when they die.
+"""Runners as processes on this machine, of this interpreter or another, replaced when they die.
 
 A process that dies takes several attempts with it. Who killed it is unknown, so their rollouts are
 queued again at once without using up a try (the store bounds how often).
@@ -12,21 +12,20 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
-from lightspan.app import load_app
+from lightspan.checks import check_whole
 from lightspan.errors import AppError, ConfigError, LightspanError
-from lightspan.execution import RunnerPlan
+from lightspan.execution import RunnerPlan, check_leaves_home, interpreters
+from lightspan.execution.worker import STUCK_EXIT, Order, Word, work
 from lightspan.records import AttemptStatus, Outcome, Report, RolloutStatus, new_id
-from lightspan.runner import Runner, RunnerConfig
 from lightspan.store import Store
 from lightspan.stores import open_store
 
@@ -35,18 +34,36 @@ log = logging.getLogger(__name__)
 MAX_QUICK_DEATHS = 5
 """Consecutive deaths within `QUICK_S` of starting after which the runners give up."""
 QUICK_S = 10.0
-STUCK_EXIT = 3
-"""Exit code of a process that was given up because a sync app ran past its limit."""
+
+
+class _Process(Protocol):
+    """What is asked of a process, be it `multiprocessing`'s or another interpreter's."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class _Worker:
-    process: BaseProcess
+    process: _Process
     name: str
     lifeline: Connection
     """Closing it tells the process to end."""
     started: float
-    slots: int
+    plan: RunnerPlan
+    latest: Word = field(default_factory=Word)
+    """What the process said last."""
 
 
 class LocalRunners:
@@ -57,33 +74,64 @@ class LocalRunners:
         processes: 1 unless the app is heavy on the CPU.
         isolation: `"thread"` shares a process between attempts; `"process"` gives every attempt
             at work a process of its own (as many processes as slots).
+        python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`;
+            None for this one. That environment needs the app, what it imports, and lightspan
+            (without extras); nothing that is installed here is seen there.
+        app_dirs: a folder or several in which `python` finds the app's modules, beside what is
+            installed there; None for the folder of the running script and the working folder.
+
+    Raises:
+        ConfigError: an option that cannot be honoured.
     """
 
-    def __init__(self, slots: int = 8, *, processes: int = 1, isolation: str = "thread") -> None:
-        if slots < 1 or processes < 1:
-            raise ConfigError(
-                f"runners need at least one slot and process, not {slots}, {processes}"
-            )
+    def __init__(
+        self,
+        slots: int = 8,
+        *,
+        processes: int = 1,
+        isolation: str = "thread",
+        python: str | os.PathLike[str] | None = None,
+        app_dirs: interpreters.Folders | None = None,
+    ) -> None:
+        check_whole("slots", slots, 1)
+        check_whole("processes", processes, 1)
         if isolation not in ("thread", "process"):
             raise ConfigError(f'isolation must be "thread" or "process", not {isolation!r}')
+        if app_dirs is not None and python is None:
+            raise ConfigError("app_dirs= belongs to python=: runners of this one share sys.path")
         self.slots = slots
         self.isolation = isolation
+        self.python = None if python is None else interpreters.find_interpreter(python)
+        self._app_dirs = interpreters.app_folders(app_dirs) if self.python is not None else []
         self.processes = slots if isolation == "process" else min(processes, slots)
         self._workers: list[_Worker] = []
         self._plan: RunnerPlan | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
         self._quick_deaths = 0
+        self._runs: list[str] | None = None
+        self._claimed_before = 0
+        """By processes that are gone."""
 
     async def start(self, plan: RunnerPlan) -> None:
         """Spawn the processes and wait until each has imported the app.
 
         Raises:
             AppError: a process cannot import it.
+            ConfigError: the interpreter is none, or its lightspan does not fit this one.
         """
+        if self.python is not None:
+            check_leaves_home(plan.app)
+            plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
-        workers = await asyncio.to_thread(self._spawn_all)
-        self._workers = workers
+        starting: list[_Worker] = []
+        try:
+            await asyncio.to_thread(self._spawn_all, starting)
+        except asyncio.CancelledError:  # the thread waits for them, perhaps for a slow import
+            for worker in starting:
+                worker.process.kill()
+            raise
+        self._workers = starting
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
@@ -97,46 +145,119 @@ class LocalRunners:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
-        workers, self._workers = self._workers, []
+        workers, self._workers, self._runs = self._workers, [], None
+        self._claimed_before += sum(worker.latest.claimed for worker in workers)
         await asyncio.to_thread(_end, workers)
+
+    def work_for(self, run_ids: Sequence[str]) -> None:
+        """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
+        self._runs = list(run_ids)
+        for worker in self._workers:
+            _order(worker, Order(runs=self._runs))
+
+    async def drain(self) -> None:
+        """Claim nothing more; returns when the attempts under way have ended."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+        for worker in self._workers:
+            _order(worker, Order(stop=True))
+        while any(worker.process.is_alive() for worker in self._workers):
+            self._hear()
+            await asyncio.sleep(0.05)
+        self._hear()
+
+    @property
+    def claimed(self) -> int:
+        """Attempts that processes which join have claimed."""
+        return self._claimed_before + sum(worker.latest.claimed for worker in self._workers)
+
+    @property
+    def running(self) -> int:
+        """Attempts that processes which join have under way."""
+        alive = [worker for worker in self._workers if worker.process.is_alive()]
+        return sum(worker.latest.running for worker in alive)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the runners."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
-    def _spawn_all(self) -> list[_Worker]:
-        workers: list[_Worker] = []
+    def _spawn_all(self, workers: list[_Worker]) -> None:
+        """Add each process to `workers` as it starts; all have ended if this raises."""
         try:
-            starting = [self._spawn(slots) for slots in _shares(self.slots, self.processes)]
-            workers = [worker for worker, _ in starting]
-            for worker, ready in starting:
-                _wait_ready(worker, ready)
+            for slots in _shares(self.slots, self.processes):
+                workers.append(self._spawn(slots))  # noqa: PERF401 - those that started are ended
+            for worker in workers:
+                self._wait_ready(worker)
         except BaseException:
             _end(workers)
             raise
-        return workers
 
-    def _spawn(self, slots: int) -> tuple[_Worker, Connection]:
+    def _spawn(self, slots: int) -> _Worker:
         assert self._plan is not None
         plan = msgspec.structs.replace(
             self._plan,
             slots=slots,
             environment=self.isolation == "process",
         )
+        name = new_id("runner")
+        with _without_interrupts():
+            process, lifeline = self._start_process(plan, name)
+        return _Worker(process, name, lifeline, time.monotonic(), plan)
+
+    def _start_process(self, plan: RunnerPlan, name: str) -> tuple[_Process, Connection]:
+        if self.python is not None:
+            return interpreters.start(self.python)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        name = new_id("runner")
         process = context.Process(
             target=_main, args=(msgspec.json.encode(plan), name, theirs), name=name, daemon=True
         )
         process.start()
         theirs.close()
-        return _Worker(process, name, ours, time.monotonic(), slots), ours
+        return process, ours
+
+    def _wait_ready(self, worker: _Worker) -> None:
+        """Raises `AppError` or `ConfigError` if the process cannot be a runner."""
+        where = ""
+        if self.python is not None:
+            assert isinstance(worker.process, interpreters.Subprocess)
+            interpreters.greet(
+                self.python, worker.process, worker.lifeline, worker.plan, worker.name
+            )
+            where = (
+                f" (in {self.python}: install there what is missing, or name the folder of the "
+                "app's modules with app_dirs=)"
+            )
+        try:
+            word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=Word)
+        except (EOFError, OSError):
+            worker.process.join(5)
+            advice = where or (
+                "; a script that starts training must do so under `if __name__ == '__main__':`"
+            )
+            raise AppError(
+                "a runner process ended before it was ready (exit code "
+                f"{worker.process.exitcode}){advice}"
+            ) from None
+        if word.error is not None:
+            raise AppError(word.error + where)
+        if self._runs is not None:
+            _order(worker, Order(runs=self._runs))
+
+    def _hear(self) -> None:
+        """What processes that join have said."""
+        for worker in self._workers:
+            with contextlib.suppress(EOFError, OSError):
+                while worker.lifeline.poll():
+                    worker.latest = msgspec.json.decode(worker.lifeline.recv_bytes(), type=Word)
 
     async def _supervise(self) -> None:
         while True:
             await asyncio.sleep(0.1)
+            self._hear()
             for worker in list(self._workers):
                 if not worker.process.is_alive():
                     try:
@@ -154,17 +275,22 @@ class LocalRunners:
         log.warning("runner %s %s and is replaced", dead.name, why)
         await self._release(dead)
         self._workers.remove(dead)
+        self._claimed_before += dead.latest.claimed
         _end([dead])
         if self._quick_deaths >= MAX_QUICK_DEATHS:
             raise LightspanError(
                 f"runner processes died {self._quick_deaths} times within {QUICK_S:g} s of "
                 f"starting (last exit code {exit_code}); run the app alone to see why"
             )
-        self._workers.append(await asyncio.to_thread(self._spawn_one, dead.slots))
+        self._workers.append(await asyncio.to_thread(self._spawn_one, dead.plan.slots))
 
     def _spawn_one(self, slots: int) -> _Worker:
-        worker, ready = self._spawn(slots)
-        _wait_ready(worker, ready)
+        worker = self._spawn(slots)
+        try:
+            self._wait_ready(worker)
+        except BaseException:
+            _end([worker])
+            raise
         return worker
 
     async def _release(self, dead: _Worker) -> None:
@@ -173,6 +299,20 @@ class LocalRunners:
         async with open_store(self._plan.store_url) as store:
             reports = await _lost_attempts(store, self._plan.run_id, dead.name)
             await store.report(reports)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """A process that is started here does not hear Ctrl-C until it asks to: it inherits the mask.
+
+    Before it gets to `_main` it would print a traceback of its own.
+    """
+    resource_tracker.ensure_running()  # it starts with the first process, and unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _shares(slots: int, processes: int) -> list[int]:
@@ -209,17 +349,9 @@ async def _lost_attempts(store: Store, run_id: str | None, runner: str) -> list[
     ]
 
 
-def _wait_ready(worker: _Worker, ready: Connection) -> None:
-    try:
-        message = ready.recv()
-    except EOFError:
-        worker.process.join(5)
-        raise AppError(
-            f"a runner process ended before it was ready (exit code {worker.process.exitcode}); "
-            "a script that starts training must do so under `if __name__ == '__main__':`"
-        ) from None
-    if message is not None:
-        raise AppError(message)
+def _order(worker: _Worker, order: Order) -> None:
+    with contextlib.suppress(OSError):  # it has just died, and its successor is told
+        worker.lifeline.send_bytes(msgspec.json.encode(order))
 
 
 def _end(workers: list[_Worker]) -> None:
@@ -235,49 +367,6 @@ def _end(workers: list[_Worker]) -> None:
         worker.process.close()
 
 
-# --- inside the process ---------------------------------------------------------------------
 def _main(data: bytes, name: str, lifeline: Connection) -> None:
-    """The process's entry: import the app, say so, work until the lifeline closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's; it ends us
-    # the parent ends us in any case; as a daemon an app could not use multiprocessing
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    plan = msgspec.json.decode(data, type=RunnerPlan)
-    sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
-    try:
-        app = load_app(plan.app)
-    except LightspanError as error:
-        lifeline.send(str(error))
-        return
-    lifeline.send(None)
-    stuck = asyncio.run(_work(plan, app, name, lifeline))
-    if stuck:
-        os._exit(STUCK_EXIT)  # a thread of the app holds on; waiting for it would hang us
-
-
-async def _work(plan: RunnerPlan, app: Any, name: str, lifeline: Connection) -> bool:
-    config = RunnerConfig(
-        slots=plan.slots,
-        run_id=plan.run_id,
-        lease_s=plan.lease_s,
-        name=name,
-        environment=plan.environment,
-    )
-    async with open_store(plan.store_url) as store:
-        runner = Runner(store, app, config)
-        _watch(lifeline, asyncio.get_running_loop(), runner)
-        await runner.run()
-        return runner.stuck
-
-
-def _watch(lifeline: Connection, loop: asyncio.AbstractEventLoop, runner: Runner) -> None:
-    """End with the parent: its end of the pipe closes even when it is killed."""
-
-    def wait() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            lifeline.recv()
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(runner.abort)
-        time.sleep(8)
-        os._exit(4)  # the app did not let go
-
-    threading.Thread(target=wait, name="lightspan-lifeline", daemon=True).start()
+    """The entry of a process of this interpreter."""
+    work(msgspec.json.decode(data, type=RunnerPlan), name, lifeline)

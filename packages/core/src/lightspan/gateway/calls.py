@@ -24,9 +24,9 @@ from lightspan import conventions as c
 from lightspan.engines import ChatTokenizer, GenerationRequest, TokenChunk, TokenEngine
 from lightspan.engines.chat import IncrementalDecoder
 from lightspan.errors import EngineError, LightspanError
-from lightspan.gateway.dialects import Answer, ChatRequest, Choice
+from lightspan.gateway.dialects import Answer, Choice, ModelRequest
 from lightspan.gateway.errors import ApiError
-from lightspan.gateway.tools import parse_tool_calls, visible_length
+from lightspan.gateway.tools import tool_parser
 from lightspan.messages import dump_json
 from lightspan.records import CallOutcome, FinishReason, TokenRecord
 from lightspan.spans import Attributes
@@ -50,16 +50,13 @@ class CallInfo:
     parent_id: str | None
     trace_id: str
     start_ns: int
-    prompt_ids: list[int] = field(default_factory=list)
+    prompts: tuple[list[int], ...] = ()
+    """Token ids of each prompt; a chat has one."""
     sequence_start: int = 0
 
-    def starting(self, sequence_start: int, prompt_ids: Sequence[int] = ()) -> CallInfo:
+    def starting(self, sequence_start: int, prompts: Sequence[list[int]] = ()) -> CallInfo:
         """The call as it starts."""
-        return replace(self, prompt_ids=list(prompt_ids), sequence_start=sequence_start)
-
-    @property
-    def response_id(self) -> str:
-        return f"chatcmpl-{self.call_id}"
+        return replace(self, prompts=tuple(prompts), sequence_start=sequence_start)
 
 
 Recording = Callable[["Call", CallOutcome], Awaitable[None]]
@@ -130,7 +127,7 @@ class Call(ABC):
     def _start(self) -> None:
         self.error = None
         self._cancellable = True
-        self._task = asyncio.create_task(self._run(), name=self.info.response_id)
+        self._task = asyncio.create_task(self._run(), name=self.info.call_id)
 
     async def _run(self) -> None:
         self.tries += 1
@@ -170,6 +167,7 @@ class ChoiceRun:
     """One choice while it is generated."""
 
     index: int
+    prompt_ids: list[int]
     decoder: IncrementalDecoder
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -207,7 +205,7 @@ class Run(Call):
     def __init__(
         self,
         info: CallInfo,
-        request: ChatRequest,
+        request: ModelRequest,
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
         record: Recording,
@@ -215,7 +213,9 @@ class Run(Call):
         super().__init__(info, record)
         self.request = request
         self.choices = [
-            ChoiceRun(index, IncrementalDecoder(tokenizer)) for index in range(request.n)
+            ChoiceRun(number * request.n + index, prompt, IncrementalDecoder(tokenizer))
+            for number, prompt in enumerate(info.prompts)
+            for index in range(request.n)
         ]
         self.created = int(time.time())
         self.answer: Answer | None = None
@@ -224,6 +224,12 @@ class Run(Call):
         self.deltas: list[Delta] = []
         self._engine = engine
         self._tokenizer = tokenizer
+        self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
+
+    @property
+    def response_id(self) -> str:
+        """The id that its client gets."""
+        return f"{self.request.id_prefix}{self.info.call_id}"
 
     @property
     def answered(self) -> bool:
@@ -313,7 +319,7 @@ class Run(Call):
         return GenerationRequest(
             request_id=f"{self.info.call_id}-{choice.index}-{self.tries}",
             policy=self.info.policy,
-            prompt_ids=[*self.info.prompt_ids, *choice.ids],
+            prompt_ids=[*choice.prompt_ids, *choice.ids],
             sampling=sampling,
         )
 
@@ -360,15 +366,15 @@ class Run(Call):
         text = self._trim(choice.text)
         held = max((len(stop) for stop in self.request.sampling.stop), default=1) - 1
         text = text[: max(0, len(choice.text) - held)]
-        return visible_length(text) if self.request.parse_tools else len(text)
+        return len(text) if self._tools is None else self._tools.visible_length(text)
 
     def _settle(self) -> None:
         self.answer = Answer(
-            response_id=self.info.response_id,
+            response_id=self.response_id,
             created=self.created,
             model=self.request.model or self.info.policy,
             choices=tuple(self._choice(choice) for choice in self.choices),
-            prompt_ids=self.info.prompt_ids,
+            prompts=self.info.prompts,
         )
 
     def _choice(self, choice: ChoiceRun) -> Choice:
@@ -382,7 +388,16 @@ class Run(Call):
             token_ids=choice.ids,
             token_texts=[self._tokenizer.token_text(i) for i in choice.ids] if wanted else (),
             logprobs=choice.logprobs,
+            text_offsets=self._offsets(choice.ids) if wanted else (),
         )
+
+    def _offsets(self, ids: Sequence[int]) -> list[int]:
+        """Where the text of each token begins."""
+        decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
+        for token in ids:
+            offsets.append(length)
+            length += len(decoder.push([token]))
+        return offsets
 
     def attributes(self) -> Attributes:
         choices = [
@@ -390,11 +405,12 @@ class Run(Call):
             for choice in self.choices
         ]
         usage = {
-            "prompt_tokens": len(self.info.prompt_ids),
+            "prompt_tokens": sum(map(len, self.info.prompts)),
             "completion_tokens": sum(len(choice.ids) for choice in self.choices),
         }
-        answer = {"id": self.info.response_id, "model": self.info.policy, "choices": choices}
+        answer = {"id": self.response_id, "model": self.info.policy, "choices": choices}
         known = {c.POLICY: self.info.policy, **answer_attributes({**answer, "usage": usage})}
+        known |= self.request.attributes()
         if self.request.overrides:
             known[c.SAMPLING_OVERRIDES] = dump_json(self.request.overrides)
         if self.resampled:
@@ -403,7 +419,7 @@ class Run(Call):
 
     def message(self, choice: ChoiceRun) -> tuple[dict[str, Any], bool]:
         """The choice as an OpenAI message, and whether it calls tools."""
-        parsed = parse_tool_calls(choice.text) if self.request.parse_tools else None
+        parsed = None if self._tools is None else self._tools.parse(choice.text)
         if parsed is None or not parsed.calls:
             return {"role": "assistant", "content": choice.text}, False
         calls = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,38 @@ log = logging.getLogger(__name__)
 _DAMAGE_PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 8.0, 30.0)
 
 
-class Capture:
+class Records(ABC):
+    """Where calls are written."""
+
+    def __init__(self) -> None:
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @abstractmethod
+    async def record(self, session: Session, call: Call, outcome: CallOutcome) -> None:
+        """Write what became of a call."""
+
+    @abstractmethod
+    async def write(self, session: Session, stored: StoredCall) -> None:
+        """Write a call that was not worked on."""
+
+    @abstractmethod
+    async def mark(self, session: Session, call_id: str, outcome: CallOutcome) -> None:
+        """Change what became of a call."""
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that `drain` waits for, and that nothing cancels."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def drain(self) -> None:
+        """Wait for what is under way."""
+        while self._background:
+            await asyncio.wait(list(self._background))
+
+
+class Capture(Records):
     """Writes calls to the store.
 
     Args:
@@ -36,9 +68,9 @@ class Capture:
     """
 
     def __init__(self, store: Store, *, patience_s: float = 10.0) -> None:
+        super().__init__()
         self._store = store
         self._patience_s = patience_s
-        self._background: set[asyncio.Task[Any]] = set()
         self._closing = asyncio.Event()
 
     async def record(self, session: Session, call: Call, outcome: CallOutcome) -> None:
@@ -67,13 +99,6 @@ class Capture:
         except Exception as error:
             self._damaged(session, f"call {call_id} could not be marked {outcome}: {error}")
 
-    def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task that `drain` waits for, and that nothing cancels."""
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
-
     def _damaged(self, session: Session, reason: str) -> None:
         log.warning("attempt %s is damaged: %s", session.attempt_id, reason)
         self.background(self._mark_damaged(session.attempt_id, reason))
@@ -97,8 +122,7 @@ class Capture:
     async def drain(self) -> None:
         """Wait for writes under way; what fails now is not tried again later."""
         self._closing.set()
-        while self._background:
-            await asyncio.wait(list(self._background))
+        await super().drain()
         self._closing.clear()
 
 
@@ -151,11 +175,12 @@ def call_span(
         c.REQUEST_HASH: info.body_hash,
         **request_attributes(info.body),
     }
+    model = info.body.get("model", "")
     return Span(
         span_id=info.span_id,
         trace_id=info.trace_id,
         parent_id=info.parent_id,
-        name=f"chat {info.body.get('model', '')}".rstrip(),
+        name=f"{known[c.OPERATION_NAME]} {model}".rstrip(),
         kind=SpanKind.LLM,
         rollout_id=session.claim.rollout.rollout_id,
         attempt_id=session.attempt_id,
@@ -174,7 +199,7 @@ def _record(
 ) -> TokenRecord:
     info = run.info
     return TokenRecord.create(
-        prompt_ids=info.prompt_ids,
+        prompt_ids=choice.prompt_ids,
         response_ids=choice.ids,
         logprobs=choice.logprobs,
         versions=choice.versions,

@@ -1,13 +1,19 @@
-"""OpenAI's chat dialect: requests in, completions and chunks out. Pure."""
+"""OpenAI's chat dialect, and what its dialects share: requests in, answers and chunks out. Pure.
+
+`lightspan.gateway.completions` and `lightspan.gateway.responses` are the other dialects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
+from lightspan.engines import ChatTokenizer
+from lightspan.errors import ModelError
 from lightspan.gateway.errors import ApiError, bad_request
 from lightspan.records import Mode, Sampling
 
@@ -57,6 +63,18 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "verbosity": (None,),
 }
 """Fields that cannot be honoured, with the values that ask for nothing."""
+STEERING: Final = frozenset(
+    {
+        *("reasoning_effort", "verbosity"),
+        *("reasoning.effort", "reasoning.mode", "reasoning.context"),
+        *("reasoning.summary", "reasoning.generate_summary", "text.verbosity"),
+    }
+)
+"""Fields that steer the newest models of one provider, chat's and the Responses API's.
+
+Frameworks send them by themselves for the model name that an app was written with; no open model
+has them, and none of them says how to sample. So they are set aside in every mode and shown as
+overrides, where a field that says how to sample is refused in validation."""
 OURS_TO_RENDER: Final = frozenset(
     {
         "add_generation_prompt",
@@ -80,22 +98,96 @@ truncated prompt would not be what the app said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """A chat request, understood."""
+class ModelRequest(ABC):
+    """A request that asks a model, understood; it knows how its dialect words the answer."""
+
+    asks_with: ClassVar[str]
+    """The field that holds the prompt."""
+    chunk_object: ClassVar[str]
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    """What a response id begins with, before the call id."""
+    is_numbered: ClassVar[bool] = False
+    """Whether the events of a stream have types and numbers, and no `[DONE]` after them."""
 
     model: str
-    messages: list[dict[str, Any]]
     sampling: Sampling
-    tools: list[dict[str, Any]] | None = None
     parse_tools: bool = False
     stream: bool = False
     include_usage: bool = False
     n: int = 1
+    """Choices per prompt."""
     logprobs: bool = False
     token_ids: bool = False
-    template_options: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Field → (what the app asked, what is used)."""
+
+    @property
+    def count(self) -> int:
+        """How many prompts there are."""
+        return 1
+
+    @abstractmethod
+    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+        """The token ids of each prompt.
+
+        Raises:
+            ApiError: 400 naming the field.
+        """
+
+    @abstractmethod
+    def body(self, answer: Answer) -> dict[str, Any]:
+        """The unstreamed answer, with no field that was not asked for."""
+
+    def opening(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        """What a stream begins with, for a choice."""
+        return iter(())
+
+    def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        """What comes before the first text of a choice."""
+        return iter(())
+
+    @abstractmethod
+    def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+        """A chunk with new text of a choice."""
+
+    @abstractmethod
+    def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What can only be said at the end."""
+
+    def attributes(self) -> dict[str, Any]:
+        """What its span says of the request beside what the body says."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ModelRequest):
+    """A chat request."""
+
+    asks_with: ClassVar[str] = "messages"
+    chunk_object: ClassVar[str] = "chat.completion.chunk"
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+        options = self.template_options or None
+        try:
+            return [tokenizer.render(self.messages, self.tools, template_options=options)]
+        except ModelError as error:
+            raise bad_request(str(error), "messages") from error
+
+    def body(self, answer: Answer) -> dict[str, Any]:
+        return completion(self, answer)
+
+    def opening(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        yield delta_chunk(base, index, {"role": "assistant", "content": ""})
+
+    def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+        return delta_chunk(base, index, {"content": text})
+
+    def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        return last_chunks(self, answer, base)
 
 
 def parse_chat(body: Any, *, mode: Mode, forced: Sampling | None) -> ChatRequest:
@@ -103,8 +195,9 @@ def parse_chat(body: Any, *, mode: Mode, forced: Sampling | None) -> ChatRequest
 
     Args:
         body: the decoded JSON.
-        mode: of the rollout. In train mode, for a trained policy (`forced` given), sampling is the
-            algorithm's and what cannot be honoured is overridden; otherwise it is refused.
+        mode: of the rollout. In train and dev mode, for a trained policy (`forced` given), sampling
+            is the algorithm's and what cannot be honoured is overridden; otherwise it is refused,
+            but for what is `STEERING`.
         forced: the algorithm's sampling.
 
     Raises:
@@ -113,40 +206,92 @@ def parse_chat(body: Any, *, mode: Mode, forced: Sampling | None) -> ChatRequest
     if not isinstance(body, dict):
         raise bad_request("the request body must be a JSON object")
     messages = _messages(body)
-    _check_types(body)
-    asked = _asked_sampling(body)
-    overriding = mode is Mode.TRAIN and forced is not None
-    overrides = _unsupported(body, refuse=not overriding)
-    sampling = asked
-    if overriding and forced is not None:
-        sampling = _forced(asked, forced)
-        overrides |= _sampling_overrides(body, asked, sampling)
+    check_types(body, _TYPES)
+    sampling, overrides = decide_sampling(
+        body,
+        asked_sampling(body),
+        unsupported(body, HONOURED, NEUTRAL) | _unsupported_tool_options(body),
+        None if mode is Mode.VAL else forced,
+    )
     tools = body.get("tools") or None
-    stream = bool(body.get("stream"))
     return ChatRequest(
-        model=str(body.get("model", "")),
+        **shared_fields(body),
         messages=messages,
         sampling=sampling,
         tools=tools,
         parse_tools=tools is not None and body.get("tool_choice") != "none",
-        stream=stream,
-        include_usage=stream and bool((body.get("stream_options") or {}).get("include_usage")),
-        n=_choices(body),
         logprobs=bool(body.get("logprobs")),
-        token_ids=bool(body.get("return_token_ids")),
-        template_options=_template_options(body),
+        template_options=template_options(body),
         overrides=overrides,
     )
+
+
+def as_in_training(
+    body: Mapping[str, Any], forced: Sampling
+) -> tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]:
+    """The request with the sampling of training, for an endpoint (a dry run), and the overrides.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    chat = parse_chat(body, mode=Mode.TRAIN, forced=forced)
+    limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    used = {
+        "temperature": chat.sampling.temperature,
+        "top_p": chat.sampling.top_p if chat.sampling.top_p < 1 else None,
+        "top_k": chat.sampling.top_k or None,
+        limit: chat.sampling.max_tokens,
+    }
+    kept = {key: value for key, value in body.items() if key not in chat.overrides}
+    return kept | {key: value for key, value in used.items() if value is not None}, chat.overrides
+
+
+def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What every dialect reads alike."""
+    stream = bool(body.get("stream"))
+    return {
+        "model": body.get("model") or "",
+        "stream": stream,
+        "include_usage": stream and bool((body.get("stream_options") or {}).get("include_usage")),
+        "n": int(body.get("n") or 1),
+        "token_ids": bool(body.get("return_token_ids")),
+    }
+
+
+def decide_sampling(
+    body: Mapping[str, Any],
+    asked: Sampling,
+    impossible: Mapping[str, Any],
+    forced: Sampling | None,
+) -> tuple[Sampling, dict[str, tuple[Any, Any]]]:
+    """The sampling to use, and what of the request it overrides.
+
+    Args:
+        body: the request.
+        asked: the sampling that it asks for.
+        impossible: fields that cannot be honoured, with their values.
+        forced: the algorithm's sampling, in training.
+
+    Raises:
+        ApiError: 400, nothing is forced and a field cannot be honoured (`STEERING` apart).
+    """
+    overrides = {key: (value, None) for key, value in impossible.items()}
+    if forced is None:
+        for key in sorted(impossible.keys() - STEERING)[:1]:
+            raise cannot_honour(key, impossible[key])
+        return asked, overrides
+    sampling = _forced(asked, forced)
+    return sampling, overrides | _sampling_overrides(body, asked, sampling)
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' must be a non-empty array", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [plain_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def plain_message(message: Any, where: str) -> dict[str, Any]:
     """A message as chat templates expect it: plain text, arguments of tool calls as objects."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
@@ -192,19 +337,24 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 _arguments: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+Types = Mapping[str, tuple[type, ...]]
+
+SHARED_TYPES: Final[Types] = {
     "temperature": (int, float),
     "top_p": (int, float),
     "top_k": (int,),
     "n": (int,),
     "max_tokens": (int,),
-    "max_completion_tokens": (int,),
     "stream": (bool,),
+    "stream_options": (dict,),
+    "model": (str,),
+}
+_TYPES: Final[Types] = {
+    **SHARED_TYPES,
+    "max_completion_tokens": (int,),
     "logprobs": (bool,),
     "tools": (list,),
-    "stream_options": (dict,),
     "chat_template_kwargs": (dict,),
-    "model": (str,),
 }
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
@@ -212,11 +362,13 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "n": (1, MAX_CHOICES),
     "max_tokens": (1, float("inf")),
     "max_completion_tokens": (1, float("inf")),
+    "max_output_tokens": (1, float("inf")),
 }
 
 
-def _check_types(body: Mapping[str, Any]) -> None:
-    for key, types in _TYPES.items():
+def check_types(body: Mapping[str, Any], fields: Types) -> None:
+    """Refuse fields of another type, or out of range."""
+    for key, types in fields.items():
         value = body.get(key)
         if value is None:
             continue
@@ -229,7 +381,12 @@ def _check_types(body: Mapping[str, Any]) -> None:
             raise bad_request(f"'{key}' must be between {low:g} and {high:g}, not {value!r}", key)
 
 
-def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a request gives to the chat template (`chat_template_kwargs`).
+
+    Raises:
+        ApiError: one that is not for a request to set.
+    """
     options: Mapping[str, Any] = body.get("chat_template_kwargs") or {}
     for key in sorted(options.keys() & OURS_TO_RENDER):
         field = f"chat_template_kwargs.{key}"
@@ -237,7 +394,8 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _asked_sampling(body: Mapping[str, Any]) -> Sampling:
+def asked_sampling(body: Mapping[str, Any]) -> Sampling:
+    """The sampling that a request asks for."""
     temperature = body.get("temperature")
     top_p = body.get("top_p")
     top_k = body.get("top_k")
@@ -255,10 +413,6 @@ def _stop(stop: Any) -> tuple[str, ...]:
     if not isinstance(several, list) or not all(isinstance(s, str) and s for s in several):
         raise bad_request("'stop' must be a non-empty string or an array of them", "stop")
     return tuple(several)
-
-
-def _choices(body: Mapping[str, Any]) -> int:
-    return int(body.get("n") or 1)
 
 
 def _forced(asked: Sampling, forced: Sampling) -> Sampling:
@@ -279,23 +433,27 @@ def _sampling_overrides(
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _unsupported(body: Mapping[str, Any], *, refuse: bool) -> dict[str, tuple[Any, Any]]:
-    found = {
+def unsupported(
+    body: Mapping[str, Any], honoured: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Fields that ask for what cannot be honoured, with their values."""
+    return {
         key: value
         for key, value in body.items()
-        if key not in HONOURED
+        if key not in honoured
         and key not in IGNORED
-        and not any(value == neutral for neutral in NEUTRAL.get(key, (None,)))
+        and not any(value == nothing for nothing in neutral.get(key, (None,)))
     }
+
+
+def _unsupported_tool_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         found["tool_choice"] = choice
     if body.get("parallel_tool_calls") is False:
         found["parallel_tool_calls"] = False
-    if found and refuse:
-        key = min(found)
-        raise cannot_honour(key, found[key])
-    return {key: (value, None) for key, value in found.items()}
+    return found
 
 
 def cannot_honour(key: str, value: Any) -> ApiError:
@@ -314,6 +472,8 @@ class Choice:
     token_ids: Sequence[int]
     token_texts: Sequence[str]
     logprobs: Sequence[float]
+    text_offsets: Sequence[int] = ()
+    """Where each token's text begins in the choice's text (with log-probabilities)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,10 +484,11 @@ class Answer:
     created: int
     model: str
     choices: tuple[Choice, ...]
-    prompt_ids: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+    """Ids of each prompt; the choices of one stand together."""
 
     def usage(self) -> dict[str, int]:
-        prompt = len(self.prompt_ids)
+        prompt = sum(map(len, self.prompts))
         answer = sum(len(choice.token_ids) for choice in self.choices)
         total = prompt + answer
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": total}
@@ -341,7 +502,7 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
         "usage": answer.usage(),
     }
     if request.token_ids:
-        body["prompt_token_ids"] = list(answer.prompt_ids)
+        body["prompt_token_ids"] = list(answer.prompts[0])
     return body
 
 
@@ -396,7 +557,7 @@ def last_chunks(
             end["logprobs"] = _logprobs(choice)
         if request.token_ids:
             end["token_ids"] = list(choice.token_ids)
-        extra = {"prompt_token_ids": list(answer.prompt_ids)} if request.token_ids else {}
+        extra = {"prompt_token_ids": list(answer.prompts[0])} if request.token_ids else {}
         yield {**base, **extra, "choices": [end]}
     if request.include_usage:
         yield {**base, "choices": [], "usage": answer.usage()}

@@ -12,7 +12,9 @@ from lightspan import messages
 from lightspan.engines import ChatEngine, EndpointRefused
 from lightspan.errors import EngineError
 from lightspan.gateway.calls import Call, CallInfo, Recording
+from lightspan.gateway.dialects import as_in_training
 from lightspan.gateway.errors import ApiError
+from lightspan.records import Sampling
 from lightspan.spans import Attributes, Span
 from lightspan.wire import StreamedAnswer, answer_attributes
 
@@ -27,12 +29,28 @@ class Forward(Call):
         engine: the endpoint.
         name: of the endpoint, for error messages.
         record: writes what became of the call.
+        forced: the sampling of training, which a dry run asks of the endpoint.
+
+    Raises:
+        ApiError: 400, `forced` is given and the request cannot be understood.
     """
 
-    def __init__(self, info: CallInfo, engine: ChatEngine, name: str, record: Recording) -> None:
+    def __init__(
+        self,
+        info: CallInfo,
+        engine: ChatEngine,
+        name: str,
+        record: Recording,
+        *,
+        forced: Sampling | None = None,
+    ) -> None:
         super().__init__(info, record)
         self.body = b""
         """The unstreamed answer."""
+        self._sent: Mapping[str, Any] = info.body
+        self._overrides: Mapping[str, Any] = {}
+        if forced is not None:
+            self._sent, self._overrides = as_in_training(info.body, forced)
         self._engine = engine
         self._name = name
         self._payloads: list[bytes] = []
@@ -89,7 +107,7 @@ class Forward(Call):
         if self.streamed:
             await self._work_streamed()
             return
-        answer = await self._engine.chat(self.info.body)
+        answer = await self._engine.chat(self._sent)
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body)
         self._answer = self._decoded(answer.body)
@@ -98,7 +116,7 @@ class Forward(Call):
     async def _work_streamed(self) -> None:
         gathered = StreamedAnswer()
         try:
-            async for payload in self._engine.stream(self.info.body):
+            async for payload in self._engine.stream(self._sent):
                 chunk = self._decoded(payload)
                 if "error" in chunk:
                     raise EngineError(f"{self._name} broke off: {_error_text(payload)}")
@@ -126,7 +144,10 @@ class Forward(Call):
         self._answered = True
 
     def attributes(self) -> Attributes:
-        return answer_attributes(self._answer)
+        known = answer_attributes(self._answer)
+        if self._overrides:
+            known[c.SAMPLING_OVERRIDES] = messages.dump_json(self._overrides)
+        return known
 
 
 def _completion(span: Span) -> dict[str, Any]:
@@ -136,7 +157,7 @@ def _completion(span: Span) -> dict[str, Any]:
     choices = [
         {"index": index, "message": message, "finish_reason": reason}
         for index, (message, reason) in enumerate(
-            zip(messages.load(known.get(c.OUTPUT_MESSAGES, "[]")), reasons, strict=False)
+            zip(messages.answers_of(known), reasons, strict=False)
         )
     ]
     prompt, answer = known.get(c.INPUT_TOKENS, 0), known.get(c.OUTPUT_TOKENS, 0)

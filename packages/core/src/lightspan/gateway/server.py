@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
 
@@ -16,27 +19,33 @@ import msgspec
 from aiohttp import web
 
 from lightspan import conventions as c
-from lightspan.engines import ChatTokenizer, EngineCapabilities, TokenEngine
+from lightspan.engines import ChatTokenizer, EngineCapabilities, PromptRefused, TokenEngine
 from lightspan.engines.openai import OpenAIEngine
 from lightspan.errors import (
     ConfigError,
     ContextOverflowError,
     EngineClosedError,
     LightspanError,
-    ModelError,
     NotFoundError,
     UnsupportedError,
 )
-from lightspan.gateway import dialects
+from lightspan.gateway import completions, dialects, responses
 from lightspan.gateway.calls import Call, CallInfo, Recording, Run
-from lightspan.gateway.capture import Capture, call_span
-from lightspan.gateway.dialects import ChatRequest
+from lightspan.gateway.capture import Capture, Records, call_span
+from lightspan.gateway.dialects import ModelRequest
 from lightspan.gateway.errors import CONTEXT_OVERFLOW, ApiError, bad_request
 from lightspan.gateway.forwards import Forward
-from lightspan.gateway.sessions import Past, Session, Sessions, bearer, check_protocol
+from lightspan.gateway.sessions import (
+    Admission,
+    Past,
+    Session,
+    Sessions,
+    bearer,
+    check_protocol,
+)
 from lightspan.llm import LLM
-from lightspan.records import CallOutcome, Sampling, new_id
-from lightspan.routing import BASE_POLICY, Route, Target, join_path, matches
+from lightspan.records import CallOutcome, Sampling, TokenRecord, new_id
+from lightspan.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.spans import new_trace_id, now_ns
 from lightspan.store import StoredCall
 
@@ -45,46 +54,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Parse = Callable[..., ModelRequest]
+"""From a request's body to what it asks; see `dialects.parse_chat`."""
+
 MAX_BODY: Final = 16 * 2**20
-_SHUTDOWN_S: Final = 0.5
-"""How long calls under way may go on when the gateway closes."""
-_OTHER_DIALECTS: Final = {
-    "completions": "use chat completions",
-    "responses": "LangChain: ChatOpenAI(use_responses_api=False). OpenAI Agents SDK: "
-    'set_default_openai_api("chat_completions")',
+_DIALECTS: Final[Mapping[str, Parse]] = {
+    "chat/completions": dialects.parse_chat,
+    "completions": completions.parse_completion,
+    "responses": responses.parse_response,
 }
-"""Dialects of model calls that are refused → the setting that avoids them."""
 
 
 class Gateway:
     """Serves trained and frozen policies to apps, and records every call.
 
     Args:
-        store: where calls are recorded and call tokens are known.
+        store: where calls are recorded and call tokens are known; None with `admission` and
+            `records`.
         engine: serves the policies; None if every agent is served by an endpoint.
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
         patience_s: how long an answer waits for the store (`Capture`).
+        shutdown_s: how long calls under way may go on when it closes.
+        admission: who may call; None for who has a call token that the store knows.
+        records: what is written of calls; None for the store's spans and token records.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Store | None,
         engine: TokenEngine | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
         patience_s: float = 10.0,
+        shutdown_s: float = 0.5,
+        admission: Admission | None = None,
+        records: Records | None = None,
     ) -> None:
-        self._store = store
         self._engine = engine
         self._host = host
         self._port = port
         self._max_body = max_body
-        self._sessions = Sessions(store)
-        self._capture = Capture(store, patience_s=patience_s)
+        self._shutdown_s = shutdown_s
+        self._sessions: Admission
+        self._capture: Records
+        if store is not None:
+            self._sessions, self._capture = Sessions(store), Capture(store, patience_s=patience_s)
+        else:
+            assert admission is not None
+            assert records is not None
+            self._sessions, self._capture = admission, records
         self._endpoints: dict[bytes, OpenAIEngine] = {}
         self._app_runner: web.AppRunner | None = None
 
@@ -99,7 +121,7 @@ class Gateway:
         app.add_routes(self._routes())
         # a client that leaves cancels its handler, and so its generation
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=self._shutdown_s
         )
         await runner.setup()
         site = web.TCPSite(runner, self._host, self._port, backlog=1024)
@@ -107,10 +129,7 @@ class Gateway:
             await site.start()
         except OSError as error:
             await runner.cleanup()
-            raise ConfigError(
-                f"the gateway cannot listen on {self._host}:{self._port}: {error.strerror}; "
-                "give another port, or 0 for a free one"
-            ) from error
+            raise _cannot_listen(self._host, self._port, error) from error
         self._app_runner = runner
         self._port = runner.addresses[0][1]
 
@@ -142,57 +161,55 @@ class Gateway:
         routes: list[web.AbstractRouteDef] = [web.get("/health", self._health)]
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
-                web.get(f"{prefix}/models", _guard(self._models)),
-                web.post(f"{prefix}/chat/completions", _guard(self._chat)),
+                web.get(f"{prefix}/models", guard(self._models)),
+                web.get(f"{prefix}/models/{{model:.+}}", guard(self._one_model)),
                 *(
-                    web.post(f"{prefix}/{{dialect:{name}}}", _guard(self._other_dialect))
-                    for name in _OTHER_DIALECTS
+                    web.post(f"{prefix}/{name}", guard(partial(self._ask, parse)))
+                    for name, parse in _DIALECTS.items()
                 ),
             ]
-        routes.append(web.route("*", "/{path:.*}", _guard(self._not_found)))
+        routes.append(web.route("*", "/{path:.*}", guard(self._not_found)))
         return routes
 
     # --- small endpoints ------------------------------------------------------------------
     async def _health(self, request: web.Request) -> web.Response:
         policies = self._policies()
-        return _json({"status": "ok", "protocol": c.PROTOCOL_VERSION, "policies": policies})
+        return json_response({"status": "ok", "protocol": c.PROTOCOL_VERSION, "policies": policies})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         await self._session(request)
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "lightspan"}
-            for name in sorted(self._policies())
-        ]
-        return _json({"object": "list", "data": models})
+        models = [_model(name) for name in self._model_names()]
+        return json_response({"object": "list", "data": models})
 
-    async def _other_dialect(self, request: web.Request) -> web.StreamResponse:
-        session = await self._session(request)
-        dialect = request.match_info["dialect"]
-        refused = bad_request(
-            f"this endpoint speaks /v1/chat/completions, not /v1/{dialect}. "
-            f"{_OTHER_DIALECTS[dialect]}",
-            code="unsupported_endpoint",
-        )
-        await self._record_unread(request, session, await _body(request), refused)
-        raise refused
+    async def _one_model(self, request: web.Request) -> web.StreamResponse:
+        await self._session(request)
+        name = request.match_info["model"]
+        if name not in self._model_names():
+            known = ", ".join(self._model_names())
+            raise _no_model(f"unknown model {name!r}; this endpoint has {known}")
+        return json_response(_model(name))
+
+    def _model_names(self) -> list[str]:
+        """What a request may give as its model."""
+        return sorted(self._policies())
 
     async def _not_found(self, request: web.Request) -> web.StreamResponse:
         raise ApiError(404, f"no such endpoint: {request.method} {request.path}")
 
-    # --- chat completions -----------------------------------------------------------------
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    # --- model calls ----------------------------------------------------------------------
+    async def _ask(self, parse: Parse, request: web.Request) -> web.StreamResponse:
         check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         session = await self._session(request)
         body: dict[str, Any] = {}
         try:
             body = await _body(request)
-            path = self._agent_path(request, session, body)
+            path, target = self._who(request, session, body)
         except ApiError as error:
             await self._record_unread(request, session, body, error)
             raise
-        info = self._call_info(request, session, body, path, session.routing.target(path))
+        info = self._call_info(request, session, body, path, target)
         try:
-            call = await self._call(session, info)
+            call = await self._call(session, info, parse)
         except ApiError as error:
             if info.call_id not in session.calls:
                 await self._record_refusal(session, info, error)
@@ -203,31 +220,26 @@ class Gateway:
         token = bearer(request.headers.get("Authorization"))
         return await self._sessions.session(token, request.headers.get(c.HEADER_ATTEMPT))
 
-    def _agent_path(self, request: web.Request, session: Session, body: Mapping[str, Any]) -> str:
-        """Who calls: the shim's header, else the URL, else the model's name."""
-        names = request.headers.get(c.HEADER_AGENT)
-        if names is None and "agent" in request.match_info:
-            raw = request.rel_url.raw_path  # still encoded: a name may hold a slash
-            names = raw.removeprefix("/agents/").rpartition("/v1/")[0]
-        if names is not None:
-            return join_path(unquote(part) for part in names.split("/"))
-        return self._agent_of_model(session, str(body.get("model", "")))
+    def _who(
+        self, request: web.Request, session: Session, body: Mapping[str, Any]
+    ) -> tuple[str, Target]:
+        """Who calls and where that goes: by the shim's header, the URL, or the model's name."""
+        path = named_agent(request)
+        if path is None:
+            path = self._agent_of_model(session, named_model(body))
+        return path, session.routing.target(path)
 
     def _agent_of_model(self, session: Session, model: str) -> str:
         routing, policies = session.routing, self._policies()
         named = [rule for rule in routing.rules if rule.pattern not in ("*", "**")]
-        if any(matches(rule.pattern, model) for rule in named):
+        if any(rule.matches(model) for rule in named):
             return model
         anything = len(named) < len(routing.rules) or routing.default.route is not Route.APP
         if anything or model in policies:
             return c.UNNAMED_AGENT
         known = sorted({*policies, *(rule.pattern for rule in named)})
-        raise ApiError(
-            404,
-            f"unknown model {model!r}: use the name of a policy or agent ({', '.join(known)})",
-            param="model",
-            code="model_not_found",
-        )
+        what = f"unknown model {model!r}" if model else "the request names no model"
+        raise _no_model(f"{what}: use the name of a policy or agent ({', '.join(known)})")
 
     def _call_info(
         self,
@@ -256,13 +268,19 @@ class Gateway:
             start_ns=now_ns(),
         )
 
-    async def _call(self, session: Session, info: CallInfo) -> Call:
+    async def _call(self, session: Session, info: CallInfo, parse: Parse) -> Call:
         """The call with this id: the one that runs or is finished, or a new one."""
         llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
+        if llm is not None and parse is not dialects.parse_chat:
+            raise bad_request(
+                f"agent {info.agent_path!r} is frozen to {llm.base_url}, which is asked for chat "
+                "completions only: use those (LangChain: ChatOpenAI(use_responses_api=False); "
+                'OpenAI Agents SDK: set_default_openai_api("chat_completions"))'
+            )
         endpoint = None if llm is None else await self._endpoint(llm)
         if info.call_id not in session.calls:
             if endpoint is None:
-                session.calls[info.call_id] = self._run(session, info)
+                session.calls[info.call_id] = self._run(session, info, parse)
             else:
                 session.calls[info.call_id] = self._forward(session, info, endpoint)
         call = session.calls[info.call_id]
@@ -270,20 +288,21 @@ class Gateway:
             raise bad_request(f"call id {info.call_id} was used for another request")
         return call
 
-    def _run(self, session: Session, info: CallInfo) -> Run:
+    def _run(self, session: Session, info: CallInfo, parse: Parse) -> Run:
         engine = self._engine_for(info)
         forced = info.target.sampling if info.target.selected else None
         mode = session.claim.rollout.mode
-        chat = dialects.parse_chat(info.body, mode=mode, forced=forced)
-        _check_supported(chat.sampling, engine.capabilities)
+        asked = parse(info.body, mode=mode, forced=forced)
+        if isinstance(asked, responses.ResponseRequest) and asked.previous is not None:
+            asked = asked.after(_conversation(session, asked.previous))
+        _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
         past = _past_of(session, info)
         records = past.records if past is not None else []
-        prompt_ids = records[0].prompt_ids if records else _render(tokenizer, chat)
-        chat = replace(chat, sampling=_limited(chat.sampling, prompt_ids, tokenizer))
+        prompts = _known_prompts(records, asked) or asked.prompts(tokenizer)
         run = Run(
-            self._started(session, info, prompt_ids),
-            chat,
+            self._started(session, info, prompts),
+            replace(asked, sampling=self._limited(asked, prompts, tokenizer)),
             engine,
             tokenizer,
             self._recorder(session),
@@ -306,17 +325,25 @@ class Gateway:
     def _forward(self, session: Session, info: CallInfo, engine: OpenAIEngine) -> Forward:
         past = _past_of(session, info)
         started = self._started(session, info)
-        call = Forward(started, engine, engine.llm.base_url, self._recorder(session))
+        forced = info.target.sampling  # of a dry run; frozen agents have none
+        name, record = engine.llm.base_url, self._recorder(session)
+        call = Forward(started, engine, name, record, forced=forced)
         if past is not None and past.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
             call.restore(past.span)
         return call
 
+    def _limited(
+        self, asked: ModelRequest, prompts: Sequence[list[int]], tokenizer: ChatTokenizer
+    ) -> Sampling:
+        """The sampling with `max_tokens` set: to what the context leaves, or less."""
+        return _within_context(asked, prompts, tokenizer)
+
     def _started(
-        self, session: Session, info: CallInfo, prompt_ids: Sequence[int] = ()
+        self, session: Session, info: CallInfo, prompts: Sequence[list[int]] = ()
     ) -> CallInfo:
         past = session.past.get(info.call_id)
         known = past.span.sequence_start if past is not None else None
-        return info.starting(known or session.next_sequence(), prompt_ids)
+        return info.starting(known or session.next_sequence(), prompts)
 
     def _recorder(self, session: Session) -> Recording:
         async def record(call: Call, outcome: CallOutcome) -> None:
@@ -341,12 +368,13 @@ class Gateway:
     async def _record_unread(
         self, request: web.Request, session: Session, body: dict[str, Any], error: ApiError
     ) -> None:
-        """Record a refusal of what could not be read as a chat: it is a call of the attempt too."""
+        """Record a refusal of what could not be read: it is a call of the attempt too."""
         try:
-            path = self._agent_path(request, session, body)
+            path, target = self._who(request, session, body)
         except ApiError:
             path = c.UNNAMED_AGENT
-        info = self._call_info(request, session, body, path, session.routing.target(path))
+            target = session.routing.target(path)
+        info = self._call_info(request, session, body, path, target)
         await self._record_refusal(session, info, error)
 
     async def _record_refusal(self, session: Session, info: CallInfo, error: ApiError) -> None:
@@ -370,7 +398,10 @@ class Gateway:
         call.join()
         try:
             response = await _deliver(request, call)
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:  # the client left while we wrote: no failure of ours
+            self._capture.background(self._left(session, call))
+            return web.Response(status=_CLIENT_LEFT)
+        except asyncio.CancelledError:
             self._capture.background(self._left(session, call))
             raise
         except LightspanError as error:
@@ -396,13 +427,15 @@ class Gateway:
 
 
 # --- helpers --------------------------------------------------------------------------------
+_CLIENT_LEFT: Final = 499
+"""Nobody reads it."""
 _EVENT_STREAM: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
-def _guard(handler: Any) -> Any:
+def guard(handler: Any) -> Any:
     """Answer refusals in OpenAI's format; an error of ours never shows a traceback."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
@@ -427,7 +460,7 @@ async def _deliver(request: web.Request, call: Call) -> web.StreamResponse:
     if isinstance(call, Run):
         if call.request.stream:
             return await _send_events(request, _run_events(call))
-        body = msgspec.json.encode(dialects.completion(call.request, await call.wait()))
+        body = msgspec.json.encode(call.request.body(await call.wait()))
     else:
         assert isinstance(call, Forward)
         if call.streamed:
@@ -452,7 +485,7 @@ async def _send_events(request: web.Request, events: AsyncIterator[bytes]) -> we
         if not response.prepared:
             raise
         refused = error if isinstance(error, ApiError) else _api_error(error)
-        await response.write(b"data: " + refused.body() + b"\n\n")
+        await response.write(_data(refused.body()))
     await response.write_eof()
     return response
 
@@ -460,34 +493,112 @@ async def _send_events(request: web.Request, events: AsyncIterator[bytes]) -> we
 async def _run_events(run: Run) -> AsyncIterator[bytes]:
     """The events of a generated answer. The last ones leave when the store acknowledged it."""
     model = run.request.model or run.info.policy
-    base = dialects.head(run.info.response_id, run.created, model, "chat.completion.chunk")
-    role = {"role": "assistant", "content": ""}
-    opening = b"".join(
-        _event(dialects.delta_chunk(base, choice.index, role)) for choice in run.choices
+    asked = run.request
+    base = dialects.head(run.response_id, run.created, model, asked.chunk_object)
+    written = _NumberedEvents() if asked.is_numbered else _Events()
+    opening = written.of(
+        chunk for choice in run.choices for chunk in asked.opening(base, choice.index)
     )
+    begun: set[int] = set()
     async for delta in run.follow():
-        chunk = dialects.delta_chunk(base, delta.index, {"content": delta.text})
-        yield opening + _event(chunk)
+        if delta.index not in begun:
+            begun.add(delta.index)
+            opening += written.of(asked.begin_text(base, delta.index))
+        yield opening + written.of([asked.delta(base, delta.index, delta.text)])
         opening = b""
     assert run.answer is not None
-    last = dialects.last_chunks(run.request, run.answer, base)
-    yield opening + b"".join(map(_event, last)) + _DONE
+    yield opening + written.of(asked.last(run.answer, base)) + written.end
 
 
 async def _forward_events(call: Forward) -> AsyncIterator[bytes]:
     async for payload in call.follow():
-        yield b"data: " + payload + b"\n\n"
+        yield _data(payload)
     yield _DONE
 
 
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+def _data(payload: bytes) -> bytes:
+    """One event. Clients split lines where Unicode does, so JSON's raw line ends are escaped."""
+    for raw, escaped in _LINE_ENDS.items():
+        payload = payload.replace(raw, escaped)
+    return b"data: " + payload + b"\n\n"
 
 
-def _json(body: Any) -> web.Response:
+_LINE_ENDS: Final = {
+    character.encode(): f"\\u{ord(character):04x}".encode()
+    for character in ("\u0085", "\u2028", "\u2029")
+}
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "lightspan"}
+
+
+def named_model(body: Mapping[str, Any]) -> str:
+    """The model that a request asks for; empty if it asks for none."""
+    model = body.get("model")
+    return "" if model is None else str(model)
+
+
+def _no_model(message: str) -> ApiError:
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether one could listen there now.
+
+    Raises:
+        ConfigError: the port cannot be taken.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host}:{port}: {_reason(error)}; give another port, or 0 for a free one"
+    )
+
+
+class _Events:
+    """A stream of nameless events."""
+
+    end = _DONE
+
+    def of(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
+        """The chunks as they are sent."""
+        return b"".join(map(self._event, chunks))
+
+    def _event(self, chunk: Mapping[str, Any]) -> bytes:
+        return _data(msgspec.json.encode(chunk))
+
+
+class _NumberedEvents(_Events):
+    """A stream of events that have a type and a number, as in the Responses API."""
+
+    end = b""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def _event(self, chunk: Mapping[str, Any]) -> bytes:
+        numbered = {**chunk, "sequence_number": next(self._numbers)}
+        return b"event: " + str(chunk["type"]).encode() + b"\n" + super()._event(numbered)
+
+
+def json_response(body: Any) -> web.Response:
+    """The body as JSON."""
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
@@ -524,6 +635,27 @@ def _parent(header: str | None) -> tuple[str, str | None]:
     return trace_id, None if parent_id == c.NO_PARENT else parent_id
 
 
+def _reason(error: OSError) -> str:
+    """Why a port cannot be taken: asyncio repeats the address in what the system says."""
+    return (error.strerror or str(error)).rpartition(": ")[2]
+
+
+def _conversation(session: Session, response_id: str) -> responses.Conversation:
+    """What was said up to a response of this attempt, the answer included."""
+    call_id = response_id.removeprefix(responses.ID_PREFIX)
+    call = session.calls.get(call_id)
+    if isinstance(call, Run) and isinstance(call.request, responses.ResponseRequest):
+        if call.answer is not None:
+            return call.request.conversation(call.answer)
+    elif call_id in session.past:
+        return responses.recorded_conversation(session.past[call_id].span)
+    raise bad_request(
+        f"there is no answered response {response_id!r} in this attempt",
+        "previous_response_id",
+        "previous_response_not_found",
+    )
+
+
 def _past_of(session: Session, info: CallInfo) -> Past | None:
     """What the store knows of this call, if it is the same request."""
     past = session.past.get(info.call_id)
@@ -553,33 +685,47 @@ def _check_supported(sampling: Sampling, capabilities: EngineCapabilities) -> No
             raise dialects.cannot_honour(key, value)
 
 
-def _render(tokenizer: ChatTokenizer, chat: ChatRequest) -> list[int]:
-    try:
-        return tokenizer.render(
-            chat.messages, chat.tools, template_options=chat.template_options or None
-        )
-    except ModelError as error:
-        raise bad_request(str(error), "messages") from error
+def _known_prompts(records: Sequence[TokenRecord], asked: ModelRequest) -> list[list[int]]:
+    """The prompts as they were recorded; empty if one of them was not."""
+    known = {record.choice // asked.n: record.prompt_ids for record in records}
+    return [known[number] for number in range(asked.count)] if len(known) == asked.count else []
 
 
-def _limited(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: ChatTokenizer) -> Sampling:
-    """The sampling with `max_tokens` set to what the context leaves, or less."""
-    left = tokenizer.context_length - len(prompt_ids)
-    if left <= 0:
+def _within_context(
+    asked: ModelRequest, prompts: Sequence[list[int]], tokenizer: ChatTokenizer
+) -> Sampling:
+    context, limit = tokenizer.context_length, asked.sampling.max_tokens
+    longest = max(map(len, prompts))
+    if longest >= context:
         raise bad_request(
-            f"the prompt has {len(prompt_ids)} tokens, the model's context holds "
-            f"{tokenizer.context_length}; shorten the messages",
-            "messages",
+            f"the prompt has {longest} tokens, the model's context holds {context}; "
+            f"shorten the {asked.asks_with}",
+            asked.asks_with,
             CONTEXT_OVERFLOW,
         )
-    asked = sampling.max_tokens
-    return msgspec.structs.replace(sampling, max_tokens=left if asked is None else min(asked, left))
+    left = context - min(map(len, prompts))  # the engine stops a longer prompt's answer sooner
+    return msgspec.structs.replace(
+        asked.sampling, max_tokens=left if limit is None else min(limit, left)
+    )
+
+
+def named_agent(request: web.Request) -> str | None:
+    """The path of the agent that the shim's header or the URL names."""
+    names = request.headers.get(c.HEADER_AGENT)
+    if names is None and "agent" in request.match_info:
+        raw = request.rel_url.raw_path  # still encoded: a name may hold a slash
+        names = raw.removeprefix("/agents/").rpartition("/v1/")[0]
+    if names is None:
+        return None
+    return join_path(unquote(part) for part in names.split("/"))
 
 
 def _api_error(error: LightspanError) -> ApiError:
     match error:
         case ContextOverflowError():
             return bad_request(str(error), "messages", CONTEXT_OVERFLOW)
+        case PromptRefused():
+            return bad_request(str(error), "prompt")
         case UnsupportedError():
             return bad_request(str(error))
         case NotFoundError():

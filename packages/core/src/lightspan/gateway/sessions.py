@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lightspan import conventions as c
 from lightspan.errors import StoreError
@@ -76,7 +76,19 @@ def _hash_of(span: Span) -> str:
     return str(span.attributes.get(c.REQUEST_HASH, ""))
 
 
-class Sessions:
+class Admission(Protocol):
+    """Who may call, and what is known of them."""
+
+    async def session(self, token: str, attempt_id: str | None) -> Session:
+        """The session that a token opens. Raises `ApiError` if it opens none."""
+        ...
+
+    def calls(self) -> list[Call]:
+        """Every call that is remembered."""
+        ...
+
+
+class Sessions(Admission):
     """Looks call tokens up in the store and remembers them for a while.
 
     Args:

@@ -1,22 +1,34 @@
-"""Tool calls in generated text, in Hermes' format: `<tool_call>{"name": …}</tool_call>`.
+"""Tool calls in generated text, in the format of the model's family.
 
-A call whose JSON is malformed stays text, exactly as the model wrote it: the app sees the model's
-real error and nothing is repaired.
+| format | a call | for example |
+|---|---|---|
+| `hermes` | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` anywhere | Qwen, Hermes |
+| `llama` | the whole answer is `{"name": …, "parameters": {…}}` | Llama 3.1 and later |
+| `json` | the whole answer is `{"name": …, "arguments": {…}}`, or an array of these | others |
+
+`llama` takes an answer that begins with `<|python_tag|>` too, and several calls separated by `;`.
+`json` takes an answer in a Markdown fence too. A call whose JSON is malformed, or with more text
+around it than its format allows, stays text, exactly as the model wrote it: the app sees the
+model's real error and nothing is repaired.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
-_CALL: Final = re.compile(rf"{OPEN}\s*(.*?)\s*{CLOSE}", re.DOTALL)
+from lightspan.errors import ConfigError
+from lightspan.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_objects: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _any: Final = msgspec.json.Decoder()
+_scanner: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,41 +47,186 @@ class ParsedText:
     calls: tuple[ParsedCall, ...] = ()
 
 
-def parse_tool_calls(text: str) -> ParsedText:
-    """The content and tool calls of a generated text; one malformed call leaves all of it text."""
-    calls = [_parse(body) for body in _CALL.findall(text)]
-    good = tuple(call for call in calls if call is not None)
-    if not good or len(good) < len(calls) or text.count(OPEN) != len(calls):
-        return ParsedText(text)
-    return ParsedText(text[: text.find(OPEN)].rstrip() or None, good)
+class ToolParser(Protocol):
+    """Finds the tool calls of one format."""
+
+    def parse(self, text: str) -> ParsedText:
+        """The content and tool calls of a finished text; without calls, all of it is content."""
+        ...
+
+    def visible_length(self, text: str) -> int:
+        """How much of a growing text is content, whatever follows: that much can be streamed."""
+        ...
 
 
-def _parse(body: str) -> ParsedCall | None:
+class HermesParser(ToolParser):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, several of them, after text or not.
+
+    One malformed call leaves all of the answer text.
+    """
+
+    _call: Final = re.compile(rf"{CALL_OPEN}\s*(.*?)\s*{CALL_CLOSE}", re.DOTALL)
+
+    def parse(self, text: str) -> ParsedText:
+        bodies = self._call.findall(text)
+        calls = _calls([_fields(body) for body in bodies], _hermes_call)
+        if not calls or text.count(CALL_OPEN) != len(calls):
+            return ParsedText(text)
+        return ParsedText(text[: text.find(CALL_OPEN)].rstrip() or None, calls)
+
+    def visible_length(self, text: str) -> int:
+        # White space before a call is held back too: it is not part of the content.
+        start = text.find(CALL_OPEN)
+        return len(text[: len(text) - _overlap(text, CALL_OPEN) if start < 0 else start].rstrip())
+
+
+class LlamaParser(ToolParser):
+    """`{"name": …, "parameters": {…}}`, nothing but that; see the module."""
+
+    def parse(self, text: str) -> ParsedText:
+        body = text.strip().removeprefix(PYTHON_TAG).strip()
+        calls = _calls(_separated(body), _llama_call)
+        return ParsedText(None, calls) if calls else ParsedText(text)
+
+    def visible_length(self, text: str) -> int:
+        return _none_if_it_begins(text, ("{", PYTHON_TAG))
+
+
+class JsonParser(ToolParser):
+    """`{"name": …, "arguments": {…}}` or an array of these, nothing but that; see the module."""
+
+    _fence: Final = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+
+    def parse(self, text: str) -> ParsedText:
+        body = text.strip()
+        fenced = self._fence.fullmatch(body)
+        calls = _calls(_one_or_more(fenced[1] if fenced else body), _json_call)
+        return ParsedText(None, calls) if calls else ParsedText(text)
+
+    def visible_length(self, text: str) -> int:
+        return _none_if_it_begins(text, ("{", "[", "```"))
+
+
+PARSERS: Final[Mapping[str, ToolParser]] = {
+    "hermes": HermesParser(),
+    "llama": LlamaParser(),
+    "json": JsonParser(),
+}
+"""By the names that `ChatTokenizer.tool_parser` has."""
+
+
+def tool_parser(name: str) -> ToolParser:
+    """The parser of a format.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     try:
-        fields = _object.decode(body)
+        return PARSERS[name]
+    except KeyError:
+        known = ", ".join(PARSERS)
+        raise ConfigError(f"there is no tool parser {name!r}; there are {known}") from None
+
+
+# --- reading --------------------------------------------------------------------------------
+_Fields = Mapping[str, msgspec.Raw]
+
+
+def _calls(
+    found: Sequence[_Fields | None], read: Callable[[_Fields], ParsedCall | None]
+) -> tuple[ParsedCall, ...]:
+    """The calls, if each one is well formed."""
+    calls = [None if fields is None else read(fields) for fields in found]
+    good = tuple(call for call in calls if call is not None)
+    return good if len(good) == len(calls) else ()
+
+
+def _fields(body: str) -> _Fields | None:
+    try:
+        return _object.decode(body)
+    except _MALFORMED:
+        return None
+
+
+def _one_or_more(body: str) -> list[_Fields | None]:
+    """Of an object, or of an array of objects."""
+    if not body.lstrip().startswith("["):
+        return [_fields(body)]
+    try:
+        return list(_objects.decode(body))
+    except _MALFORMED:
+        return [None]
+
+
+def _separated(body: str) -> list[_Fields | None]:
+    """Of objects with semicolons between them."""
+    found: list[_Fields | None] = []
+    position = 0
+    while True:
+        try:
+            _, end = _scanner.raw_decode(body, position)
+        except (ValueError, RecursionError):
+            return [None]
+        found.append(_fields(body[position:end]))
+        rest = body[end:].lstrip()
+        if not rest:
+            return found
+        if not rest.startswith(";"):
+            return [None]
+        position = len(body) - len(rest[1:].lstrip())
+
+
+def _hermes_call(fields: _Fields) -> ParsedCall | None:
+    return _call_of(fields, fields.get("arguments", msgspec.Raw(b"{}")))
+
+
+def _llama_call(fields: _Fields) -> ParsedCall | None:
+    return _call_of(fields, fields.get("parameters"))
+
+
+def _json_call(fields: _Fields) -> ParsedCall | None:
+    return _call_of(fields, fields.get("arguments"))
+
+
+def _call_of(fields: _Fields, raw: msgspec.Raw | None) -> ParsedCall | None:
+    """A call with these arguments, if they are an object and the call has a name."""
+    if raw is None or "name" not in fields:
+        return None
+    try:
         name: Any = _any.decode(fields["name"])
-        raw = bytes(fields.get("arguments", b"{}"))
         arguments: Any = _any.decode(raw)
-    except (msgspec.DecodeError, KeyError, RecursionError, UnicodeError):
+        written = bytes(raw).decode().strip()
+    except _MALFORMED:
         return None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None
-    return ParsedCall(name, raw.decode().strip())
+    return ParsedCall(name, written)
 
 
-def visible_length(text: str) -> int:
-    """How much of a growing text can be streamed: up to a tool call, or to what may begin one.
+_MALFORMED: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
 
-    White space before it is held back too: it is not part of the content of a call.
-    """
-    start = text.find(OPEN)
-    if start < 0:
-        start = next(
-            (
-                len(text) - length
-                for length in range(min(len(OPEN) - 1, len(text)), 0, -1)
-                if OPEN.startswith(text[-length:])
-            ),
-            len(text),
-        )
-    return len(text[:start].rstrip())
+
+# --- streaming ------------------------------------------------------------------------------
+def _overlap(text: str, marker: str) -> int:
+    """How many characters at the end of the text may begin the marker."""
+    lengths = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if marker.startswith(text[-length:])), 0)
+
+
+def _none_if_it_begins(text: str, markers: Sequence[str]) -> int:
+    """Nothing is visible while the text begins, or may come to begin, with a marker."""
+    start = text.lstrip()
+    held = any(start.startswith(marker) or marker.startswith(start) for marker in markers)
+    return 0 if held else len(text)
+
+
+__all__ = [
+    "PARSERS",
+    "HermesParser",
+    "JsonParser",
+    "LlamaParser",
+    "ParsedCall",
+    "ParsedText",
+    "ToolParser",
+    "tool_parser",
+]

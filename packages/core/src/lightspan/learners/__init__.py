@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    get_args,
+    runtime_checkable,
+)
 
 import msgspec
+
+from lightspan.checks import check_choice, check_kind, check_number, check_whole
+from lightspan.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightspan.engines import TokenEngine
@@ -17,16 +27,37 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 class LoRA(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters instead of full weights."""
+    """Low-rank adapters instead of full weights.
+
+    Raises:
+        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1).
+    """
 
     rank: int = 16
     alpha: int = 32
     dropout: float = 0.0
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
+    def __post_init__(self) -> None:
+        check_whole("LoRA: rank", self.rank, 1)
+        check_number("LoRA: alpha", self.alpha, above=0)
+        check_number("LoRA: dropout", self.dropout, low=0, below=1)
+
+
+def check_lora(lora: object) -> None:
+    """Raise `ConfigError` unless it is None or a `LoRA`."""
+    if isinstance(lora, int) and not isinstance(lora, bool):
+        raise ConfigError(f"lora={lora!r}: use LoRA(rank={lora})")
+    check_kind("lora", lora, LoRA)
+
 
 class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The clipped policy-gradient loss per token, as `lightspan.learners.losses` states it."""
+    """The clipped policy-gradient loss per token, as `lightspan.learners.losses` states it.
+
+    Raises:
+        ConfigError: a `clip_low` outside [0, 1]; a negative `clip_high`, `kl` or `entropy`; a
+            `dual_clip` not above 1; an `importance_cap` not above 0; anything not finite.
+    """
 
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -43,6 +74,17 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     log-probabilities differ from the learner's. `update` then needs `old_logprobs`: one more
     forward pass. None: the ratio is to the recorded log-probs, which corrects for both at once."""
 
+    def __post_init__(self) -> None:
+        check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
+        check_number("PolicyLoss: clip_high", self.clip_high, low=0)
+        if self.dual_clip is not None:
+            check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
+        check_number("PolicyLoss: kl", self.kl, low=0)
+        check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
+        check_number("PolicyLoss: entropy", self.entropy, low=0)
+        if self.importance_cap is not None:
+            check_number("PolicyLoss: importance_cap", self.importance_cap, above=0)
+
 
 class SFTLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Negative log-likelihood."""
@@ -52,7 +94,12 @@ Loss = PolicyLoss | SFTLoss
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
-    """How an update becomes a step."""
+    """How an update becomes a step.
+
+    Raises:
+        ConfigError: a rate or `max_grad_norm` not above 0; betas that are not two numbers in
+            [0, 1); a negative `weight_decay` or `warmup_steps`; `decay_steps` below 1.
+    """
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: torch.optim.Muon on the 2-D hidden matrices, AdamW on the rest."""
@@ -64,6 +111,21 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 0
     decay_steps: int | None = None
     """Steps over which the rate falls linearly to a twentieth; None keeps it."""
+
+    def __post_init__(self) -> None:
+        check_choice("Optimizer: name", self.name, ("adamw", "muon"))
+        check_number("Optimizer: learning_rate", self.learning_rate, above=0)
+        check_number("Optimizer: muon_learning_rate", self.muon_learning_rate, above=0)
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ConfigError(f"Optimizer: betas={self.betas!r} must be two numbers")
+        for place, beta in enumerate(self.betas):
+            check_number(f"Optimizer: betas[{place}]", beta, low=0, below=1)
+        check_number("Optimizer: weight_decay", self.weight_decay, low=0)
+        if self.max_grad_norm is not None:
+            check_number("Optimizer: max_grad_norm", self.max_grad_norm, above=0)
+        check_whole("Optimizer: warmup_steps", self.warmup_steps, 0)
+        if self.decay_steps is not None:
+            check_whole("Optimizer: decay_steps", self.decay_steps, 1)
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +192,9 @@ class Learner(Protocol):
         """The inverse of `save`. Raises `CheckpointError`."""
         ...
 
-    def export(self, policy: str, folder: Path) -> None:
-        """The model (and tokenizer) as a folder that `AutoModelForCausalLM` loads; with LoRA,
-        merged."""
+    def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
+        """The model (and tokenizer) as a folder that `AutoModelForCausalLM` loads; with LoRA the
+        adapter alone, as PEFT has it, or with `merge` the model that it makes of its base."""
         ...
 
     def weight_hash(self, policy: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +16,12 @@ from torch import Tensor
 from lightspan.engines.chat import load_tokenizer
 from lightspan.engines.transformers import load_model, quiet_unless_terminal
 from lightspan.engines.weights import hash_weights, without_aliases
-from lightspan.errors import CheckpointError, ConfigError
+from lightspan.errors import CheckpointError, ConfigError, ModelError
 from lightspan.learners import LoRA, Optimizer, Which
 
 ADAPTER: Final = "default"
+ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FINAL_FACTOR: Final = 0.05
 """What a decaying learning rate ends at, as a part of the full one."""
 
@@ -157,13 +160,19 @@ class TrainedModel:
     def hash(self) -> str:
         return hash_weights(self.plain.state_dict())
 
-    def export(self, folder: Path) -> None:
-        """Save a plain model, with its tokenizer where the source has one."""
-        model = self.plain
-        if self.lora is not None:
-            model = copy.deepcopy(self.model).merge_and_unload()
+    def export(self, folder: Path, *, merge: bool = False) -> None:
+        """Save the model, with its tokenizer where the source has one.
+
+        With LoRA that is a PEFT adapter, which names its base model; `merge` adds the adapter in
+        and saves a plain model instead.
+        """
         with quiet_unless_terminal():
-            model.save_pretrained(folder)
+            if self.lora is None:
+                self.plain.save_pretrained(folder)
+            elif merge:
+                copy.deepcopy(self.model).merge_and_unload().save_pretrained(folder)
+            else:  # embeddings are not trained: without them PEFT need not ask the hub for theirs
+                self.model.save_pretrained(folder, save_embedding_layers=False)
         if not isinstance(self._source, torch.nn.Module):
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
@@ -188,12 +197,111 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         try:
-            with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 in a deprecated way
-                warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+            with _quiet_peft():
                 adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(f"LoRA does not fit the model: {error}") from error
     return adapted.eval()
+
+
+def adapter_base(folder: str | Path) -> str | None:
+    """The base model that the PEFT adapter in a folder names; None if there is no adapter.
+
+    Raises:
+        ModelError: the adapter cannot be read, or names no base model.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    if not path.is_file():
+        return None
+    try:
+        base = json.loads(path.read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"the adapter in {folder} cannot be read: {error}") from error
+    if not base:
+        raise ModelError(
+            f"the adapter in {folder} does not say which model it is of: write its folder or name "
+            f"into {ADAPTER_CONFIG}, as base_model_name_or_path"
+        )
+    return str(base)
+
+
+def load_adapter(
+    folder: str | Path,
+    *,
+    base: str | Path | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The model of a PEFT adapter, the adapter merged in. Reads safetensors only.
+
+    Args:
+        folder: of the adapter.
+        base: its base model, if it is not where the adapter says.
+        device: as torch names it.
+        dtype: of the weights; None keeps the base model's.
+
+    Raises:
+        ModelError: there is no adapter, or it or its base model cannot be loaded.
+    """
+    named = adapter_base(folder)
+    if named is None or not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(
+            f"{folder} holds no PEFT adapter: {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} are needed"
+        )
+    from peft import PeftModel
+
+    model = load_model(base or named, device=device, dtype=dtype)
+    try:
+        with _quiet_peft():
+            adapted = PeftModel.from_pretrained(model, str(folder))
+    except Exception as error:  # shapes, names, damaged files: PEFT and torch raise all sorts
+        raise ModelError(
+            f"the adapter in {folder} does not fit its base model {base or named}: {error}"
+        ) from error
+    return adapted.merge_and_unload().eval()
+
+
+def merge_adapter(
+    folder: str | Path, target: str | Path, *, base: str | Path | None = None
+) -> Path:
+    """Write the plain model that a PEFT adapter and its base model make; returns the folder.
+
+    Args:
+        folder: of the adapter, such as `runs/sql/model`.
+        target: where the merged model and its tokenizer go.
+        base: the base model, if it is not where the adapter says.
+
+    Raises:
+        ConfigError: `target` is `folder`.
+        ModelError: see `load_adapter`.
+    """
+    if Path(target).resolve() == Path(folder).resolve():
+        raise ConfigError(f"give the merged model another folder than the adapter's, {folder}")
+    model = load_adapter(folder, base=base)
+    has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+    source = base or adapter_base(folder)
+    assert source is not None
+    with quiet_unless_terminal():
+        model.save_pretrained(target)
+    _tokenizer(folder if has_tokenizer else source).save_pretrained(target)
+    return Path(target)
+
+
+def _tokenizer(folder: str | Path) -> Any:
+    """The tokenizer files of a folder, which need not hold a model, or of the hub."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"cannot load the tokenizer of {folder}: {error}") from error
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 in a deprecated way
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+        yield
 
 
 class Stepper:
@@ -316,4 +424,4 @@ def _muon(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.op
     return torch.optim.Muon(groups, lr=rate, weight_decay=settings.weight_decay)
 
 
-__all__ = ["Stepper", "TrainedModel"]
+__all__ = ["Stepper", "TrainedModel", "adapter_base", "load_adapter", "merge_adapter"]

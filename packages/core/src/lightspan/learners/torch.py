@@ -1,9 +1,10 @@
 """The embedded learner: torch in this process, on a CPU or one GPU.
 
-Rows are sorted by length and cut into microbatches of at most `token_budget` padded tokens; their
-gradients add up, so the result is that of one big batch. Rows are padded on the right without an
-attention mask: with causal attention no token sees padding. Logits are computed at trained
-positions only, because tokens × vocabulary is most of the memory and time.
+Rows that begin alike are computed in trees, every shared token once (`trees`, `passes`); losses are
+evaluated per (row, token), so rows with different advantages or ratios stay exact. Passes hold at
+most `token_budget` tokens; their gradients add up, so the result is that of one big batch. Trees,
+or rows, of similar size are padded on the right. Logits are computed at trained positions only,
+because tokens × vocabulary is most of the memory and time.
 
 Everything random (LoRA's initial weights, its dropout) comes from the learner's own seed; torch's
 global generator, which engines sample with, is left as it was.
@@ -18,8 +19,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import compress
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate, compress, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from lightspan.engines import TokenEngine
+from lightspan.engines.transformers import check_device
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
 from lightspan.learners import (
     Learner,
@@ -39,7 +41,11 @@ from lightspan.learners import (
     Which,
     losses,
 )
+from lightspan.learners.memory import default_dtype, room
 from lightspan.learners.models import Stepper, TrainedModel
+from lightspan.learners.passes import Head, Pass, decoder, pair_cost, plan, sweep, tree_refusal
+from lightspan.learners.trees import plain as each_by_itself
+from lightspan.learners.trees import share
 from lightspan.lightning.rows import Row
 
 CAPABILITIES: Final = LearnerCapabilities(
@@ -49,11 +55,17 @@ CAPABILITIES: Final = LearnerCapabilities(
 FORMAT: Final = 1
 """Version of the checkpoint layout."""
 
-TOKEN_BUDGETS: Final = {"cpu": 2048}
-"""By device; a CPU is fastest while a microbatch stays in its cache."""
+TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
+"""By device; a CPU is fastest while a microbatch stays in its cache. On a GPU activations decide:
+about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
 
-SCORED_POSITIONS: Final = 8192
-"""Positions whose logits exist at once while scoring."""
+LOGITS: Final = 2**24
+"""Logits that exist at once."""
+
+
+def default_token_budget(device: str) -> int:
+    """Padded tokens in one forward pass, unless the learner is told otherwise."""
+    return TOKEN_BUDGETS.get(torch.device(device).type, 16_384)
 
 
 class TorchLearner(Learner):
@@ -64,9 +76,12 @@ class TorchLearner(Learner):
         optimizer: how gradients become a step.
         lora: adapters instead of full weights, for all policies or by name.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
-        dtype: of the weights while training; the engine keeps its own.
+        dtype: of the weights while training, None for `default_dtype`; the engine keeps its own.
         token_budget: padded tokens in one forward pass; lower it when memory runs out.
         seed: of everything random.
+        share_prefixes: compute what rows share once. Where a model cannot, or LoRA's dropout has to
+            differ between rows, each row is computed by itself; `state()["share_prefixes"]` says so
+            by policy.
     """
 
     def __init__(
@@ -76,17 +91,19 @@ class TorchLearner(Learner):
         optimizer: Optimizer | None = None,
         lora: LoRA | Mapping[str, LoRA | None] | None = None,
         device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         token_budget: int | None = None,
         seed: int = 0,
+        share_prefixes: bool = True,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget must be at least 1, not {token_budget}")
         self._optimizer = optimizer or Optimizer()
+        check_device(device)
         self._device = torch.device(device)
-        self._budget = token_budget or TOKEN_BUDGETS.get(self._device.type, 16_384)
+        self._budget = token_budget or default_token_budget(device)
         self._seed = seed
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         unknown = sorted(set(adapters) - set(models))
@@ -96,12 +113,22 @@ class TorchLearner(Learner):
             )
         self._models: dict[str, TrainedModel] = {}
         for policy, source in models.items():
+            adapter = adapters.get(policy)
             self._models[policy] = TrainedModel(
-                source, lora=adapters.get(policy), device=device, dtype=dtype, seed=seed
+                source,
+                lora=adapter,
+                device=device,
+                dtype=dtype or default_dtype(device, adapter),
+                seed=seed,
             )
         self._steppers = {
             policy: Stepper(model, self._optimizer) for policy, model in self._models.items()
         }
+        self._refusals = {
+            policy: tree_refusal(model.plain) if share_prefixes else "share_prefixes=False"
+            for policy, model in self._models.items()
+        }
+        """Policy → why its rows are computed one by one; empty if in trees."""
         self._random = _initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → the version last published, and the step count it was published at."""
@@ -123,6 +150,7 @@ class TorchLearner(Learner):
             "torch": torch.__version__,
             "device": str(self._device),
             "token_budget": self._budget,
+            "share_prefixes": {name: self._sharing(name) for name in self._models},
             "seed": self._seed,
             "optimizer": msgspec.to_builtins(self._optimizer),
             "lora": {name: msgspec.to_builtins(model.lora) for name, model in self._models.items()},
@@ -132,18 +160,16 @@ class TorchLearner(Learner):
     def weight_hash(self, policy: str) -> str:
         return self._model(policy).hash()
 
-    @torch.no_grad()
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
         _check(rows, trained=False)
-        with self._metered():
+        with self._metered(), self._room("scoring", rows):
             scores: dict[int, list[float]] = {}
             for policy, indices in self._by_policy(rows).items():
-                model = self._models[policy]
-                with model.using(which) as plain:
-                    for chosen in _microbatches(rows, indices, self._budget):
-                        batch = _Batch(rows, chosen, self._device, _after_first)
-                        values = _score(model, plain, batch)
-                        scores.update(zip(chosen, values, strict=True))
+                chosen = _ordered(rows, indices)
+                tokens = _Tokens([rows[index] for index in chosen], _after_first, self._device)
+                found = self._logprobs(policy, which, self._plan(policy, tokens), tokens)
+                for index, values in zip(chosen, tokens.by_row(found), strict=True):
+                    scores[index] = [0.0, *values]
             return [scores[index] for index in range(len(rows))]
 
     def update(
@@ -165,7 +191,7 @@ class TorchLearner(Learner):
         """
         _check(rows, trained=True)
         _check_loss(loss, old_logprobs)
-        with self._metered():
+        with self._metered(), self._room("updating", rows):
             parts = {
                 policy: self._update_policy(policy, rows, indices, loss, old_logprobs)
                 for policy, indices in self._by_policy(rows).items()
@@ -210,9 +236,9 @@ class TorchLearner(Learner):
             self._served[policy] = (int(entry["served"][0]), int(entry["served"][1]))
         self._random = _read(folder / "random.safetensors")
 
-    def export(self, policy: str, folder: Path) -> None:
+    def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
         try:
-            self._model(policy).export(Path(folder))
+            self._model(policy).export(Path(folder), merge=merge)
         except OSError as error:
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
@@ -246,15 +272,23 @@ class TorchLearner(Learner):
         old_logprobs: Sequence[Sequence[float]] | None,
     ) -> dict[str, float]:
         model, stepper = self._models[policy], self._steppers[policy]
-        trained = [index for index in indices if any(rows[index].mask)]
-        tally = _Tally(isinstance(loss, PolicyLoss))
+        trained = _ordered(rows, [index for index in indices if any(rows[index].mask)])
         version, served_at = self._served[policy]
-        fresh = version if served_at == stepper.steps else None
+        tokens = _Tokens(
+            [rows[index] for index in trained],
+            _masked,
+            self._device,
+            None if old_logprobs is None else [old_logprobs[index] for index in trained],
+            fresh_version=version if served_at == stepper.steps else None,
+        )
+        passes = self._plan(policy, tokens, dropout=model.dropout)
+        if isinstance(loss, PolicyLoss) and loss.kl:
+            tokens.base = self._logprobs(policy, "base", passes, tokens)
+        tally = _Tally(isinstance(loss, PolicyLoss), rows=len(trained))
         stepper.zero_grad()
-        with self._own_random(model.dropout), model.training():
-            for chosen in _microbatches(rows, trained, self._budget):
-                batch = _Batch(rows, chosen, self._device, _masked, old_logprobs, fresh)
-                _backward(model, batch, loss, tally)
+        with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
+            head = _training_head(model, plain, tokens, loss, tally)
+            sweep(passes, self._decoder(policy, plain), head)
         metrics = tally.metrics()
         metrics["learning_rate"] = stepper.learning_rate
         metrics["grad_norm"] = stepper.clip() if trained else 0.0
@@ -267,6 +301,39 @@ class TorchLearner(Learner):
             self._counters["updates"] += 1
         self._counters["tokens"] += metrics["tokens"]
         return metrics
+
+    def _sharing(self, policy: str) -> str:
+        """How rows that begin alike are computed, in words."""
+        if self._refusals[policy]:
+            return f"each row by itself: {self._refusals[policy]}"
+        if self._models[policy].dropout:
+            return "in trees; each row by itself in updates, so that LoRA's dropout differs"
+        return "in trees"
+
+    def _plan(self, policy: str, tokens: _Tokens, *, dropout: bool = False) -> list[Pass]:
+        sequences = [row.ids for row in tokens.rows]
+        if self._refusals[policy] or dropout:
+            trees = each_by_itself(sequences)
+        else:
+            trees = share(sequences, pair_cost=pair_cost(self._models[policy].plain))
+        return plan(sequences, tokens.looked, trees, self._budget, self._device)
+
+    def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
+        if not self._models[policy].hidden_to_logits():
+            return _logits_of(plain)
+        return decoder(plain, in_trees=not self._refusals[policy])
+
+    @torch.no_grad()
+    def _logprobs(
+        self, policy: str, which: Which, passes: Sequence[Pass], tokens: _Tokens
+    ) -> Tensor:
+        """[N] of the tokens, under the weights of now or of before training."""
+        model = self._models[policy]
+        found = torch.zeros(tokens.targets.shape, device=self._device)
+        with model.using(which) as plain:
+            head = _scoring_head(model, plain, tokens, found)
+            sweep(passes, self._decoder(policy, plain), head)
+        return found
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -329,6 +396,11 @@ class TorchLearner(Learner):
             yield
             self._random = _random_state(self._device)
 
+    def _room(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
+        """Answer an out-of-memory error with what to lower."""
+        full = any(model.lora is None for model in self._models.values())
+        return room(doing, rows, device=self._device, token_budget=self._budget, full=full)
+
     @contextmanager
     def _metered(self) -> Iterator[None]:
         """Count this thread's CPU time."""
@@ -351,64 +423,130 @@ def _after_first(row: Row) -> Sequence[bool]:
     return [False, *[True] * (len(row.ids) - 1)]
 
 
-class _Batch:
-    """Rows as tensors. B rows padded to L tokens; N chosen tokens in all.
+class _Tokens:
+    """The looked-at tokens of rows, row after row: N in all.
 
     Attributes:
-        ids: [B, L]
-        places: [N], index into B·L of the position that predicts the token
-        targets, temperatures, advantages, weights, behaviour, old: [N]
+        looked: of each row, the places of its looked-at tokens
+        targets, temperatures, advantages, weights, behaviour: [N]
         fresh: [N], True where the very weights that are about to be updated sampled the token
-        counts: chosen tokens of each row
+        old, base: [N] or None
     """
 
     def __init__(
         self,
         rows: Sequence[Row],
-        chosen: Sequence[int],
-        device: torch.device,
         choose: Choose,
+        device: torch.device,
         old_logprobs: Sequence[Sequence[float]] | None = None,
         fresh_version: int | None = None,
     ) -> None:
-        batch = [rows[index] for index in chosen]
-        masks = [choose(row) for row in batch]
-        length = max(len(row.ids) for row in batch)
+        self.rows = rows
+        masks = [choose(row) for row in rows]
+        self.looked = [list(compress(range(len(mask)), mask)) for mask in masks]
         floats = functools.partial(torch.tensor, dtype=torch.float32, device=device)
         integers = functools.partial(torch.tensor, dtype=torch.int64, device=device)
 
-        def gather(field: Callable[[Row], Sequence[Any]]) -> list[Any]:
-            pairs = zip(batch, masks, strict=True)
-            return [value for row, mask in pairs for value in compress(field(row), mask)]
+        def gather(lists: Iterable[Sequence[Any]]) -> list[Any]:
+            pairs = zip(lists, masks, strict=True)
+            return [value for values, mask in pairs for value in compress(values, mask)]
 
-        self.ids = integers([row.ids + [0] * (length - len(row.ids)) for row in batch])
-        self.places = integers(
-            [
-                number * length + place - 1
-                for number, mask in enumerate(masks)
-                for place in compress(range(len(mask)), mask)
-            ]
-        )
-        self.counts = [sum(mask) for mask in masks]
-        self.targets = integers(gather(lambda row: row.ids))
-        self.temperatures = floats(gather(lambda row: row.temperatures))
-        self.advantages = floats(gather(lambda row: row.advantages))
-        self.weights = floats(gather(lambda row: row.weights))
-        self.behaviour = floats(gather(lambda row: row.logprobs))
-        self.versions = integers(gather(lambda row: row.versions))
-        self.fresh = self.versions == (-1 if fresh_version is None else fresh_version)
-        self.old: Tensor | None = None
-        if old_logprobs is not None:
-            old = [compress(old_logprobs[i], m) for i, m in zip(chosen, masks, strict=True)]
-            self.old = floats([value for values in old for value in values])
+        self.targets = integers(gather(row.ids for row in rows))
+        self.temperatures = floats(gather(row.temperatures for row in rows))
+        self.advantages = floats(gather(row.advantages for row in rows))
+        self.weights = floats(gather(row.weights for row in rows))
+        self.behaviour = floats(gather(row.logprobs for row in rows))
+        versions = integers(gather(row.versions for row in rows))
+        self.fresh = versions == (-1 if fresh_version is None else fresh_version)
+        self.old = None if old_logprobs is None else floats(gather(old_logprobs))
+        self.base: Tensor | None = None
+        self._kinds, self._kind = _distinct(self.temperatures)
+
+    def by_row(self, values: Tensor) -> list[list[float]]:
+        """[N] values as lists."""
+        flat = values.tolist()
+        ends = list(accumulate(map(len, self.looked), initial=0))
+        return [flat[start:end] for start, end in pairwise(ends)]
+
+    def parts(self, made: Pass, size: int) -> Iterator[_Part]:
+        """The tokens of a pass, with at most `size` distributions a part.
+
+        Tokens that follow the same node at the same temperature share a distribution.
+        """
+        if not len(made.entries):
+            return
+        kinds = len(self._kinds)
+        keys = made.places * kinds + self._kind[made.entries]
+        distinct, which = _distinct(keys)
+        which, order = which.sort(stable=True)
+        entries = made.entries[order]
+        for start in range(0, len(distinct), size):
+            stop = min(start + size, len(distinct))
+            first, last = torch.searchsorted(which, which.new_tensor([start, stop])).tolist()
+            chosen = distinct[start:stop]
+            yield _Part(
+                self,
+                places=chosen // kinds,
+                temperatures=self._kinds[chosen % kinds],
+                which=which[first:last] - start,
+                entries=entries[first:last],
+            )
+
+
+def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct values, rising, and which of them each value is."""
+    found, which = torch.unique(values, return_inverse=True)
+    return found, which
+
+
+class _Part:
+    """Some tokens of a pass, n of them, and the D distributions that they were drawn from.
+
+    Attributes:
+        places: [D] nodes of the pass that predict
+        temperatures: [D]
+        which: [n] the token's distribution
+        entries: [n] where the token is in `_Tokens`
+        targets, advantages, weights, behaviour, fresh, old, base: [n]; see there
+    """
+
+    def __init__(
+        self,
+        tokens: _Tokens,
+        *,
+        places: Tensor,
+        temperatures: Tensor,
+        which: Tensor,
+        entries: Tensor,
+    ) -> None:
+        self.places = places
+        self.temperatures = temperatures
+        self.which = which
+        self.entries = entries
+        self.targets = tokens.targets[entries]
+        self.advantages = tokens.advantages[entries]
+        self.weights = tokens.weights[entries]
+        self.behaviour = tokens.behaviour[entries]
+        self.fresh = tokens.fresh[entries]
+        self.old = None if tokens.old is None else tokens.old[entries]
+        self.base = None if tokens.base is None else tokens.base[entries]
+
+    def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
+        """[D, vocabulary] log-probabilities at the tokens' temperatures."""
+        scaled = output(hidden).float() / self.temperatures[:, None]
+        return scaled.log_softmax(-1)
+
+    def logprobs(self, distributions: Tensor) -> Tensor:
+        """[n]"""
+        return distributions[self.which, self.targets]
 
 
 class _Tally:
     """Sums over the tokens of one policy's update."""
 
-    def __init__(self, policy_gradient: bool) -> None:
+    def __init__(self, policy_gradient: bool, rows: int) -> None:
         self._policy_gradient = policy_gradient
-        self._sums: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, float] = defaultdict(float, rows=float(rows))
         self._peaks: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, values: Tensor) -> None:
@@ -418,10 +556,10 @@ class _Tally:
         if values.numel():
             self._peaks[name] = max(self._peaks[name], float(values.detach().max()))
 
-    def add_gap(self, batch: _Batch, logprobs: Tensor) -> None:
+    def add_gap(self, part: _Part, logprobs: Tensor) -> None:
         """The engine/learner difference, over all tokens and over the fresh ones."""
-        gap = (logprobs.detach() - batch.behaviour).abs()
-        for name, values in (("stale", gap), ("fresh", gap[batch.fresh])):
+        gap = (logprobs.detach() - part.behaviour).abs()
+        for name, values in (("stale", gap), ("fresh", gap[part.fresh])):
             self.add(f"{name}_gap", values)
             self.peak(f"{name}_gap", values)
             self._sums[f"{name}_tokens"] += values.numel()
@@ -442,57 +580,103 @@ class _Tally:
             metrics["fresh_tokens"] = self._sums["fresh_tokens"]
         return metrics
 
-    def rows(self, count: int, tokens: int) -> None:
-        self._sums["rows"] += count
-        self._sums["tokens"] += tokens
+    def tokens(self, count: int) -> None:
+        self._sums["tokens"] += count
 
 
-def _backward(model: TrainedModel, batch: _Batch, loss: Loss, tally: _Tally) -> None:
-    """Add the gradient of Σ weight · loss of a microbatch."""
-    with model.using("policy") as plain:
-        distribution = _log_distribution(model, plain, batch)
-    logprobs = distribution.gather(1, batch.targets[:, None]).squeeze(1)
-    tally.rows(len(batch.counts), logprobs.numel())
+def _training_head(
+    model: TrainedModel, plain: Any, tokens: _Tokens, loss: Loss, tally: _Tally
+) -> Head:
+    """Adds the gradient of Σ weight · loss of a pass's tokens to the head's weights, and returns
+    that of the hidden states. No logits outlive it."""
+    output, size = _output(model, plain)
+
+    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for part in tokens.parts(made, size):
+            states = hidden[part.places]
+            leaf = states.detach().requires_grad_(states.requires_grad)
+            _backward(part, part.distributions(leaf, output), loss, tally)
+            if leaf.grad is not None:
+                found.append((states, leaf.grad))
+        return found
+
+    return head
+
+
+def _scoring_head(model: TrainedModel, plain: Any, tokens: _Tokens, found: Tensor) -> Head:
+    """Writes the tokens' log-probabilities into `found`, [N]."""
+    output, size = _output(model, plain)
+
+    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
+        for part in tokens.parts(made, size):
+            distributions = part.distributions(hidden[part.places], output)
+            found[part.entries] = part.logprobs(distributions)
+        return []
+
+    return head
+
+
+def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
+    """What makes logits of hidden states, and how many hidden states at once."""
+    size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
+    return (plain.get_output_embeddings() if model.hidden_to_logits() else _as_is), size
+
+
+def _as_is(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _logits_of(plain: Any) -> Callable[..., Tensor]:
+    """In place of hidden states, where the head alone does not make logits of them."""
+
+    def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
+        logits: Tensor = plain(input_ids=ids, use_cache=False).logits
+        return logits
+
+    return decode
+
+
+def _backward(part: _Part, distributions: Tensor, loss: Loss, tally: _Tally) -> None:
+    """Add the gradient of Σ weight · loss of some tokens."""
+    logprobs = part.logprobs(distributions)
+    tally.tokens(logprobs.numel())
     if isinstance(loss, PolicyLoss):
-        per_token = _policy_loss(model, batch, loss, distribution, logprobs, tally)
+        per_token = _policy_loss(part, loss, distributions, logprobs, tally)
     else:
         per_token = losses.negative_log_likelihood(logprobs)
         with torch.no_grad():
-            tally.add("entropy", losses.entropy(distribution.detach()))
-    total = (batch.weights * per_token).sum()
+            tally.add("entropy", losses.entropy(distributions.detach())[part.which])
+    total = (part.weights * per_token).sum()
     tally.add("loss", total)
     total.backward()  # type: ignore[no-untyped-call]
 
 
 def _policy_loss(
-    model: TrainedModel,
-    batch: _Batch,
-    loss: PolicyLoss,
-    distribution: Tensor,
-    logprobs: Tensor,
-    tally: _Tally,
+    part: _Part, loss: PolicyLoss, distributions: Tensor, logprobs: Tensor, tally: _Tally
 ) -> Tensor:
-    """[N] losses; see `lightspan.learners.losses`."""
-    tally.add_gap(batch, logprobs)
-    old = batch.behaviour if batch.old is None else batch.old
+    """[n] losses; see `lightspan.learners.losses`."""
+    tally.add_gap(part, logprobs)
+    old = part.behaviour if part.old is None else part.old
     clipped = losses.clipped_ratio_loss(
         logprobs,
         old,
-        batch.advantages,
+        part.advantages,
         clip_low=loss.clip_low,
         clip_high=loss.clip_high,
         dual_clip=loss.dual_clip,
     )
     per_token = clipped.loss
-    if batch.old is not None and loss.importance_cap is not None:
-        weight = losses.importance_weight(batch.old, batch.behaviour, loss.importance_cap)
+    if part.old is not None and loss.importance_cap is not None:
+        weight = losses.importance_weight(part.old, part.behaviour, loss.importance_cap)
         per_token = per_token * weight
-    if loss.kl:
-        divergence = losses.kl_divergence(logprobs, _base(model, batch), loss.kl_estimator)
+    if part.base is not None:
+        divergence = losses.kl_divergence(logprobs, part.base, loss.kl_estimator)
         per_token = per_token + loss.kl * divergence
         tally.add("kl", divergence)
     with torch.set_grad_enabled(loss.entropy != 0):
-        spread = losses.entropy(distribution if loss.entropy else distribution.detach())
+        spread = losses.entropy(distributions if loss.entropy else distributions.detach())
+        spread = spread[part.which]
     if loss.entropy:
         per_token = per_token - loss.entropy * spread
     tally.add("entropy", spread)
@@ -502,66 +686,14 @@ def _policy_loss(
     return per_token
 
 
-@torch.no_grad()
-def _base(model: TrainedModel, batch: _Batch) -> Tensor:
-    """[N] log-probabilities under the starting weights."""
-    with model.using("base") as plain:
-        distribution = _log_distribution(model, plain, batch)
-    return distribution.gather(1, batch.targets[:, None]).squeeze(1)
+def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
+    """An order that depends on the rows alone, so that the result does not depend on the given."""
 
+    def key(index: int) -> tuple[Any, ...]:
+        row = rows[index]
+        return row.ids, row.rollout_id, row.call_ids, row.logprobs, row.advantages, row.weights
 
-def _hidden(plain: Any, batch: _Batch) -> Tensor:
-    """[N, hidden] last hidden states at the chosen places."""
-    output = plain.get_decoder()(input_ids=batch.ids, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden.flatten(0, 1)[batch.places]
-
-
-def _log_distribution(model: TrainedModel, plain: Any, batch: _Batch) -> Tensor:
-    """[N, vocabulary] log-probabilities at the tokens' temperatures."""
-    if model.hidden_to_logits():
-        logits = plain.get_output_embeddings()(_hidden(plain, batch))
-    else:
-        logits = plain(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)[batch.places]
-    scaled: Tensor = logits.float() / batch.temperatures[:, None]
-    return scaled.log_softmax(-1)
-
-
-def _score(model: TrainedModel, plain: Any, batch: _Batch) -> list[list[float]]:
-    """Per row of the batch, 0.0 and then each token's log-probability."""
-    if model.hidden_to_logits():
-        hidden, head = _hidden(plain, batch), plain.get_output_embeddings()
-    else:
-        hidden = plain(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)[batch.places]
-        head = torch.nn.Identity()
-    parts = []
-    for start in range(0, len(hidden), SCORED_POSITIONS):
-        stop = start + SCORED_POSITIONS
-        logits = head(hidden[start:stop]).float() / batch.temperatures[start:stop, None]
-        targets = batch.targets[start:stop, None]
-        parts.append(logits.log_softmax(-1).gather(1, targets).squeeze(1))
-    flat = torch.cat(parts).tolist() if parts else []
-    scores, start = [], 0
-    for count in batch.counts:
-        scores.append([0.0, *flat[start : start + count]])
-        start += count
-    return scores
-
-
-def _microbatches(rows: Sequence[Row], indices: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices sorted by length, cut where rows × longest would exceed the budget.
-
-    The order depends on the rows alone, so the result does not depend on how they were given.
-    """
-    order = sorted(indices, key=lambda index: (len(rows[index].ids), rows[index].ids))
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * len(rows[index].ids) > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    return sorted(indices, key=key)
 
 
 def _check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
@@ -643,4 +775,4 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-__all__ = ["TorchLearner"]
+__all__ = ["TorchLearner", "default_token_budget"]

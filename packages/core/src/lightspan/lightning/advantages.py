@@ -326,7 +326,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     credit_rule: str
     weighting: str
     credit: float
-    """What the credit rule gave this call."""
+    """What the credit rule gave this call, with `shaping`."""
+    shaping: float | None = None
+    """The part of `credit` that AIR added; None without AIR."""
     value: float
     """What its unit contributed to the statistics."""
     baseline: float
@@ -350,10 +352,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             formula = f"({self.credit:g} - {self.baseline:g}) / {self.scale:g}"
         else:
             formula = str(self.zero)
+        shaped = "" if self.shaping is None else f", AIR {self.shaping:+g}"
         return (
             f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
             f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
-            f"{self.credit:g} ({self.credit_rule}); share {self.share:.1%} of the rollout: "
+            f"{self.credit:g} ({self.credit_rule}{shaped}); share {self.share:.1%} of the rollout: "
             f"{self.tokens} tokens of weight {self.token_weight:.6g} ({self.weighting})"
         )
 

@@ -3,7 +3,8 @@
 Three settings, none of which implies another:
 
 - *unit*: whose observations the statistics are made of (`lightspan.lightning.advantages`);
-- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`);
+- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`), and what AIR
+  adds (`lightspan.lightning.air`);
 - *weight*: how much each token counts in the loss.
 
 With R the scored rollouts of the step, a token of a call with T tokens weighs
@@ -33,6 +34,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -49,6 +51,7 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     normalise,
 )
+from lightspan.lightning.air import AIR, Shaping, check_air, measures, shape
 from lightspan.lightning.credit import Credit, assign, terminal, unused_step_rewards
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
@@ -68,6 +71,7 @@ class BatchConfig:
     estimator: Estimator = "grpo"
     unit: Unit = "rollout"
     credit: Credit = terminal
+    air: AIR | None = None
     weight: Weight = "rollout"
     token_constant: float | None = None
     """C of weight `token`."""
@@ -87,6 +91,7 @@ class BatchConfig:
             raise ConfigError(f"token_constant is of weight='token', not {self.weight!r}")
         if self.token_constant is not None and not 0 < self.token_constant < math.inf:
             raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
+        check_air(self.air, self.credit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,8 @@ class Batch:
     """As given, plus what the batch itself rejected."""
     counters: dict[str, int] = field(default_factory=dict)
     """See `build_batch`."""
+    air: dict[str, float] = field(default_factory=dict)
+    """See `lightspan.lightning.air.measures`; empty without AIR."""
 
     @property
     def size(self) -> int:
@@ -136,8 +143,8 @@ def build_batch(
 
     Raises:
         DataError: episodes and coverages do not match, or a rollout occurs twice.
-        ConfigError: `max_staleness` without the version of a policy, or a coverage made for
-            another credit rule.
+        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
+            credit rule, or a function of AIR's that fails.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)
@@ -164,6 +171,7 @@ def build_batch(
         explanations=explanations,
         coverages=tuple(seen),
         counters=dict(counters),
+        air={} if config.air is None else measures([member.shaping for member in members]),
     )
 
 
@@ -285,24 +293,42 @@ class _Member(NamedTuple):
     rejected: dict[CallKey, Rejection]
     values: dict[str, float]
     """Unit (agent path, or empty for the rollout) → the value of its observation."""
+    shaping: Shaping
+    """What AIR adds to the credit of selected calls."""
+    potentials: dict[str, float]
+    """Unit → the mean of -Phi over its selected calls; empty unless AIR shapes by potentials."""
 
 
 def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfig) -> _Member:
-    credits = config.credit(episode, coverage)
+    plain = config.credit(episode, coverage)
+    air = config.air
+    shaping = Shaping() if air is None else shape(air, config.credit, episode, coverage)
+    shaped = {key: credit + shaping.credits.get(key, 0.0) for key, credit in plain.items()}
+    by_potential = air is not None and air.mode == "potential"
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
-    agents = {entry.call.key: entry.call.agent_path for entry in coverage.selected}
-    by_unit: dict[str, list[float]] = defaultdict(list)
-    for key, credit in credits.items():
-        by_unit[agents[key] if config.unit == "agent" else ""].append(credit)
-    if config.unit == "rollout" and not by_unit:
-        by_unit[""].append(episode.reward or 0.0)
+    values = _by_unit(plain if by_potential else shaped, coverage, config)
+    if config.unit == "rollout" and not values:
+        values[""] = episode.reward or 0.0
     return _Member(
         place,
         episode,
-        assign(usable, credits),
+        assign(usable, shaped),
         {(call_id, choice): reason for (_, call_id, choice), reason in rejected.items()},
-        {unit: _mean(values) for unit, values in by_unit.items()},
+        values,
+        shaping,
+        _by_unit(shaping.credits, coverage, config) if by_potential else {},
     )
+
+
+def _by_unit(
+    numbers: Mapping[CallKey, float], coverage: Coverage, config: BatchConfig
+) -> dict[str, float]:
+    """Unit → the mean of the numbers of its selected calls."""
+    agents = {entry.call.key: entry.call.agent_path for entry in coverage.selected}
+    by_unit: dict[str, list[float]] = defaultdict(list)
+    for key, number in numbers.items():
+        by_unit[agents[key] if config.unit == "agent" else ""].append(number)
+    return {unit: _mean(found) for unit, found in by_unit.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -325,7 +351,36 @@ def _norms(
     norms = normalise(config.estimator, observations)
     counters.update(count_zeros(norms))
     found = zip(observations, norms, strict=True)
-    return {(seen.rollout_id, seen.agent): norm for seen, norm in found}
+    centres = _centres(members, config)
+    return {
+        (seen.rollout_id, seen.agent): _shifted(norm, centres.get((seen.rollout_id, seen.agent)))
+        for seen, norm in found
+    }
+
+
+def _shifted(norm: Norm, centre: float | None) -> Norm:
+    """The norm for credits that hold potentials: its baseline is of rewards alone."""
+    if centre is None or norm.zero is not None:
+        return norm
+    return msgspec.structs.replace(norm, baseline=norm.baseline + centre)
+
+
+def _centres(members: Sequence[_Member], config: BatchConfig) -> dict[tuple[str, str], float]:
+    """(rollout id, unit) → the mean of -Phi over the other rollouts that it is compared with.
+
+    Without itself: its later states follow from its actions, which must not be paid for them.
+    """
+    compared: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    for member in members:
+        group = "" if config.estimator == "reinforce++" else member.episode.group_id
+        for unit, value in member.potentials.items():
+            compared[group, unit].append((member.episode.rollout_id, value))
+    return {
+        (rollout_id, unit): (math.fsum([*map(itemgetter(1), found), -value])) / (len(found) - 1)
+        for (_, unit), found in compared.items()
+        if len(found) > 1
+        for rollout_id, value in found
+    }
 
 
 def _explain(
@@ -350,6 +405,7 @@ def _explain(
                 credit_rule=config.credit.name,
                 weighting=config.weight,
                 credit=t.reward or 0.0,
+                shaping=None if config.air is None else member.shaping.credits[t.call_key],
                 value=member.values[unit],
                 baseline=norm.baseline,
                 scale=norm.scale,

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final, Protocol
 
 import msgspec
@@ -95,15 +96,28 @@ class Discounted(msgspec.Struct, frozen=True):
         turns = turn_depths(calls)
         own, shared = _rewards_by_turn(calls, turns, episode)
         shared[-1] += _final(episode)
-        later = 0.0
-        after = [0.0] * len(shared)
-        for turn in range(len(shared) - 1, -1, -1):
-            after[turn] = shared[turn] + self.gamma * later
-            later = own[turn] + after[turn]
+        after = rewards_after(own, shared, self.gamma)
         return {
             call.key: (call.reward or 0.0) + after[turn]
             for call, turn in zip(calls, turns, strict=True)
         }
+
+
+def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
+    """[turns] What a call of each turn is paid for beside its own rewards: those that its whole
+    turn shares, and the discounted rewards of later turns.
+
+    Args:
+        own: [turns] sum of the rewards on each turn's calls.
+        shared: [turns] rewards that every call of a turn gets.
+        gamma: discount per turn.
+    """
+    later = 0.0
+    after = [0.0] * len(shared)
+    for turn in range(len(shared) - 1, -1, -1):
+        after[turn] = shared[turn] + gamma * later
+        later = own[turn] + after[turn]
+    return after
 
 
 terminal: Final = Terminal()
@@ -177,17 +191,33 @@ def _place(
     shared: list[list[float]],
 ) -> None:
     """Put the rewards of frozen calls to the last selected turn that ended before each."""
-    ended = sorted(
-        (call.sequence_end, turn)
-        for call, turn in zip(calls, turns, strict=True)
-        if call.sequence_end is not None
-    )
-    deepest: list[int] = []
-    for _, turn in ended:
-        deepest.append(max(turn, deepest[-1]) if deepest else turn)
+    ended = TurnsEnded(calls, turns)
     for call in {call.call_id: call for call in rewarded}.values():
         if call.sequence_start is None or call.reward is None:
             continue
-        before = bisect_left(ended, (call.sequence_start, -1))
-        if before:
-            shared[deepest[before - 1]].append(call.reward)
+        turn = ended.before(call.sequence_start)
+        if turn is not None:
+            shared[turn].append(call.reward)
+
+
+class TurnsEnded:
+    """Which turn had ended when.
+
+    Args:
+        calls: the selected ones.
+        turns: [calls] the turn of each.
+    """
+
+    def __init__(self, calls: Sequence[Call], turns: Sequence[int]) -> None:
+        known = sorted(
+            (call.sequence_end, turn)
+            for call, turn in zip(calls, turns, strict=True)
+            if call.sequence_end is not None
+        )
+        self._ends = [end for end, _ in known]
+        self._deepest = list(accumulate((turn for _, turn in known), max))
+
+    def before(self, position: int) -> int | None:
+        """The last turn of which a call ended before a sequence number."""
+        count = bisect_left(self._ends, position)
+        return self._deepest[count - 1] if count else None

@@ -587,6 +587,8 @@ def _sort_rewards(intake: _Intake) -> _Rewards:
     for span in sorted(intake.rewards.values(), key=_time):
         target = _target(span)
         call_id = target if target in known else by_span.get(target or "")
+        if call_id is None and target is not None:
+            call_id = _by_response(target, intake.llm)
         if target is None:
             final.append(_emitted(span))
         elif call_id is None:
@@ -599,6 +601,17 @@ def _sort_rewards(intake: _Intake) -> _Rewards:
             result.notes.append(f"{len(emitted)} rewards on call {call_id}: the last one counts")
     attached = {call_id: tuple(emitted) for call_id, emitted in on_calls.items()}
     return _Rewards(tuple(final), attached, tuple(unattached), result.notes)
+
+
+def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
+    """The call whose response has this id, with or without the prefix that its dialect gives it:
+    an endpoint that is not ours makes ids of its own."""
+    for call_id, spans in llm.items():
+        for span in spans:
+            given = str(span.attributes.get(conventions.RESPONSE_ID, ""))
+            if given == target or given.endswith((f"-{target}", f"_{target}")):
+                return call_id
+    return None
 
 
 def _target(span: Span) -> str | None:

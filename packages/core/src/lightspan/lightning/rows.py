@@ -23,7 +23,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from operator import ne
+from typing import NamedTuple
 
 from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import Transition, TransitionKey
@@ -125,67 +126,12 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
     return chains
 
 
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Where two token sequences differ first; None if one is a prefix of the other."""
-    for place, (left, right) in enumerate(zip(a, b, strict=False)):
-        if left != right:
-            return place
-    return None
-
-
-Where = Literal["prompt", "response", "shorter"]
-
-
-class ChainBreak(NamedTuple):
-    """Why a call did not extend the call of the same agent before it."""
-
-    previous: TransitionKey
-    following: TransitionKey
-    place: int
-    """The first token of the following prompt that differs, or its length if it is just shorter."""
-    where: Where
-    """Whether it lies in the previous call's prompt or in its response; `shorter`: the following
-    prompt ends inside what came before."""
-    expected: list[int]
-    """Up to 8 ids of the previous call from there on."""
-    got: list[int]
-    """Up to 8 ids of the following prompt from there on."""
-
-
-def chain_breaks(transitions: Sequence[Transition]) -> list[ChainBreak]:
-    """Every place where a row ended although its agent went on: the cause of each further row.
-
-    Compares the first call of each row with the call of the same agent, policy and attempt before.
-    """
-    first = {chain[0].key for chain in merge(transitions)}
-    last: dict[tuple[str, str, str], Transition] = {}
-    breaks = []
-    for transition in transitions:
-        agent = (transition.attempt_id, transition.policy, transition.agent_path)
-        previous = last.get(agent)
-        if previous is not None and transition.key in first:
-            breaks.append(_break(previous, transition))
-        last[agent] = transition
-    return breaks
-
-
-def _break(previous: Transition, following: Transition) -> ChainBreak:
-    prompt, response = previous.record.prompt, previous.record.response
-    before, after = prompt + response, following.record.prompt
-    size = min(len(before), len(after))
-    place = _common(before, 0, after, 0, size)
-    start = place // _WIDTH
-    where: Where = "prompt" if place < len(prompt) else "response"
-    if place == len(after):
-        where = "shorter"
-    return ChainBreak(
-        previous.key,
-        following.key,
-        start,
-        where,
-        (previous.prompt_ids + previous.response_ids)[start : start + 8],
-        following.prompt_ids[start : start + 8],
-    )
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many first ids agree."""
+    size = min(len(first), len(second))
+    if first[:size] == second[:size]:
+        return size
+    return next(place for place, differs in enumerate(map(ne, first, second)) if differs)
 
 
 # --- making a row -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.llm import LLM
 from lightspan.records import CallOutcome, FinishReason, Mode, Sampling
-from lightspan.routing import BASE_POLICY, Route, Routing, make_routing, matches
+from lightspan.routing import BASE_POLICY, Route, Routing, make_routing
 
 Frozen = str | LLM | Mapping[str, str | LLM | None] | None
 """What `frozen=` takes."""
@@ -57,6 +57,7 @@ class Rejection(StrEnum):
     TRUNCATED_SAMPLING = "truncated_sampling"
     OUT_OF_CONTEXT = "out_of_context"
     UNSCORED = "unscored"
+    UNUSED = "unused"
 
 
 _TEXTS: Final = {
@@ -69,7 +70,7 @@ _TEXTS: Final = {
     Rejection.UNDELIVERED: "the answer never reached the app",
     Rejection.ERROR: "the call failed",
     Rejection.RESAMPLED: "sampled anew after a cancelled try whose tokens are gone: biased",
-    Rejection.NO_TOKENS: "no token record: the call did not go through the gateway",
+    Rejection.NO_TOKENS: "no tokens: not trainable; the call did not go through the gateway",
     Rejection.INEXACT_ENGINE: "the engine does not give the token ids as it sampled them",
     Rejection.OTHER_POLICY: "sampled by another policy than the one that the agent trains",
     Rejection.EMPTY_RESPONSE: "no token was sampled",
@@ -80,6 +81,8 @@ _TEXTS: Final = {
     Rejection.TRUNCATED_SAMPLING: "sampled under top-p or top-k",
     Rejection.OUT_OF_CONTEXT: "longer than the learner's longest sequence",
     Rejection.UNSCORED: "the episode has no usable reward, which is not a reward of zero",
+    Rejection.UNUSED: "no update learned from it: its step was interrupted and done again, or the "
+    "batch left it out",
 }
 
 
@@ -170,6 +173,7 @@ def cover(
         engine_exact: the engine declares exact token ids and log-probabilities.
         supported: `TRUNCATED_SAMPLING` and `CONSTRAINED`, where engine and learner both declare it.
         modes: whose rollouts may be trained. A dry run adds `Mode.DEV` to see what would be.
+            `Mode.PRODUCTION` never may.
         max_length: the longest sequence, in tokens of prompt and response, that the learner takes.
         step_rewards: the credit rule pays for rewards on calls (`Credit.step_rewards`).
     """
@@ -210,7 +214,7 @@ def _late(call: Call, routing: Routing) -> CallCoverage:
 
 
 def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection | None:
-    if episode.mode not in modes:
+    if episode.mode not in modes or episode.mode is Mode.PRODUCTION:
         return Rejection.MODE_NOT_TRAIN
     if not episode.finished:
         return Rejection.UNFINISHED
@@ -384,9 +388,9 @@ class Selection:
 def check_agents(routing: Routing, paths: Iterable[str]) -> None:
     """See `Selection.check`."""
     seen = sorted(set(paths))
-    frozen = [rule.pattern for rule in routing.rules if not rule.target.selected]
+    frozen = [rule for rule in routing.rules if not rule.target.selected]
     unmatched = routing.unmatched(seen)
-    unmatched += [p for p in frozen if not any(matches(p, path) for path in seen)]
+    unmatched += [rule.pattern for rule in frozen if not any(map(rule.matches, seen))]
     if unmatched:
         raise UnknownAgentError(" ".join(_unknown(pattern, seen) for pattern in unmatched))
 

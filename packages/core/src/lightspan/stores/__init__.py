@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.store import Store
 
-__all__ = ["open_store"]
+__all__ = ["names_store", "open_existing", "open_store"]
 
 _SUFFIXES: Final = (".db", ".sqlite")
 _POWER_LOSS: Final = "power_loss=true"
@@ -41,6 +42,25 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     return SQLiteStore(path, power_loss=power_loss)
 
 
+def open_existing(url: str | os.PathLike[str]) -> Store:
+    """`open_store` for a reader: a mistyped path is an error, and makes no empty store.
+
+    Raises:
+        ConfigError: the URL names no store.
+        NotFoundError: it names a file that does not exist.
+    """
+    store = open_store(url)
+    path: Path | None = getattr(store, "path", None)
+    if path is not None and not os.path.exists(path):  # `Path.exists` raises for some paths
+        raise NotFoundError(f"there is no store {path}: nothing was recorded there")
+    return store
+
+
+def names_store(text: str) -> bool:
+    """Whether a text looks like a store's URL or file rather than a folder."""
+    return text.startswith(("memory:", "sqlite:")) or text.partition("?")[0].endswith(_SUFFIXES)
+
+
 def _sqlite_path(url: str) -> tuple[str, bool]:
     name, _, option = url.partition("?")
     if option not in ("", _POWER_LOSS):
@@ -51,6 +71,7 @@ def _sqlite_path(url: str) -> tuple[str, bool]:
     if path.startswith("//") and not path.startswith("///"):
         raise ConfigError(f"store {url!r} names a host; a file has three slashes: {_ALTERNATIVES}")
     path = path.removeprefix("//")
+    path = path[1:] if path.startswith("//") else path  # sqlite:////absolute/path.db
     if not path or path.endswith("/"):
         raise ConfigError(f"store {url!r} names no file: {_ALTERNATIVES}")
     return path, bool(option)

@@ -23,6 +23,7 @@ from lightspan.records import (
     AttemptRef,
     AttemptStatus,
     Claim,
+    Mode,
     Outcome,
     Report,
     Rollout,
@@ -34,6 +35,8 @@ from lightspan.records import (
 )
 
 MAX_UNCOUNTED_LOSSES: Final = 5
+PEER_KEPT_S: Final = 86_400.0
+"""How long a peer that is silent is remembered."""
 
 _replace = msgspec.structs.replace
 
@@ -108,14 +111,69 @@ class Tables(HasBodies, HasAttempts, Protocol):
 
 
 def enqueue(tables: Tables, items: Sequence[NewRollout], now: float) -> list[None]:
-    """Queue what is new. Raises `ConflictError`."""
+    """Queue what is new. Raises `ConflictError` or `IllegalMoveError`."""
     fresh = new_ones(tables, items)
-    tables.insert_rollouts([(item, _queued(item.rollout, tables, now)) for item in fresh])
+    tables.insert_rollouts([(item, _waiting(item.rollout, tables, now)) for item in fresh])
     return [None] * len(items)
 
 
+class Begun(NamedTuple):
+    """A rollout that nobody asked for, and its attempt, which runs already."""
+
+    new: NewRollout
+    attempt: Attempt
+
+
+def start(tables: Tables, items: Sequence[Begun], now: float) -> list[None]:
+    """Keep what is new, running. Raises `ConflictError` or `IllegalMoveError`."""
+    check_begun(items)
+    by_id = {item.new.rollout.rollout_id: item for item in reversed(items)}
+    fresh = _unknown(tables, [item.new for item in items])
+    begun = [by_id[new.rollout.rollout_id] for new in fresh]
+    running = [_running(item, tables, now) for item in begun]
+    tables.insert_rollouts([(item.new, made) for item, made in zip(begun, running, strict=True)])
+    tables.insert_attempts([item.attempt for item in begun])
+    tables.update_rollouts(running)
+    return [None] * len(items)
+
+
+def check_begun(items: Iterable[Begun]) -> None:
+    """Raise `IllegalMoveError` for what must be queued, or is no beginning."""
+    for (rollout, _), attempt in items:
+        if rollout.mode is not Mode.PRODUCTION:
+            raise IllegalMoveError(
+                f"rollout {rollout.rollout_id!r} is of mode {rollout.mode}: it has to be enqueued "
+                f"and claimed; only production starts by itself"
+            )
+        first = (attempt.rollout_id, attempt.number, attempt.epoch, attempt.status)
+        if first != (rollout.rollout_id, 1, 1, AttemptStatus.RUNNING):
+            raise IllegalMoveError(
+                f"attempt {attempt.attempt_id!r} is not the first, running attempt of rollout "
+                f"{rollout.rollout_id!r}"
+            )
+
+
+def _running(begun: Begun, tables: Tables, now: float) -> Progress:
+    return _replace(
+        _waiting(begun.new.rollout, tables, now),
+        status=RolloutStatus.RUNNING,
+        attempts=1,
+        attempt_id=begun.attempt.attempt_id,
+    )
+
+
 def new_ones(tables: HasBodies, items: Sequence[NewRollout]) -> list[NewRollout]:
-    """Those that the store does not know. Raises `ConflictError`."""
+    """Those that the store does not know. Raises `ConflictError` or `IllegalMoveError`."""
+    for item in items:
+        if item.rollout.mode is Mode.PRODUCTION:
+            raise IllegalMoveError(
+                f"rollout {item.rollout.rollout_id!r} is of mode production: nobody runs it again; "
+                f"enqueue a rollout of its task (lightspan.tasks_from_store)"
+            )
+    return _unknown(tables, items)
+
+
+def _unknown(tables: HasBodies, items: Sequence[NewRollout]) -> list[NewRollout]:
     bodies = tables.bodies([item.rollout.rollout_id for item in items])
     return [item for item in items if _is_new(bodies, item)]
 
@@ -133,7 +191,7 @@ def _is_new(bodies: dict[str, bytes], item: NewRollout) -> bool:
     return False
 
 
-def _queued(rollout: Rollout, tables: Tables, now: float) -> Progress:
+def _waiting(rollout: Rollout, tables: Tables, now: float) -> Progress:
     return Progress(
         rollout_id=rollout.rollout_id,
         max_infrastructure_tries=rollout.max_infrastructure_tries,
@@ -151,23 +209,30 @@ def claim(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
         attempt = _new_attempt(before, request, now)
         claims.append(Claim(rollout=rollout, attempt=attempt))
         started.append(_started(before, attempt, tables.next_change()))
-    tables.insert_attempts([made.attempt for made in claims])
-    tables.update_rollouts(started)
+    if claims:
+        tables.insert_attempts([made.attempt for made in claims])
+        tables.update_rollouts(started)
     return claims
 
 
 def _new_attempt(before: Progress, request: ClaimRequest, now: float) -> Attempt:
     number = before.attempts + 1
+    attempt_id = new_id("at")
     return Attempt(
-        attempt_id=new_id("at"),
+        attempt_id=attempt_id,
         rollout_id=before.rollout_id,
         number=number,
         epoch=number,
         runner_id=request.runner_id,
-        call_token=secrets.token_urlsafe(24),
+        call_token=f"{attempt_id}.{secrets.token_urlsafe(24)}",
         lease_until=now + request.lease_s,
         started_at=now,
     )
+
+
+def attempt_of_token(call_token: str) -> str:
+    """The attempt that a call token says it opens. Whether it does, the attempt's own tells."""
+    return call_token.rpartition(".")[0]
 
 
 def _started(before: Progress, attempt: Attempt, change: int) -> Progress:
@@ -226,6 +291,8 @@ def check_reports(tables: HasAttempts, items: Sequence[Report]) -> dict[str, Att
 def expire(tables: Tables, limit: int, now: float) -> int:
     """Lose at most `limit` attempts whose lease ran out; returns how many."""
     expired = tables.expired(now, limit)
+    if not expired:
+        return 0
     ledger = _Ledger(tables, {attempt.attempt_id: attempt for attempt in expired}, now)
     for attempt in expired:
         ledger.end(_lease_lost(attempt))

@@ -11,7 +11,7 @@ import msgspec
 
 from lightspan.conventions import CALL_ID, CALL_OUTCOME
 from lightspan.errors import DataError
-from lightspan.records import AttemptRef, CallOutcome, Rollout, TokenRecord
+from lightspan.records import AttemptRef, CallOutcome, Peer, Rollout, TokenRecord
 from lightspan.spans import Span, decode_span, encode_span
 from lightspan.store import StoredCall
 from lightspan.stores._moves import NewRollout, check_owner
@@ -105,6 +105,16 @@ def pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
         record.response,
         record.logprob_data,
     )
+
+
+def pack_peer(peer: Peer) -> bytes:
+    """JSON, for other versions to read."""
+    return msgspec.json.encode(peer)
+
+
+def unpack_peer(body: bytes, silent_s: float) -> Peer:
+    """The peer as it spoke, and how long ago."""
+    return _replace(msgspec.json.decode(body, type=Peer), silent_s=max(0.0, silent_s))
 
 
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:

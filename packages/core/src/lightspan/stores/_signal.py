@@ -17,6 +17,8 @@ class Signal:
 
     def notify(self) -> None:
         """Wake every waiter; callable from any thread."""
+        if not self._waiters:  # whoever comes later looks for itself after this
+            return
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:

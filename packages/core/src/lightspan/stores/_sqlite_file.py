@@ -7,9 +7,11 @@ open elsewhere in the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +20,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
 
+from lightspan import __version__
 from lightspan.errors import StoreError, StoreFormatError
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _BUSY_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 0.002
 _STATEMENTS: Final = 512
@@ -78,6 +81,30 @@ def patiently(function: Callable[[], T]) -> T:
 def begin(db: sqlite3.Connection) -> None:
     """Take the write lock."""
     patiently(lambda: db.execute("BEGIN IMMEDIATE"))
+
+
+def begin_now(db: sqlite3.Connection) -> bool:
+    """Take the write lock; False if another connection holds it."""
+    try:
+        db.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error_name(error).startswith("SQLITE_BUSY"):
+            return False
+        raise
+    return True
+
+
+def keep_log(db: sqlite3.Connection) -> None:
+    """Let no commit of this connection move the write-ahead log into the file: that waits for the
+    disk. Whoever calls this calls `shorten_log` now and then.
+    """
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def shorten_log(db: sqlite3.Connection) -> None:
+    """Move what can be moved of the write-ahead log into the file. Keeps nobody from writing."""
+    with contextlib.suppress(sqlite3.Error):  # what was not moved stays in the log
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def explain(error: sqlite3.Error | OSError, path: Path) -> StoreError:
@@ -153,7 +180,11 @@ def _prepare_or_close(db: sqlite3.Connection, path: Path) -> None:
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Recognise the file before anything in it is changed."""
-    empty = _is_empty(db, path)
+    db.execute("BEGIN")  # one moment of the file: another process may be making its tables
+    try:
+        empty = _is_empty(db, path)
+    finally:
+        roll_back(db)
     [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(
@@ -184,8 +215,15 @@ def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
 def _check_version(version: int, path: Path) -> None:
     if version > FORMAT_VERSION:
         raise StoreFormatError(
-            f"store {path}: written by a newer lightspan (format {version}, this one reads "
-            f"{FORMAT_VERSION}); upgrade lightspan, or name another file"
+            f"store {path}: written by a newer lightspan (format {version}, this one, "
+            f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); upgrade lightspan there, "
+            "or name another file"
+        )
+    if version < FORMAT_VERSION:
+        raise StoreFormatError(
+            f"store {path}: written by an older lightspan (format {version}, this one, "
+            f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); read it, or finish its "
+            "run, with that lightspan, or name another file"
         )
 
 

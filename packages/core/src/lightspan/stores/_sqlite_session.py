@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from lightspan.errors import StoreClosedError
 from lightspan.records import AttemptRef, Claim, Report
 from lightspan.stores import _moves, _sqlite_file
-from lightspan.stores._moves import ClaimRequest, NewRollout
+from lightspan.stores._moves import Begun, ClaimRequest, NewRollout
 from lightspan.stores._packing import PackedCall, PackedSpan
 from lightspan.stores._sqlite_tables import ReadTables, WriteTables
 from lightspan.stores._writer import Work, Writer
@@ -26,13 +26,18 @@ _CHUNK_COST: Final = 256
 _PAGE: Final = 4096
 
 
+def cost_of(size: int) -> int:
+    """What an item of so many bytes costs."""
+    return 1 + size // _PAGE
+
+
 def in_chunks(items: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[list[T], int]]:
     """The items cut so that each chunk fits a short transaction, with what each costs."""
     chunk: list[T] = []
     cost = 0
     for item in items:
         chunk.append(item)
-        cost += 1 + size(item) // _PAGE
+        cost += cost_of(size(item))
         if len(chunk) == CHUNK or cost >= _CHUNK_COST:
             yield chunk, cost
             chunk, cost = [], 0
@@ -43,7 +48,8 @@ def in_chunks(items: Sequence[T], size: Callable[[T], int]) -> Iterator[tuple[li
 class Session:
     """Two connections and their threads, of one process.
 
-    The writer's methods take items and answer per item (`_writer.Work`); they run in its thread.
+    The writer's methods take items and answer per item (`_writer.Work`); they run in a
+    transaction, in its thread or an event loop's.
     """
 
     def __init__(
@@ -66,11 +72,13 @@ class Session:
         self.tables: Final = WriteTables(writing)
         self.reader: Final = ReadTables(self._reading)
         self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
-        self._writer = Writer(writing, path, self.tables.begin, self._committed)
+        self._writer = Writer(
+            writing, path, self.tables.begin, self._committed, small_here=not power_loss
+        )
 
-    def submit(self, work: Work[T, R], items: Sequence[T], cost: int) -> Future[list[R]]:
-        """Have the writer do it."""
-        return self._writer.submit(work, items, cost)
+    def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
+        """Have the writer do it (`Writer.write`)."""
+        return self._writer.write(work, items, cost)
 
     def read(self, query: Callable[[], R]) -> Future[R]:
         """Have the reader do it."""
@@ -99,6 +107,9 @@ class Session:
     def enqueue(self, items: Sequence[NewRollout]) -> list[None]:
         return _moves.enqueue(self.tables, items, self._clock())
 
+    def start(self, items: Sequence[Begun]) -> list[None]:
+        return _moves.start(self.tables, items, self._clock())
+
     def claim(self, items: Sequence[ClaimRequest]) -> list[list[Claim] | None]:
         """Per request its claims; None if so many leases had run out that there may be more."""
         now = self._clock()
@@ -120,6 +131,10 @@ class Session:
 
     def mark_damaged(self, items: Sequence[tuple[str, str]]) -> list[None]:
         return _moves.mark_damaged(self.tables, items)
+
+    def announce(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
+        now = self._clock()
+        return self.tables.put_peers([(peer_id, now, body) for peer_id, body in items])
 
     # --- the reader's checks of a batch that is too large for one transaction -------------
     def check_new(self, items: Sequence[NewRollout]) -> None:

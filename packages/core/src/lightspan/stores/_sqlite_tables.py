@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,6 +17,7 @@ from lightspan.records import (
     CallOutcome,
     Claim,
     Outcome,
+    Peer,
     Reward,
     Rollout,
     RolloutState,
@@ -24,11 +27,19 @@ from lightspan.records import (
 from lightspan.resources import NamedResources, decode_resources
 from lightspan.spans import Span
 from lightspan.store import Changes, PolicyVersion
-from lightspan.stores._moves import NewRollout, Progress, check_known, find_attempts
+from lightspan.stores._moves import (
+    PEER_KEPT_S,
+    NewRollout,
+    Progress,
+    attempt_of_token,
+    check_known,
+    find_attempts,
+)
 from lightspan.stores._packing import (
     PackedCall,
     PackedSpan,
     supersedes,
+    unpack_peer,
     unpack_record,
     unpack_rollout,
     unpack_span,
@@ -36,15 +47,22 @@ from lightspan.stores._packing import (
 from lightspan.stores._sqlite_file import queries
 
 _ROWS_PER_STATEMENT: Final = 64
+_ANY_OF: Final = "IN (SELECT value FROM json_each(?))"
 
 _msgpack = msgspec.msgpack.Encoder()
 _json = msgspec.json.Encoder()
 _reward_decoder = msgspec.msgpack.Decoder(Reward)
 _damage_decoder = msgspec.msgpack.Decoder(list[str])
 
+_AFTER_RUNNING: Final = frozenset(
+    {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
+)
+"""What a rollout becomes only from running: the queue stays as it is."""
+
 _FILTERS: Final = {
     "rollout_ids": "rollout_id IN (SELECT value FROM json_each(:rollout_ids))",
-    "run_id": "run_id = :run_id",
+    # sorted as a list of positions, not as rows with their tasks
+    "run_id": "position IN (SELECT position FROM rollouts WHERE run_id = :run_id)",
     "mode": "mode = :mode",
     "step": "step = :step",
     "status": "status IN (SELECT value FROM json_each(:status))",
@@ -64,20 +82,40 @@ class _Writing(NamedTuple):
         return self.sealed or self.epoch != epoch
 
 
+@dataclass(slots=True)
+class _Ends:
+    """What a transaction goes on from."""
+
+    change: int
+    """The last one."""
+    position: int
+    """Of the last rollout."""
+    lease: float | None
+    """The earliest that a lease ends, or ended."""
+
+
 class _Connection:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._queries = queries()
+        self._queries_of_one = {
+            name: query.replace(_ANY_OF, "= ?") for name, query in self._queries.items()
+        }
 
     def _ask(self, name: str, *values: Any) -> list[Any]:
         return self._db.execute(self._queries[name], values).fetchall()
 
+    def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
+        """A query that takes nothing but ids: for one, without the list's cost."""
+        if len(ids) == 1:
+            return self._db.execute(self._queries_of_one[name], ids).fetchall()
+        return self._ask(name, _ids(ids))
+
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        return dict(self._ask("bodies", _ids(rollout_ids)))
+        return dict(self._ask_of("bodies", rollout_ids))
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        rows = self._ask("attempts_by_id", _ids(attempt_ids))
-        return {row[0]: _attempt(row) for row in rows}
+        return {row[0]: _attempt(row) for row in self._ask_of("attempts_by_id", attempt_ids)}
 
 
 class WriteTables(_Connection):
@@ -85,16 +123,18 @@ class WriteTables(_Connection):
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db)
-        self._change: int | None = None
+        self._ends: _Ends | None = None
+        self._moved = False
 
     def begin(self) -> None:
         """A new transaction: forget what the last one knew."""
-        self._change = None
+        self._ends = None
+        self._moved = False
 
     @property
     def moved(self) -> bool:
         """True if this transaction changed the status of a rollout."""
-        return self._change is not None
+        return self._moved
 
     def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
         self._insert("put_resources", items)
@@ -142,10 +182,22 @@ class WriteTables(_Connection):
         self._insert("insert_records", _record_rows(attempt, call))
         return bool(known_late)
 
+    def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
+        """Per (peer id, time, body)."""
+        for peer_id, seen_at, body in items:
+            self._ask("forget_peers", seen_at - PEER_KEPT_S)
+            self._ask("put_peer", peer_id, seen_at, body)
+        return [None] * len(items)
+
+    def drop_peers(self, peer_ids: Sequence[str]) -> list[None]:
+        for peer_id in peer_ids:
+            self._ask("drop_peer", peer_id)
+        return [None] * len(peer_ids)
+
     def _writings(self, attempt_ids: Sequence[str]) -> dict[str, _Writing]:
         found = {
             attempt_id: _Writing(position, epoch, AttemptStatus(status).final)
-            for attempt_id, position, epoch, status in self._ask("writers", _ids(attempt_ids))
+            for attempt_id, position, epoch, status in self._ask_of("writers", attempt_ids)
         }
         check_known("attempt", attempt_ids, found)
         return found
@@ -156,7 +208,7 @@ class WriteTables(_Connection):
         return [None] * len(items)
 
     def _mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        for _, position, _, _ in self._ask("writers", _ids([attempt_id])):
+        for _, position, _, _ in self._ask_of("writers", [attempt_id]):
             if call_id and self._has_call(position, call_id):
                 self._db.execute(self._queries["put_outcome"], (position, call_id, str(outcome)))
                 return
@@ -171,49 +223,67 @@ class WriteTables(_Connection):
         new = 0
         for start in range(0, len(rows), _ROWS_PER_STATEMENT):
             block = rows[start : start + _ROWS_PER_STATEMENT]
-            more = ", (" + ", ".join("?" * len(block[0])) + ")"
-            query = self._queries[name] + more * (len(block) - 1)
+            query = self._queries[name]
+            if len(block) > 1:
+                query += (", " + query.partition("VALUES ")[2]) * (len(block) - 1)
             new += self._db.execute(query, [value for row in block for value in row]).rowcount
         return new
 
-    def _update(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._db.executemany(self._queries[name], rows)
+    def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        if len(rows) == 1:
+            self._db.execute(self._queries[name], rows[0])
+        elif rows:
+            self._db.executemany(self._queries[name], rows)
 
     # --- _moves.Tables --------------------------------------------------------------------
     def next_change(self) -> int:
-        if self._change is None:
-            self._change = int(self._ask("last_change")[0][0])
-        self._change += 1
-        return self._change
+        ends = self._known_ends()
+        ends.change += 1
+        self._moved = True
+        return ends.change
+
+    def _known_ends(self) -> _Ends:
+        if self._ends is None:
+            [row] = self._ask("ends")
+            self._ends = _Ends(*row)
+        return self._ends
 
     def insert_rollouts(self, rows: Sequence[tuple[NewRollout, Progress]]) -> None:
-        first = int(self._ask("last_rollout")[0][0]) + 1
-        numbered = list(enumerate(rows, first))
+        ends = self._known_ends()
+        numbered = list(enumerate(rows, ends.position + 1))
+        ends.position += len(rows)
         self._insert("insert_rollouts", [_rollout_row(n, *row) for n, row in numbered])
         self._insert("insert_bodies", [(n, new.body) for n, (new, _) in numbered])
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        rows = self._ask("progress", _ids(rollout_ids))
-        return {row[0]: _progress(row) for row in rows}
+        return {row[0]: _progress(row) for row in self._ask_of("progress", rollout_ids)}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
-        self._update("update_rollouts", map(_progress_row, rows))
+        reported = [row for row in rows if row.status in _AFTER_RUNNING]
+        others = [row for row in rows if row.status not in _AFTER_RUNNING]
+        self._update("update_rollouts", [_progress_row(row) for row in reported])
+        self._update("update_queue", [_queue_row(row) for row in others])
 
     def take_queued(self, limit: int, run_id: str | None) -> list[tuple[Progress, Rollout]]:
-        limit = max(limit, 0)
         if run_id is None:
-            rows = self._ask("queued", limit)
-        else:
-            rows = self._ask("queued_of_run", run_id, limit)
+            [(first, last)] = self._ask("ends_of_runs")
+            run_id = first if first == last else None
+        query = self._queries["queued" if run_id is None else "queued_of_run"]
+        rows = self._db.execute(query, {"limit": max(limit, 0), "run_id": run_id})
         return [(_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         self._insert("insert_attempts", [_attempt_row(attempt) for attempt in rows])
+        self._ends = None
 
     def update_attempts(self, rows: Sequence[Attempt]) -> None:
-        self._update("update_attempts", map(_attempt_changes, rows))
+        self._update("update_attempts", [_attempt_changes(attempt) for attempt in rows])
+        self._ends = None
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
+        lease = self._known_ends().lease
+        if lease is None or lease > now:
+            return []
         return [_attempt(row) for row in self._ask("expired", now, limit)]
 
 
@@ -231,6 +301,10 @@ class ReadTables(_Connection):
             PolicyVersion(policy=name, version=version, run_id=run_id, step=step)
             for name, version, run_id, step in self._ask("policy_versions", policy)
         ]
+
+    def peers(self, now: float) -> list[Peer]:
+        rows = self._ask("peers", now - PEER_KEPT_S)
+        return [unpack_peer(body, now - seen_at) for seen_at, body in rows]
 
     def rollouts(
         self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
@@ -275,7 +349,9 @@ class ReadTables(_Connection):
         check_known("rollout", rollout_ids, known)
 
     def claim_of_token(self, call_token: str) -> Claim | None:
-        for attempt in map(_attempt, self._ask("attempt_of_token", call_token)):
+        for attempt in self.attempts_by_id([attempt_of_token(call_token)]).values():
+            if not secrets.compare_digest(attempt.call_token.encode(), call_token.encode()):
+                return None
             body = self.bodies([attempt.rollout_id])[attempt.rollout_id]
             return Claim(rollout=unpack_rollout(body), attempt=attempt)
         return None
@@ -328,6 +404,7 @@ def _rollout_row(position: int, new: NewRollout, progress: Progress) -> tuple[An
         position,
         rollout.rollout_id,
         rollout.run_id,
+        progress.status is RolloutStatus.QUEUED,
         str(rollout.mode),
         rollout.step,
         progress.max_infrastructure_tries,
@@ -349,6 +426,10 @@ def _progress_row(progress: Progress) -> tuple[Any, ...]:
         progress.finished_at,
         progress.rollout_id,
     )
+
+
+def _queue_row(progress: Progress) -> tuple[Any, ...]:
+    return (progress.status is RolloutStatus.QUEUED, *_progress_row(progress))
 
 
 def _progress(row: Sequence[Any]) -> Progress:
@@ -395,6 +476,9 @@ def _attempt_row(attempt: Attempt) -> tuple[Any, ...]:
         None if attempt.outcome is None else str(attempt.outcome),
         attempt.message,
         _msgpack.encode(attempt.damage),
+        attempt.rollout_id,
+        attempt.number,
+        attempt.rollout_id,
     )
 
 

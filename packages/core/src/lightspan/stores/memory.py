@@ -20,6 +20,7 @@ from lightspan.records import (
     CallOutcome,
     Claim,
     Mode,
+    Peer,
     Report,
     Rollout,
     RolloutState,
@@ -35,15 +36,17 @@ from lightspan.resources import (
 from lightspan.spans import Span
 from lightspan.store import Changes, PolicyVersion, StoreCapabilities, StoredCall
 from lightspan.stores import _moves
-from lightspan.stores._moves import ClaimRequest, NewRollout, Progress
+from lightspan.stores._moves import PEER_KEPT_S, Begun, ClaimRequest, NewRollout, Progress
 from lightspan.stores._packing import (
     PackedCall,
     PackedRecord,
     PackedSpan,
     pack_call,
+    pack_peer,
     pack_rollout,
     pack_span,
     supersedes,
+    unpack_peer,
     unpack_record,
     unpack_rollout,
     unpack_span,
@@ -127,6 +130,11 @@ class MemoryStore:
         with self._opened() as tables:
             _moves.enqueue(tables, packed, self._clock())
 
+    async def start(self, claims: Sequence[Claim]) -> None:
+        begun = [Begun(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
+        with self._opened() as tables:
+            _moves.start(tables, begun, self._clock())
+
     async def claim(
         self, runner_id: str, slots: int, lease_s: float, run_id: str | None = None
     ) -> list[Claim]:
@@ -202,6 +210,23 @@ class MemoryStore:
                 Counter(row.progress.status for row in rows if run_id in (None, row.rollout.run_id))
             )
 
+    # --- who works with it ----------------------------------------------------------------
+    async def announce(self, peer: Peer) -> None:
+        with self._opened() as tables:
+            now = self._clock()
+            kept = {i: seen for i, seen in tables.peers.items() if seen[0] >= now - PEER_KEPT_S}
+            tables.peers = {**kept, peer.peer_id: (now, pack_peer(peer))}
+
+    async def withdraw(self, peer_id: str) -> None:
+        with self._opened() as tables:
+            tables.peers.pop(peer_id, None)
+
+    async def peers(self) -> list[Peer]:
+        now = self._clock()
+        with self._opened() as tables:
+            seen = [one for _, one in sorted(tables.peers.items()) if one[0] >= now - PEER_KEPT_S]
+        return [unpack_peer(body, now - seen_at) for seen_at, body in seen]
+
     # --- attempts and what they did -------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         with self._opened() as tables:
@@ -218,10 +243,10 @@ class MemoryStore:
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
         with self._opened() as tables:
-            attempt_id = tables.tokens.get(call_token)
-            if attempt_id is None:
+            row = tables.attempts.get(_moves.attempt_of_token(call_token))
+            if row is None or row.attempt.call_token != call_token:
                 return None
-            attempt = tables.attempts[attempt_id].attempt
+            attempt = row.attempt
             body = tables.rollouts[attempt.rollout_id].body
             return Claim(rollout=unpack_rollout(body), attempt=attempt)
 
@@ -329,9 +354,9 @@ class _MemoryTables:
         self.change = 0
         self.resources: dict[str, bytes] = {}
         self.policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
+        self.peers: dict[str, tuple[float, bytes]] = {}
         self.rollouts: dict[str, _RolloutRow] = {}
         self.attempts: dict[str, _AttemptRow] = {}
-        self.tokens: dict[str, str] = {}
         self._changes: dict[int, str] = {}
         """Which rollout's latest change a number is; grows at its end only."""
         self._queues: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -438,7 +463,6 @@ class _MemoryTables:
         for attempt in rows:
             self.attempts[attempt.attempt_id] = _AttemptRow(len(self.attempts), attempt)
             self.rollouts[attempt.rollout_id].attempt_ids.append(attempt.attempt_id)
-            self.tokens[attempt.call_token] = attempt.attempt_id
             self._lease(attempt)
 
     def update_attempts(self, rows: Sequence[Attempt]) -> None:

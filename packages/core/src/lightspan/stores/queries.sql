@@ -15,20 +15,35 @@ INSERT INTO policies (policy, version, run_id, step) VALUES (?, ?, ?, ?)
 -- name: policy_versions
 SELECT policy, version, run_id, step FROM policies WHERE policy = ? ORDER BY version
 
+-- name: put_peer
+INSERT OR REPLACE INTO peers (peer_id, seen_at, body) VALUES (?, ?, ?)
+
+-- name: drop_peer
+DELETE FROM peers WHERE peer_id = ?
+
+-- name: forget_peers
+DELETE FROM peers WHERE seen_at < ?
+
+-- name: peers
+SELECT seen_at, body FROM peers WHERE seen_at >= ? ORDER BY peer_id
+
 -- name: last_change
 SELECT coalesce(max(change), 0) FROM rollouts
+
+-- name: ends
+SELECT
+    (SELECT coalesce(max(change), 0) FROM rollouts),
+    (SELECT coalesce(max(position), 0) FROM rollouts),
+    (SELECT min(lease_until) FROM attempts INDEXED BY attempts_by_lease WHERE status = 'running')
 
 -- name: bodies
 SELECT rollout_id, body
 FROM rollouts JOIN rollout_bodies USING (position)
 WHERE rollout_id IN (SELECT value FROM json_each(?))
 
--- name: last_rollout
-SELECT coalesce(max(position), 0) FROM rollouts
-
 -- name: insert_rollouts
-INSERT INTO rollouts (position, rollout_id, run_id, mode, step, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO rollouts (position, rollout_id, run_id, queued, mode, step, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_bodies
 INSERT INTO rollout_bodies (position, body) VALUES (?, ?)
@@ -43,17 +58,38 @@ UPDATE rollouts
 SET status = ?, change = ?, infrastructure_tries = ?, attempts = ?, attempt_id = ?, finished_at = ?
 WHERE rollout_id = ?
 
+-- name: update_queue
+UPDATE rollouts
+SET queued = ?, status = ?, change = ?, infrastructure_tries = ?, attempts = ?, attempt_id = ?, finished_at = ?
+WHERE rollout_id = ?
+
+-- name: ends_of_runs
+SELECT (SELECT min(run_id) FROM rollouts), (SELECT max(run_id) FROM rollouts)
+
 -- name: queued
 SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, body
-FROM rollouts INDEXED BY rollouts_queued JOIN rollout_bodies USING (position)
-WHERE status = 'queued'
-ORDER BY position LIMIT ?
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE position IN (
+    WITH RECURSIVE runs (run_id) AS (
+        SELECT min(run_id) FROM rollouts
+        UNION ALL
+        SELECT (SELECT min(run_id) FROM rollouts WHERE rollouts.run_id > runs.run_id)
+        FROM runs WHERE runs.run_id IS NOT NULL
+    )
+    SELECT first.position
+    FROM runs JOIN rollouts AS first ON first.position IN (
+        SELECT position FROM rollouts
+        WHERE rollouts.run_id = runs.run_id AND queued = 1
+        ORDER BY position LIMIT :limit
+    )
+)
+ORDER BY position LIMIT :limit
 
 -- name: queued_of_run
 SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, body
-FROM rollouts INDEXED BY rollouts_queued_by_run JOIN rollout_bodies USING (position)
-WHERE status = 'queued' AND run_id = ?
-ORDER BY position LIMIT ?
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE run_id = :run_id AND queued = 1
+ORDER BY position LIMIT :limit
 
 -- name: states
 SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
@@ -74,9 +110,15 @@ FROM attempts
 WHERE attempt_id IN (SELECT value FROM json_each(?))
 
 -- name: attempts_of_rollouts
+WITH RECURSIVE made (place, attempt_id) AS (
+    SELECT asked.key, attempt_id
+    FROM json_each(?) AS asked CROSS JOIN rollouts ON rollout_id = asked.value
+    UNION ALL
+    SELECT place, previous FROM made CROSS JOIN attempts USING (attempt_id)
+)
 SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
-FROM json_each(?) AS asked CROSS JOIN attempts ON rollout_id = asked.value
-ORDER BY asked.key, number
+FROM made CROSS JOIN attempts USING (attempt_id)
+ORDER BY place, number
 
 -- name: expired
 SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
@@ -85,17 +127,13 @@ WHERE status = 'running' AND lease_until <= ?
 ORDER BY lease_until, position LIMIT ?
 
 -- name: insert_attempts
-INSERT INTO attempts (attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO attempts (attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage, position, previous)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT position << 20 FROM rollouts WHERE rollout_id = ?) + ?, (SELECT attempt_id FROM rollouts WHERE rollout_id = ?))
 
 -- name: update_attempts
 UPDATE attempts
 SET status = ?, lease_until = ?, ended_at = ?, reward = ?, outcome = ?, message = ?, damage = ?
 WHERE attempt_id = ?
-
--- name: attempt_of_token
-SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
-FROM attempts WHERE call_token = ?
 
 -- name: writers
 SELECT attempt_id, position, epoch, status FROM attempts

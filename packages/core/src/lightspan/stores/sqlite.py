@@ -1,7 +1,8 @@
 """SQLiteStore: one file, any number of processes on one machine. The embedded default.
 
-Writes go through one thread per process (`_writer`), which commits together what waits together;
-reads have a connection and a thread of their own and, the file being in WAL mode, wait for nobody.
+What is written at the same time is committed together, by the event loop itself if it is little and
+by a thread if it is more; what one task alone writes, at once (`_writer`). Reads have a connection
+and a thread of their own and, the file being in WAL mode, wait for nobody.
 What was acknowledged survives `kill -9`; with `power_loss=True` it survives a power loss too.
 """
 
@@ -22,6 +23,7 @@ from lightspan.records import (
     CallOutcome,
     Claim,
     Mode,
+    Peer,
     Report,
     Rollout,
     RolloutState,
@@ -31,10 +33,10 @@ from lightspan.records import (
 from lightspan.resources import NamedResources, encode_resources, resources_id
 from lightspan.spans import Span
 from lightspan.store import Changes, PolicyVersion, StoreCapabilities, StoredCall
-from lightspan.stores._moves import ClaimRequest
-from lightspan.stores._packing import pack_call, pack_rollout, pack_span
+from lightspan.stores._moves import Begun, ClaimRequest, check_begun
+from lightspan.stores._packing import pack_call, pack_peer, pack_rollout, pack_span
 from lightspan.stores._signal import Signal
-from lightspan.stores._sqlite_session import CHUNK, Session, in_chunks
+from lightspan.stores._sqlite_session import CHUNK, Session, cost_of, in_chunks
 from lightspan.stores._writer import Work
 
 P = ParamSpec("P")
@@ -42,7 +44,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SHORTEST_POLL_S: Final = 0.002
-_LONGEST_POLL_S: Final = 0.05
+_LONGEST_POLL_S: Final = 0.02
 
 _inherited: Final[list[Session]] = []
 """Sessions of a parent process: never closed here, that would drop the parent's locks."""
@@ -129,13 +131,14 @@ class SQLiteStore:
         before the first is written.
         """
         session = self._opened
+        if len(items) == 1:
+            return await session.write(work, items, cost_of(size(items[0])))
         chunks = list(in_chunks(items, size))
         if check is not None and len(chunks) > 1:
             await self._read(check, items)
         answers: list[R] = []
         for chunk, cost in chunks:
-            written: list[R] = await asyncio.wrap_future(session.submit(work, chunk, cost))
-            answers += written
+            answers += await session.write(work, chunk, cost)
         return answers
 
     # --- resources and policies -----------------------------------------------------------
@@ -161,6 +164,12 @@ class SQLiteStore:
         session = self._opened
         await self._write(
             session.enqueue, packed, size=lambda item: len(item.body), check=session.check_new
+        )
+
+    async def start(self, claims: Sequence[Claim]) -> None:
+        begun = [Begun(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
+        await self._write(
+            self._opened.start, begun, size=lambda item: len(item.new.body), check=check_begun
         )
 
     async def claim(
@@ -228,6 +237,16 @@ class SQLiteStore:
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)
+
+    # --- who works with it ----------------------------------------------------------------
+    async def announce(self, peer: Peer) -> None:
+        await self._write(self._opened.announce, [(peer.peer_id, pack_peer(peer))])
+
+    async def withdraw(self, peer_id: str) -> None:
+        await self._write(self._opened.tables.drop_peers, [peer_id])
+
+    async def peers(self) -> list[Peer]:
+        return await self._read(self._opened.reader.peers, self._clock())
 
     # --- attempts and what they did -------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:

@@ -9,12 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from lightspan.testing.adapter_suite import AdapterSuite
     from lightspan.testing.chat_engine_suite import ChatEngineSuite
     from lightspan.testing.store_suite import StoreSuite
 
-__all__ = ["ChatEngineSuite", "StoreSuite"]
+__all__ = ["AdapterSuite", "ChatEngineSuite", "StoreSuite"]
 
 _HOMES: Final = {
+    "AdapterSuite": "lightspan.testing.adapter_suite",
     "ChatEngineSuite": "lightspan.testing.chat_engine_suite",
     "StoreSuite": "lightspan.testing.store_suite",
 }

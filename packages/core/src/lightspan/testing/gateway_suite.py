@@ -2,6 +2,7 @@
 
 {unstreamed, streamed} × {text, one tool call, parallel tool calls, malformed tool call} × {n = 1,
 n = 3} × {finished, stopped, length, cancelled, retried}: asked by the official client over HTTP.
+The same for text completions, with {a text, several texts, token ids} as the prompt.
 Subclass `GatewaySuite` and say which store records:
 
     class TestTable(GatewaySuite):
@@ -25,6 +26,7 @@ import pytest
 from lightspan import conventions as c
 from lightspan.engines.chat import TransformersTokenizer
 from lightspan.gateway import Gateway
+from lightspan.gateway.sessions import Session, Sessions
 from lightspan.records import (
     Attempt,
     CallOutcome,
@@ -117,6 +119,8 @@ class Answered:
     reason: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    """Of a text completion."""
 
 
 @dataclass(slots=True)
@@ -124,6 +128,8 @@ class Reading:
     """What a client got."""
 
     response_id: str = ""
+    content_of: str = ""
+    """A text completion's `object`."""
     choices: dict[int, Answered] = field(default_factory=dict)
     usage: tuple[int, int] = (0, 0)
     prompt_ids: list[int] = field(default_factory=list)
@@ -200,6 +206,16 @@ class Rig:
                     return await _read_stream(answer)
             return _read(answer)
 
+    async def ask_text(self, call_id: str = "call-a", **body: Any) -> Reading:
+        """Ask for a text completion, and read all of the answer."""
+        request = {"model": "m", "extra_headers": self.headers(call_id), **body}
+        async with self.client() as client:
+            answer = await client.completions.create(**request)
+            if not body.get("stream"):
+                return _read_texts([answer])
+            async with answer:
+                return _read_texts([chunk async for chunk in answer])
+
     async def records(self) -> list[TokenRecord]:
         """The attempt's token records."""
         attempt_id = self.attempt.attempt_id
@@ -209,6 +225,13 @@ class Rig:
         """The attempt's spans."""
         attempt_id = self.attempt.attempt_id
         return (await self.store.spans([attempt_id]))[attempt_id]
+
+    def session(self) -> Session:
+        """The only session of the gateway."""
+        sessions = self.gateway._sessions
+        assert isinstance(sessions, Sessions)
+        [session] = sessions._known.values()
+        return session
 
     def prompt(self, tools: Sequence[Any] | None = TOOLS) -> list[int]:
         """The ids of the prompt."""
@@ -285,6 +308,24 @@ async def _read_stream(stream: Any) -> Reading:
     return reading
 
 
+def _read_texts(parts: Sequence[Any]) -> Reading:
+    """Of a text completion, or of its chunks."""
+    reading = Reading(content_of=parts[0].object)
+    for part in parts:
+        reading.response_id = part.id
+        if part.usage is not None:
+            reading.usage = (part.usage.prompt_tokens, part.usage.completion_tokens)
+        for choice in part.choices:
+            got = reading.choice(choice.index)
+            got.content = (got.content or "") + choice.text
+            got.reason = choice.finish_reason or got.reason
+            got.token_ids += choice.model_extra.get("token_ids", [])
+            got.prompt_ids += choice.model_extra.get("prompt_token_ids", [])
+            if choice.logprobs is not None:
+                got.logprobs += choice.logprobs.token_logprobs
+    return reading
+
+
 def _read_tokens(got: Answered, choice: Any) -> None:
     got.token_ids += choice.model_extra.get("token_ids", [])
     if choice.logprobs is not None:
@@ -358,21 +399,106 @@ CELLS: Final = [
 ]
 
 
+TEXT_PROMPTS: Final[Mapping[str, Sequence[str]]] = {
+    "text": ["SELECT name"],
+    "texts": ["SELECT name", "How many singers are there?"],
+    "ids": ["The answer is"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextCell:
+    """One cell of the text completions' table."""
+
+    stream: bool
+    prompt: str
+    n: int
+    ending: str
+
+    def __str__(self) -> str:
+        return (
+            f"{'streamed' if self.stream else 'unstreamed'}-{self.prompt}-n{self.n}-{self.ending}"
+        )
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The prompt ids of each choice."""
+        texts = TEXT_PROMPTS[self.prompt]
+        return [shared_tokenizer().encode(text) for text in texts for _ in range(self.n)]
+
+    def text(self, index: int) -> str:
+        """What the engine is scripted to say."""
+        return f" tool_call {index} 12 + 7" + (" STOP more" if self.ending == "stopped" else "")
+
+    def body(self) -> dict[str, Any]:
+        """The request."""
+        texts = list(TEXT_PROMPTS[self.prompt])
+        prompts: Any = {"text": texts[0], "texts": texts, "ids": self.prompts[0]}
+        body: dict[str, Any] = {
+            "prompt": prompts[self.prompt],
+            "n": self.n,
+            "logprobs": 0,
+            "max_tokens": LENGTH if self.ending == "length" else 100,
+            "extra_body": {"return_token_ids": True},
+        }
+        if self.ending == "stopped":
+            body["stop"] = "STOP"
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def expected(self, rig: Rig, index: int) -> Answered:
+        """What a client is to get for a choice."""
+        ids = rig.engine.ids(self.text(index))
+        if self.ending == "length":
+            ids = ids[:LENGTH]
+        if self.ending == "stopped":
+            lengths = range(1, len(ids) + 1)
+            ids = ids[: next(k for k in lengths if "STOP" in rig.tokenizer.decode(ids[:k]))]
+        return Answered(
+            content=rig.tokenizer.decode(ids).partition("STOP")[0],
+            reason="length" if self.ending == "length" else "stop",
+            token_ids=ids,
+            logprobs=[logprob_of(token) for token in ids],
+            prompt_ids=self.prompts[index],
+        )
+
+
+TEXT_CELLS: Final = [
+    TextCell(*values)
+    for values in itertools.product(
+        (False, True),
+        TEXT_PROMPTS,
+        (1, 3),
+        ("finished", "stopped", "length", "cancelled", "retried"),
+    )
+]
+
+
+HELD_ENDINGS: Final = ("cancelled", "retried")
+"""They need an answer that waits in its middle."""
+
+
+def _gated(cell: Cell | TextCell, count: int) -> tuple[Callable[[Any], Say], list[Gate]]:
+    """What the engine says in a cell, and the gate in the middle of each choice."""
+    gates = [Gate() for _ in range(count)]
+    if cell.ending not in HELD_ENDINGS:
+        for gate in gates:
+            gate.open()
+
+    def script(request: Any) -> Say:
+        index = int(request.request_id.split("-")[-2])
+        return Say(text=cell.text(index), gates={HELD: gates[index]})
+
+    return script, gates
+
+
 class GatewaySuite:
     """See the module. Needs a fixture `store`: an open, empty store."""
 
     @pytest.mark.parametrize("cell", CELLS, ids=str)
     async def test_table(self, store: Store, cell: Cell) -> None:
-        gates = [Gate() for _ in range(cell.n)]
-        held = cell.ending in ("cancelled", "retried")
-        if not held:
-            for gate in gates:
-                gate.open()
-
-        def script(request: Any) -> Say:
-            index = int(request.request_id.split("-")[-2])
-            return Say(text=cell.text(index), gates={HELD: gates[index]})
-
+        script, gates = _gated(cell, cell.n)
         async with make_rig(store, script) as rig:
             match cell.ending:
                 case "cancelled":
@@ -395,7 +521,7 @@ class GatewaySuite:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: len(rig.engine.cancelled) == cell.n)
-        [session] = rig.gateway._sessions._known.values()
+        session = rig.session()
         await session.calls["call-a"].settled()
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == "cancelled"
@@ -422,7 +548,7 @@ class GatewaySuite:
         for gate in gates:
             await gate.reached.wait()
         second = asyncio.create_task(rig.ask(**cell.body()))
-        [session] = rig.gateway._sessions._known.values()
+        session = rig.session()
         [call] = session.calls.values()
         await until(lambda: call._clients == 2)
         for gate in gates:
@@ -471,6 +597,52 @@ class GatewaySuite:
             assert (record.policy, record.span_id) == ("policy", span.span_id)
         attempt = await rig.store.attempt(rig.attempt.attempt_id)
         assert attempt.damage == []
+
+    @pytest.mark.parametrize("cell", TEXT_CELLS, ids=str)
+    async def test_text_table(self, store: Store, cell: TextCell) -> None:
+        count = len(cell.prompts)
+        script, gates = _gated(cell, count)
+        async with make_rig(store, script) as rig:
+            if cell.ending in HELD_ENDINGS:
+                first = asyncio.create_task(rig.ask_text(**cell.body()))
+                for gate in gates:
+                    await gate.reached.wait()
+                if cell.ending == "cancelled":
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
+                    await until(lambda: len(rig.engine.cancelled) == count)
+                    await rig.session().calls["call-a"].settled()
+                for gate in gates:
+                    gate.open()
+            reading = await rig.ask_text(**cell.body())
+            if cell.ending == "retried":
+                assert await first == reading
+                await rig.restart()
+                assert await rig.ask_text(**cell.body()) == reading
+                assert len(rig.engine.requests) == count
+            expected = {index: cell.expected(rig, index) for index in range(count)}
+            assert reading.choices == expected
+            sampled = sum(len(got.token_ids) for got in expected.values())
+            asked = sum(map(len, cell.prompts[:: cell.n]))
+            assert (reading.usage, reading.content_of) == ((asked, sampled), "text_completion")
+            await self._check_texts(rig, cell, expected)
+
+    async def _check_texts(
+        self, rig: Rig, cell: TextCell, expected: Mapping[int, Answered]
+    ) -> None:
+        resampled = cell.ending == "cancelled" and not cell.stream
+        outcome = CallOutcome.RESAMPLED if resampled else CallOutcome.OK
+        [span] = await rig.spans()
+        known = span.attributes
+        assert (span.name, known[c.OPERATION_NAME]) == ("text_completion m", "text_completion")
+        assert (known[c.AGENT_PATH], known[c.CALL_OUTCOME]) == ("team/writer", outcome)
+        records = await rig.records()
+        assert [record.choice for record in records] == list(range(len(cell.prompts)))
+        for record in records:
+            got = expected[record.choice]
+            assert record.prompt_ids == got.prompt_ids
+            assert (record.response_ids, record.logprobs) == (got.token_ids, got.logprobs)
+            assert (record.finish_reason, record.outcome) == (got.reason, outcome)
 
     # --- a gateway that starts again ------------------------------------------------------
     @pytest.mark.parametrize("stream", [False, True])
@@ -533,11 +705,13 @@ class GatewaySuite:
 __all__ = [
     "CELLS",
     "MESSAGES",
+    "TEXT_CELLS",
     "TOOLS",
     "Cell",
     "GatewaySuite",
     "Reading",
     "Rig",
+    "TextCell",
     "make_rig",
     "rules",
     "until",

@@ -43,8 +43,6 @@ from lightspan.lightning.rows import Row
 from lightspan.testing.tiny import tiny_model
 
 VOCABULARY = 405
-RELATIVE = 1e-4
-"""Between a learner's step and the reference's, relative to the step's norm."""
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
 
 BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_cap=None)
@@ -76,6 +74,50 @@ def make_rows(
             )
         )
     return [_recorded(model, row, rng, off_policy) for row in rows]
+
+
+def make_branching_rows(
+    model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7, long: int = 0
+) -> list[Row]:
+    """Random rows that begin alike, as those of a group do: answers to one prompt, histories that
+    branch at several depths, a row inside another, and equal rows with other advantages. Trained
+    tokens lie in the common parts too. Ratios and temperatures are those of `make_rows`.
+
+    Args:
+        long: tokens of a further history, which four rows leave at several depths; 0 for none.
+    """
+    rng = random.Random(seed)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randrange(5, VOCABULARY) for _ in range(rng.randint(low, high))]
+
+    prompt, other = some(8, 12), some(5, 8)
+    history = prompt + some(10, 20)
+    sequences = [prompt + some(1, 9) for _ in range(4)]
+    sequences += [history[:size] + some(2, 15) for size in (len(history), 14, 17, 17)]
+    sequences += [history, history, history[:11], other, other + some(6, 6)]
+    if long:
+        far = prompt + some(long, long)
+        sequences += [far, *(far[: size * long // 5] + some(20, 60) for size in range(1, 5))]
+        sequences.append(far[:30] + some(120, 120))
+    rows = [_random_row(ids, rng, f"ro-{number}", policy) for number, ids in enumerate(sequences)]
+    return [_recorded(model, row, rng, off_policy) for row in rows]
+
+
+def _random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
+    mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
+    mask[-1] = True
+    return Row(
+        rollout_id=rollout_id,
+        policy=policy,
+        ids=ids,
+        mask=mask,
+        advantages=[rng.uniform(-2, 2) if m else 0.0 for m in mask],
+        weights=[rng.uniform(0.01, 0.1) if m else 0.0 for m in mask],
+        logprobs=[0.0] * len(ids),
+        versions=[0] * len(ids),
+        temperatures=[rng.choice([0.5, 0.7, 1.0, 1.5]) if m else 1.0 for m in mask],
+    )
 
 
 def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
@@ -279,6 +321,33 @@ class LearnerSuite:
         expected = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         moved = distance(expected, start)
         assert distance(await published(learner), expected) < 1e-3 * moved
+
+    @pytest.mark.parametrize(
+        "loss",
+        [SFTLoss(), BOTH_CLIPS, PolicyLoss(kl=0.3, entropy=0.05)],
+        ids=["sft", "clips", "kl"],
+    )
+    @pytest.mark.parametrize("budget", [100_000, 64])
+    async def test_rows_that_begin_alike_stay_exact(
+        self, folder: Path, model: Any, loss: Loss, budget: int
+    ) -> None:
+        """Each with its own advantages, ratios and temperatures, however they are computed."""
+        learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
+        rows = make_branching_rows(model)
+        for row, score in zip(rows, learner.score(rows), strict=True):
+            with torch.no_grad():
+                assert score == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-5)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        total = reference_loss(model, rows, loss, base=load_model(folder))
+        norm = _step(_reference_optimizer(model, SGD_LIKE), model, total)
+        metrics = learner.update(rows, loss)
+        assert norm > 0
+        assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4, abs=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["tokens"] == sum(sum(row.mask) for row in rows)
+        assert metrics["rows"] == len(rows)
+        expected = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        assert distance(await published(learner), expected) < 1e-3 * distance(expected, start)
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
         """The first gradient is much larger than the second: unbounded, it would outweigh it."""
@@ -523,7 +592,7 @@ class LearnerSuite:
         assert scores != [pytest.approx(row, abs=1e-2) for row in base]
         assert learner.score(rows, "base") == [pytest.approx(row, abs=1e-6) for row in base]
         model.load_state_dict(await published(learner))
-        learner.export("writer", tmp_path / "exported")
+        learner.export("writer", tmp_path / "exported", merge=True)
         for merged in (model, load_model(tmp_path / "exported")):
             for row, score in zip(rows, scores, strict=True):
                 with torch.no_grad():
@@ -603,6 +672,7 @@ __all__ = [
     "LearnerSuite",
     "WeightSink",
     "distance",
+    "make_branching_rows",
     "make_rows",
     "published",
     "reference_loss",

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's chat dialect and says what a test scripted.
+"""A real HTTP server that speaks OpenAI's chat and Responses dialects as a test scripted it.
 
 It is the only thing that may stand in for a language model in tests. It needs nothing but the
 standard library, so an app's own environment can run it.
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
+
+from lightspan.testing import scripted_responses
 
 Json = Any
 
@@ -178,8 +180,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(first.status, _error(first.text or "scripted error", first.status), first)
         elif body.get("stream"):
             self._stream(body, replies)
+        elif self._speaks_responses:
+            said = scripted_responses.response(body, _message(first), _finish(first))
+            self._send(200, said, first)
         else:
             self._send(200, completion(body, replies), first)
+
+    @property
+    def _speaks_responses(self) -> bool:
+        return self.path.endswith("/responses")
 
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
         data = json.dumps(body).encode()
@@ -196,14 +205,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for number, chunk in enumerate(chunks(body, replies)):
+        for number, chunk in enumerate(self._chunks(body, replies)):
             if replies[0].drop and number == 1:
                 self.close_connection = True
                 self.connection.shutdown(2)
                 return
             self._event(json.dumps(chunk))
-        self._event("[DONE]")
+        if not self._speaks_responses:
+            self._event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
+
+    def _chunks(
+        self, body: Mapping[str, Json], replies: Sequence[Reply]
+    ) -> Iterator[dict[str, Json]]:
+        if self._speaks_responses:
+            first = replies[0]
+            return scripted_responses.events(body, _message(first), _finish(first))
+        return chunks(body, replies)
 
     def _event(self, data: str) -> None:
         payload = f"data: {data}\n\n".encode()

@@ -20,7 +20,7 @@ from lightspan.engines import (
 from lightspan.engines.chat import TransformersTokenizer
 from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundError
 from lightspan.records import FinishReason
-from lightspan.testing.tiny import CHAT_TEMPLATE, TEXTS, _tokenizer
+from lightspan.testing.tiny import CHAT_TEMPLATE, TEXTS, tiny_tokenizer
 
 
 class Gate:
@@ -241,7 +241,7 @@ def tiny_chat_tokenizer(
     *, context_length: int = 512, template: str | None = CHAT_TEMPLATE
 ) -> TransformersTokenizer:
     """The tokenizer of `tiny_model`, without the model."""
-    tokenizer = _tokenizer(tuple(TEXTS), 400, template)
+    tokenizer = tiny_tokenizer(tuple(TEXTS), 400, template)
     return TransformersTokenizer(tokenizer, name="tiny", context_length=context_length)
 
 

@@ -41,6 +41,8 @@ from lightspan.records import (
     FinishReason,
     Mode,
     Outcome,
+    Peer,
+    PeerRole,
     Report,
     Reward,
     Rollout,
@@ -80,6 +82,21 @@ def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
     return Rollout(rollout_id=name, **given_fields)
 
 
+def make_production(name: str = "ro-1", token: str = "token", **fields: Any) -> Claim:
+    """A rollout that nobody asked for, and its attempt, which runs already."""
+    attempt = Attempt(
+        attempt_id=f"at-{name}",
+        rollout_id=name,
+        number=1,
+        epoch=1,
+        runner_id="service",
+        call_token=token,
+        lease_until=math.inf,
+        started_at=999_990.0,
+    )
+    return Claim(rollout=make_rollout(name, mode=Mode.PRODUCTION, **fields), attempt=attempt)
+
+
 def make_span(attempt: Attempt, number: int = 0, **fields: Any) -> Span:
     """A span of the attempt."""
     defaults: dict[str, Any] = {
@@ -105,6 +122,12 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
         "versions": [(1, 2)],
     }
     return TokenRecord.create(**{**defaults, **fields})
+
+
+def make_peer(name: str, **fields: Any) -> Peer:
+    """A peer with everything that a test does not care about."""
+    known = {"role": PeerRole.RUNNER, "app": "my_app:answer", "protocol": 1, "lightspan": "0.1.0"}
+    return Peer(peer_id=name, **{**known, **fields})
 
 
 def make_try(attempt: Attempt, outcome: CallOutcome, sequence_end: int) -> StoredCall:
@@ -500,6 +523,17 @@ class StoreSuite:
         assert await store.claim("runner", 10, LEASE_S, run_id="c") == []
         assert len(await store.claim("runner", 10, LEASE_S)) == 3
 
+    async def test_claim_of_any_run_is_oldest_first_across_runs(self, store: Store) -> None:
+        runs = ["b", "a", "c", "a", "", "b", "c", "a"]
+        await store.enqueue([make_rollout(f"ro-{i}", run_id=run) for i, run in enumerate(runs)])
+        await store.claim("runner", 1, LEASE_S, "a")
+        await store.cancel(["ro-4"])
+        claimed = []
+        for slots in (2, 1, 10):
+            claims = await store.claim("runner", slots, LEASE_S)
+            claimed.append([claim.rollout.rollout_id for claim in claims])
+        assert claimed == [["ro-0", "ro-2"], ["ro-3"], ["ro-5", "ro-6", "ro-7"]]
+
     async def test_a_retry_keeps_its_place_in_the_queue(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
         attempt = await claim_one(store)
@@ -512,6 +546,46 @@ class StoreSuite:
         await store.cancel(["ro-0", "ro-2"])
         [claim] = await store.claim("runner", 3, LEASE_S)
         assert claim.rollout.rollout_id == "ro-1"
+
+    async def test_production_starts_by_itself_and_is_never_claimed(
+        self, store: Store, clock: Clock
+    ) -> None:
+        claim = make_production(run_id="support")
+        await store.start([claim, claim])
+        await store.start([claim])  # a repetition
+        clock.advance(1e9)  # no lease runs out
+        assert await store.expire() == 0
+        assert await store.claim("runner", 10, LEASE_S) == []
+        assert await store.claim("runner", 10, LEASE_S, run_id="support") == []
+        assert await store.attempt("at-ro-1") == claim.attempt
+        [state] = await store.rollouts(run_id="support", mode=Mode.PRODUCTION)
+        assert (state.status, state.attempt_id) == (RolloutStatus.RUNNING, "at-ro-1")
+        assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt)]) == 0
+        assert await store.report([make_report(claim.attempt)]) == [True]
+        [state] = await store.rollouts(["ro-1"])
+        assert (state.status, state.finished_at) == (RolloutStatus.SUCCEEDED, clock.now)
+        await store.start([claim])  # of what has ended, too
+        assert (await store.attempt("at-ro-1")).status is AttemptStatus.SUCCEEDED
+        assert await store.add_spans(ref(claim.attempt), [make_span(claim.attempt, 1)]) == 1
+        assert await store.claim("runner", 10, LEASE_S) == []
+
+    async def test_only_production_starts_by_itself(self, store: Store) -> None:
+        good = make_production()
+        replace = msgspec.structs.replace
+        trained = Claim(rollout=replace(good.rollout, mode=Mode.TRAIN), attempt=good.attempt)
+        second = Claim(rollout=good.rollout, attempt=replace(good.attempt, number=2, epoch=2))
+        ended = replace(good.attempt, status=AttemptStatus.SUCCEEDED)
+        others = replace(good.attempt, rollout_id="ro-2")
+        for wrong in (trained, second, replace(good, attempt=ended), replace(good, attempt=others)):
+            with pytest.raises(IllegalMoveError):
+                await store.start([make_production("ro-0", "token-0"), wrong])
+        with pytest.raises(IllegalMoveError, match="tasks_from_store"):
+            await store.enqueue([make_rollout("ro-0"), good.rollout])
+        assert await store.rollouts() == []
+        await store.start([good])
+        with pytest.raises(ConflictError):
+            await store.start([make_production("ro-0", "token-0"), make_production(task_id="no")])
+        assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-1"]
 
     async def test_call_tokens_open_one_attempt_each(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(3)])
@@ -1057,6 +1131,30 @@ class StoreSuite:
         asked = [store.allot_version("sql") for _ in range(20) for store in stores]
         assert sorted(await asyncio.gather(*asked)) == list(range(1, 41))
 
+    # --- who works with it ----------------------------------------------------------------
+    async def test_peers(self, store: Store, clock: Clock) -> None:
+        """The latest word of each, with its age by the store's clock; forgotten after a day."""
+        assert await store.peers() == []
+        await store.announce(make_peer("runner-2"))
+        clock.advance(3)
+        await store.announce(make_peer("run-1", role=PeerRole.TRAINER, run_id="run-1"))
+        await store.announce(make_peer("runner-2", app=UNICODE, slots=8, silent_s=77.0))
+        clock.advance(2)
+        await store.announce(make_peer("run-1", role=PeerRole.TRAINER, complete=True))
+        trainer = make_peer("run-1", role=PeerRole.TRAINER, complete=True)
+        runner = make_peer("runner-2", app=UNICODE, slots=8, silent_s=2.0)
+        assert await store.peers() == [trainer, runner]
+        await store.withdraw("run-1")
+        await store.withdraw("run-1")
+        assert await store.peers() == [runner]
+        clock.advance(86_400)
+        assert await store.peers() == []
+
+    async def test_peers_of_two_stores(self, stores: list[Store]) -> None:
+        one, other = stores
+        await one.announce(make_peer("runner-1"))
+        assert await other.peers() == [make_peer("runner-1")]
+
     # --- size and concurrency -------------------------------------------------------------
     async def test_batches_of_a_thousand(self, store: Store) -> None:
         await store.enqueue([make_rollout(f"ro-{i}") for i in range(1000)])
@@ -1121,6 +1219,23 @@ class StoreSuite:
             assert [record.late for record in found] == [False]
         assert [len(spans) for spans in (await store.spans(ids)).values()] == [2] * 100
 
+    async def test_many_clients_one_rollout_after_the_other(self, store: Store) -> None:
+        """Whoever claims it: each rollout is claimed once and its report is in force."""
+        names = [f"ro-{i}" for i in range(320)]
+        left = iter(names)
+        claimed: list[str] = []
+
+        async def work() -> None:
+            for name in left:
+                await store.enqueue([make_rollout(name)])
+                [claim] = await store.claim("runner", 1, LEASE_S)
+                assert await store.report([make_report(claim.attempt)]) == [True]
+                claimed.append(claim.rollout.rollout_id)
+
+        await asyncio.gather(*(work() for _ in range(32)))
+        assert sorted(claimed) == sorted(names)
+        assert await store.count() == {RolloutStatus.SUCCEEDED: 320}
+
     async def test_an_operation_given_up_leaves_the_store_usable(self, store: Store) -> None:
         tasks = [asyncio.create_task(store.enqueue([make_rollout(f"ro-{i}")])) for i in range(50)]
         await asyncio.sleep(0)
@@ -1154,6 +1269,7 @@ class StoreSuite:
             lambda: store.allot_version("sql"),
             lambda: store.policy_versions("sql"),
             lambda: store.enqueue([make_rollout()]),
+            lambda: store.start([make_production()]),
             lambda: store.claim("runner", 1, LEASE_S),
             lambda: store.heartbeat([ref(attempt)], LEASE_S),
             lambda: store.report([make_report(attempt)]),
@@ -1162,6 +1278,9 @@ class StoreSuite:
             lambda: store.rollouts(),
             lambda: store.watch(),
             lambda: store.count(),
+            lambda: store.announce(make_peer("runner-1")),
+            lambda: store.withdraw("runner-1"),
+            lambda: store.peers(),
             lambda: store.attempts(["ro-1"]),
             lambda: store.attempt("at-1"),
             lambda: store.claim_of_token("token"),

@@ -1,7 +1,12 @@
-"""A tiny random Qwen2 model with a real BPE tokenizer and chat template, for tests.
+"""Tiny random models with real BPE tokenizers and chat templates, for tests.
 
-Nothing is downloaded. The template is of the Hermes kind that Qwen2.5 uses: `<tools>` in the system
-message, `<tool_call>` around a call, `<tool_response>` around a result.
+Nothing is downloaded. What differs between families is theirs: special tokens, the ids that end a
+turn, grouped heads, rotary scaling, and a chat template of their format in words of our own.
+
+- `qwen2`: ChatML, tools in the Hermes style that Qwen2.5 uses: `<tools>` in the system message,
+  `<tool_call>` around a call, `<tool_response>` around a result.
+- `llama`: Llama 3's header tokens, tools in the first user message, a call as bare JSON with
+  `parameters`, a result from `ipython`, and a template that asks for today's date.
 """
 
 from __future__ import annotations
@@ -9,9 +14,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+Family = Literal["qwen2", "llama"]
 
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+LLAMA_SPECIAL: Final = (
+    "<|begin_of_text|>",
+    "<|finetune_right_pad_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|python_tag|>",
+)
 PLAIN: Final = ("<tool_call>", "</tool_call>", "<tools>", "</tools>", "<tool_response>")
 
 TEXTS: Final = (
@@ -59,77 +76,146 @@ CHAT_TEMPLATE: Final = """\
 """
 
 
+LLAMA_TEMPLATE: Final = """\
+{%- set asked = namespace(tools=tools) %}
+{%- macro turn(role, text) %}
+{{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' + text + '<|eot_id|>' }}
+{%- endmacro %}
+{%- set given = messages[0].content | trim if messages[0].role == 'system' else '' %}
+{%- set today = date_string if date_string is defined else strftime_now('%d %b %Y') %}
+{{- bos_token }}
+{{- turn('system', ('Environment: ipython\\n' if tools else '')
+    + 'Cutting Knowledge Date: December 2023\\nToday Date: ' + today + '\\n\\n' + given) }}
+{%- for message in messages %}
+{%- if message.role == 'user' and asked.tools %}
+{%- set listed = namespace(text='Answer, or call one of these functions as ') %}
+{%- set listed.text = listed.text + '{"name": its name, "parameters": its arguments}.\\n\\n' %}
+{%- for tool in asked.tools %}
+{%- set listed.text = listed.text + (tool | tojson(indent=4)) + '\\n\\n' %}
+{%- endfor %}
+{{- turn('user', listed.text + (message.content | trim)) }}
+{%- set asked.tools = none %}
+{%- elif message.role == 'tool' %}
+{{- turn('ipython', message.content | tojson) }}
+{%- elif message.tool_calls %}
+{%- if message.tool_calls | length > 1 %}{{- raise_exception('one call a turn') }}{%- endif %}
+{%- set function = message.tool_calls[0].function %}
+{{- turn('assistant', '{"name": "' + function.name + '", "parameters": '
+    + (function.arguments | tojson) + '}') }}
+{%- elif not (loop.first and message.role == 'system') %}
+{{- turn(message.role, message.content | trim) }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+TEMPLATES: Final = {"qwen2": CHAT_TEMPLATE, "llama": LLAMA_TEMPLATE}
+
+
 def tiny_model(
     folder: str | Path,
     *,
     seed: int,
+    family: Family = "qwen2",
     hidden: int = 64,
     layers: int = 2,
     heads: int = 4,
+    key_heads: int | None = None,
     context: int = 512,
     vocabulary: int = 400,
     texts: Iterable[str] = TEXTS,
-    template: str | None = CHAT_TEMPLATE,
+    template: str | None = "",
     scale: float = 0.1,
 ) -> Path:
     """Build and save the model and its tokenizer; returns the folder.
 
     Args:
         seed: of the random weights; equal arguments give equal weights.
+        key_heads: heads of keys and values; None for as many as there are query heads.
+        template: a chat template, None for none, empty for the family's.
         scale: standard deviation of the weights. Larger than usual, so that an untrained model's
             distributions are not flat and errors show.
     """
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from lightspan.engines.transformers import quiet_unless_terminal
 
     folder = Path(folder)
-    tokenizer = tiny_tokenizer(tuple(texts), vocabulary, template)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
+    tokenizer = tiny_tokenizer(tuple(texts), vocabulary, template, family)
+    config = _FAMILY_CONFIGS[family](
+        tokenizer,
         hidden_size=hidden,
         intermediate_size=hidden * 3,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=key_heads or heads,
         max_position_embeddings=context,
         initializer_range=scale,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=end,
-        pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with quiet_unless_terminal():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def tiny_tokenizer(texts: Sequence[str], vocabulary: int, template: str | None) -> Any:
-    """A byte-level BPE tokenizer: every text in Unicode's composed form (NFC) round-trips.
+def tiny_tokenizer(
+    texts: Sequence[str], vocabulary: int, template: str | None, family: Family = "qwen2"
+) -> Any:
+    """A byte-level BPE tokenizer: every text in Unicode's composed form (NFC) round-trips."""
+    tokenizer = _TOKENIZERS[family](texts, vocabulary)
+    if template is not None:
+        tokenizer.chat_template = template or TEMPLATES[family]
+    return tokenizer
 
-    A `Qwen2Tokenizer`, because that is what `AutoTokenizer` makes of any tokenizer that lies beside
-    a Qwen2 model.
-    """
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+
+def _qwen2_config(tokenizer: Any, **sizes: Any) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
+
+
+def _llama_config(tokenizer: Any, **sizes: Any) -> Any:
+    """Rotary scaling as Llama 3.2's, for a quarter of the context before it."""
+    from transformers import LlamaConfig
+
+    ends = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(end) for end in ends],
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": sizes["max_position_embeddings"] // 4,
+        },
+        **sizes,
+    )
+
+
+def _qwen2_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """A `Qwen2Tokenizer`, because that is what `AutoTokenizer` makes of any tokenizer that lies
+    beside a Qwen2 model."""
+    from tokenizers import AddedToken
     from transformers import Qwen2Tokenizer
 
-    rules = Qwen2Tokenizer().backend_tokenizer
-    bpe = Tokenizer(models.BPE())
-    bpe.normalizer, bpe.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    trained = json.loads(bpe.to_str())["model"]
+    trained = json.loads(_trained_bpe(texts, vocabulary, SPECIAL).to_str())["model"]
     merges: Any = [tuple(merge) for merge in trained["merges"]]
     tokenizer = Qwen2Tokenizer(
         vocab=trained["vocab"],
@@ -140,11 +226,54 @@ def tiny_tokenizer(texts: Sequence[str], vocabulary: int, template: str | None) 
         extra_special_tokens=["<|im_start|>"],
     )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in PLAIN])
-    if template is not None:
-        tokenizer.chat_template = template
     return tokenizer
 
 
-_tokenizer = tiny_tokenizer
+def _llama_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """As Llama 3's: ordinary text gets a `<|begin_of_text|>` in front, a rendered chat does not."""
+    from tokenizers import decoders, processors
+    from transformers import PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "TEXTS", "tiny_model", "tiny_tokenizer"]
+    bpe = _trained_bpe(texts, vocabulary, LLAMA_SPECIAL)
+    bpe.decoder = decoders.ByteLevel()
+    start = LLAMA_SPECIAL[0]
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, 0)]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bpe,
+        bos_token=start,
+        eos_token="<|eot_id|>",
+        pad_token="<|finetune_right_pad_id|>",
+        extra_special_tokens=list(LLAMA_SPECIAL[2:]),
+    )
+
+
+def _trained_bpe(texts: Sequence[str], vocabulary: int, special: Sequence[str]) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    rules = Qwen2Tokenizer().backend_tokenizer
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = rules.normalizer, rules.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return bpe
+
+
+_FAMILY_CONFIGS: Final = {"qwen2": _qwen2_config, "llama": _llama_config}
+_TOKENIZERS: Final = {"qwen2": _qwen2_tokenizer, "llama": _llama_tokenizer}
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "LLAMA_TEMPLATE",
+    "TEXTS",
+    "Family",
+    "tiny_model",
+    "tiny_tokenizer",
+]

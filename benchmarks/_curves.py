@@ -1,0 +1,82 @@
+"""Learning curves of several seeds: their mean, its interval, and a picture of them.
+
+air = Arm("with AIR", [[(0, 0.6), (10, 0.85), (20, 0.88)], ...])     one list for each seed
+draw([plain, air], Path("curve.png"), title="SQL", metric="execution accuracy")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightspan.statistics import Interval
+
+T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 % with 1, 2, ... degrees of freedom."""
+COLOURS: Final = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
+
+Curve = Sequence[tuple[int, float]]
+"""(step, held-out mean) of one seed."""
+
+
+class Arm(NamedTuple):
+    """The curves of one way to train."""
+
+    name: str
+    curves: Sequence[Curve]
+    """One for each seed, with the same steps."""
+
+
+def seed_interval(values: Sequence[float]) -> Interval:
+    """The mean over seeds with its 95 % interval by Student's t; infinite for one seed."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, -math.inf, math.inf, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    quantile = T_QUANTILES[n - 2] if n - 2 < len(T_QUANTILES) else T_QUANTILES[-1]
+    half = quantile * math.sqrt(variance / n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def steps_of(arm: Arm) -> list[tuple[int, Interval]]:
+    """Each step with the mean over seeds.
+
+    Raises:
+        ValueError: the seeds were not evaluated at the same steps.
+    """
+    steps = [[step for step, _ in curve] for curve in arm.curves]
+    if any(found != steps[0] for found in steps):
+        raise ValueError(f"{arm.name}: the seeds were evaluated at different steps: {steps}")
+    means = zip(*([mean for _, mean in curve] for curve in arm.curves), strict=True)
+    return [(step, seed_interval(found)) for step, found in zip(steps[0], means, strict=True)]
+
+
+def draw(arms: Sequence[Arm], path: Path, *, title: str, metric: str) -> None:
+    """A PNG with each arm's mean, its interval over seeds, and every seed as a thin line."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 4.4), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for arm, colour in zip(arms, COLOURS, strict=False):
+        points = steps_of(arm)
+        steps, means = [step for step, _ in points], [found.mean for _, found in points]
+        for curve in arm.curves:
+            axes.plot(steps, [mean for _, mean in curve], color=colour, linewidth=0.6, alpha=0.4)
+        if len(arm.curves) > 1:
+            low, high = [found.low for _, found in points], [found.high for _, found in points]
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        seeds = f"{len(arm.curves)} seed{'s' if len(arm.curves) > 1 else ''}"
+        axes.plot(steps, means, "o-", color=colour, linewidth=2, label=f"{arm.name} ({seeds})")
+    axes.set_xlabel("training step")
+    axes.set_ylabel(f"held-out {metric}")
+    axes.set_title(title, fontsize=11)
+    axes.grid(visible=True, alpha=0.25)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", fontsize=9, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

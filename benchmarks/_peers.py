@@ -1,0 +1,304 @@
+"""The environments of the peers that the benchmarks compare with, and how a script runs in one.
+
+    python benchmarks/_peers.py agentlightning-0.3.0    makes it if need be, prints its interpreter
+    python benchmarks/_peers.py --list                  what there is
+
+Each peer has a virtualenv of its own in `.nox/peers/`, made once and again when its requirements
+change. The pins are those with which the peer works. A peer that cannot be installed or run ends
+the benchmark with exit status 1: a ratio is never left out. Making an environment needs a package
+index; measuring needs nothing but loopback.
+
+From a script of this folder:
+
+    from _peers import peer_python, run_peer
+
+    figures = run_peer("agentlightning-0.3.0", "peer_transitions.py", "--turns", "16")
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent
+FOLDER: Final = ROOT / ".nox" / "peers"
+CORE: Final = str(ROOT / "packages" / "core")
+LANGGRAPH: Final = str(ROOT / "packages" / "langgraph")
+AUTOGEN: Final = str(ROOT / "packages" / "autogen")
+CREWAI: Final = str(ROOT / "packages" / "crewai")
+OPENAI_AGENTS: Final = str(ROOT / "packages" / "openai_agents")
+FRAMEWORK: Final = ("langgraph", "langchain-openai")
+"""What a LangGraph app has already."""
+
+OFFLINE: Final = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "AGENTOPS_API_KEY": "none",
+    "AGENTOPS_FAIL_SAFE": "True",
+    "OTEL_SDK_DISABLED": "false",
+    "LANGSMITH_TRACING": "false",
+    "LANGCHAIN_TRACING_V2": "false",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "no_proxy": "127.0.0.1,localhost",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_TRACKING": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+}
+"""Nothing that a peer would fetch or send while it is measured."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What to install, and with which Python."""
+
+    requirements: tuple[str, ...]
+    python: str | None = None
+    """Such as "3.12"; None is the interpreter that runs the benchmark."""
+    ours: tuple[str, ...] = ()
+    """Packages of this repository, installed editable beside the peer."""
+
+
+PEERS: Final[Mapping[str, Peer]] = {
+    # With newer OpenTelemetry it loses spans, with newer LiteLLM its proxy does not start.
+    "agentlightning-0.3.0": Peer(
+        (
+            "agentlightning==0.3.0",
+            "opentelemetry-sdk==1.39.1",
+            "opentelemetry-exporter-otlp==1.39.1",
+            "litellm[proxy]==1.80.11",
+        )
+    ),
+    # It asks for Python 3.12.
+    "agentlightning-1.0.2": Peer(("agentlightning==1.0.2",), python="3.12"),
+    # What the issue of size is about: a LangGraph app's own environment, and with lightspan added.
+    "langgraph": Peer(FRAMEWORK),
+    "langgraph-lightspan": Peer(FRAMEWORK, ours=(CORE, LANGGRAPH)),
+    "openinference": Peer(
+        (
+            *FRAMEWORK,
+            "openinference-instrumentation-langchain==0.1.80",
+            "openinference-instrumentation-openai==0.1.66",
+        ),
+        ours=(f"{CORE}[serve]", LANGGRAPH),
+    ),
+    "openinference-autogen": Peer(
+        (
+            "autogen-agentchat==0.7.5",
+            "autogen-ext[openai]==0.7.5",
+            "openai==3.52.0",
+            "openinference-instrumentation-autogen-agentchat==0.1.22",
+        ),
+        ours=(f"{CORE}[serve]", AUTOGEN),
+    ),
+    "openinference-crewai": Peer(
+        (
+            "crewai==1.15.30",
+            "openai==2.54.0",
+            "openinference-instrumentation-crewai==1.1.21",
+            "openinference-instrumentation-openai==0.1.66",
+        ),
+        ours=(f"{CORE}[serve]", CREWAI),
+    ),
+    "openinference-openai-agents": Peer(
+        (
+            "openai-agents==0.24.0",
+            "openai==3.52.0",
+            "openinference-instrumentation-openai-agents==2.6.0",
+        ),
+        ours=(f"{CORE}[serve]", OPENAI_AGENTS),
+    ),
+}
+
+
+class PeerError(SystemExit):
+    """A peer cannot be installed or run: the benchmark ends with this text, exit status 1."""
+
+
+def peer_python(name: str) -> Path:
+    """The interpreter of a peer's virtualenv, which is made if it does not exist.
+
+    Raises:
+        PeerError: there is no such peer, or it cannot be installed.
+    """
+    if name not in PEERS:
+        raise PeerError(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
+    peer, folder = PEERS[name], FOLDER / name
+    python, made = folder / "bin" / "python", folder / "made.txt"
+    wanted = _fingerprint(peer)
+    with _locked(name):
+        if not (python.exists() and made.exists() and made.read_text() == wanted):
+            print(f"making the environment of {name}: {folder}", file=sys.stderr, flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            _install(name, peer, folder, python)
+            made.write_text(wanted)
+    return python
+
+
+def peer_environment(**more: str) -> dict[str, str]:
+    """The variables that a peer's process gets: this process's, offline, without its Python's."""
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        and not name.startswith(("OTEL_", "OPENAI_", "LANGCHAIN_", "LANGSMITH_", "AGL_"))
+    }
+    return {**mine, **OFFLINE, **more}
+
+
+def run_peer(name: str, script: str, *arguments: str, timeout_s: float = 600.0) -> Any:
+    """Run a script of this folder in a peer's environment; what its last line says, from JSON.
+
+    Raises:
+        PeerError: the script failed, took longer than `timeout_s`, or printed no JSON.
+    """
+    command = [str(peer_python(name)), "-I", str(HERE / script), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env=peer_environment(),
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PeerError(f"{name}: {script} did not end within {timeout_s:g} s") from error
+    if done.returncode:
+        tail = (done.stderr or done.stdout)[-3000:]
+        raise PeerError(f"{name}: {script} failed with status {done.returncode}:\n{tail}")
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise PeerError(f"{name}: {script} printed no figures:\n{done.stdout[-2000:]}") from error
+
+
+def distributions(name: str) -> dict[str, str]:
+    """Name to version of what is installed in a peer's environment, pip and setuptools apart."""
+    done = subprocess.run(
+        [str(peer_python(name)), "-I", "-m", "pip", "list", "--format", "json"],
+        env=peer_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {item["name"].lower(): item["version"] for item in json.loads(done.stdout)}
+    return {key: found[key] for key in sorted(found) if key not in ("pip", "setuptools")}
+
+
+# --- making one -----------------------------------------------------------------------------
+def _fingerprint(peer: Peer) -> str:
+    """What the environment was made from; our own packages by what they declare."""
+    parts = [*peer.requirements, str(peer.python), sys.version]
+    for path in peer.ours:
+        parts += [path, *_declared(path)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _declared(path: str) -> list[str]:
+    """The requirements of a package of ours, with those of the extras in its path."""
+    folder, _, extras = path.partition("[")
+    project = tomllib.loads((Path(folder) / "pyproject.toml").read_text())["project"]
+    optional = project.get("optional-dependencies", {})
+    more = [optional[extra] for extra in extras.rstrip("]").split(",") if extra]
+    return [*project["dependencies"], *itertools.chain.from_iterable(more)]
+
+
+def _install(name: str, peer: Peer, folder: Path, python: Path) -> None:
+    wanted = list(peer.requirements)
+    for path in peer.ours:
+        wanted += ["-e", path]
+    _do(name, [_interpreter(name, peer), "-m", "venv", str(folder)])
+    _do(name, [str(python), "-m", "pip", "install", "--quiet", *wanted])
+
+
+def _do(name: str, command: list[str]) -> None:
+    done = subprocess.run(
+        command, env=peer_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        tail = (done.stderr or done.stdout)[-3000:]
+        raise PeerError(f"the peer {name} cannot be installed:\n{' '.join(command)}\n{tail}")
+
+
+def _interpreter(name: str, peer: Peer) -> str:
+    """The Python that a peer asks for."""
+    if peer.python is None or sys.version.startswith(f"{peer.python}."):
+        return sys.executable
+    for candidate in _candidates(peer.python):
+        if _version(candidate) == peer.python:
+            return candidate
+    variable = _variable(peer.python)
+    raise PeerError(
+        f"the peer {name} needs Python {peer.python}, which was not found on the PATH or among "
+        f"pyenv's; {variable} may name its interpreter"
+    )
+
+
+def _candidates(version: str) -> Iterator[str]:
+    named = os.environ.get(_variable(version))
+    if named:
+        yield named
+    yield f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for folder in sorted((pyenv / "versions").glob(f"{version}.*"), reverse=True):
+        yield str(folder / "bin" / "python")
+
+
+def _variable(version: str) -> str:
+    return "LIGHTSPAN_PYTHON" + version.replace(".", "")
+
+
+def _version(python: str) -> str | None:
+    """Such as "3.12", or None if it does not run."""
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """One process at a time makes an environment."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Make the environments that are named."""
+    parser = argparse.ArgumentParser(description="Make the environment of a peer.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument("--list", action="store_true", help="print the peers and their pins")
+    options = parser.parse_args()
+    if options.list:
+        for name, peer in PEERS.items():
+            print(f"{name}: {' '.join(peer.requirements)}")
+    for name in options.names:
+        print(peer_python(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""How a benchmark prints its figures: a table with the peer's, the ratio and what is to be reached.
+
+    figures = [Figure(what="spans to rows, 16 turns", unit="CPU-ms", ours=0.05, theirs=1.8,
+                      peer="0.3.0", at_least=10)]
+    sys.exit(finish(figures, options.json))
+
+The exit status is 1 if any target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured figure, with a peer's of the same run and a target where there are any."""
+
+    what: str
+    unit: str
+    ours: float
+    peer: str = ""
+    theirs: float | None = None
+    more_is_better: bool = False
+    """Rates; else costs."""
+    at_least: float | None = None
+    """Reach: the ratio, how many times better than the peer."""
+    at_most: float | None = None
+    """Reach: our figure itself, in its unit."""
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better ours is; None without a peer."""
+        if self.theirs is None:
+            return None
+        better, worse = (
+            (self.ours, self.theirs) if self.more_is_better else (self.theirs, self.ours)
+        )
+        return better / worse if worse else float("inf")
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether every target of this figure is reached; None without a target."""
+        if self.at_least is None and self.at_most is None:
+            return None
+        if self.at_most is not None and self.ours > self.at_most:
+            return False
+        return self.at_least is None or (self.ratio is not None and self.ratio >= self.at_least)
+
+    @property
+    def target(self) -> str:
+        """What is to be reached, as text."""
+        parts = []
+        if self.at_most is not None:
+            parts.append(f"<= {self.at_most:g} {self.unit}")
+        if self.at_least is not None:
+            parts.append(f">= {self.at_least:g}x")
+        return ", ".join(parts)
+
+
+def finish(figures: Sequence[Figure], path: Path | None) -> int:
+    """Print the table, write the JSON if a path is given; the exit status."""
+    print(table(figures))
+    missed = [figure.what for figure in figures if figure.reached is False]
+    if path is not None:
+        path.write_text(json.dumps(report(figures), indent=2) + "\n")
+    for what in missed:
+        print(f"missed: {what}")
+    return 1 if missed else 0
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """The figures as aligned text."""
+    heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "reach", "")
+    lines = [heads, *(_cells(figure) for figure in figures)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def report(figures: Sequence[Figure]) -> dict[str, Any]:
+    """The figures, when and on what they were measured."""
+    rows = [
+        {**asdict(figure), "ratio": figure.ratio, "reached": figure.reached} for figure in figures
+    ]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "figures": rows,
+    }
+
+
+def commit() -> str:
+    """The commit that is checked out, `-dirty` if the tree differs; empty outside a checkout."""
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(git, cwd=here, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def options_of(description: str) -> argparse.ArgumentParser:
+    """A parser with `--json PATH`, the description as it is written."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there too")
+    return parser
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    ratio, reached = figure.ratio, figure.reached
+    return (
+        figure.what,
+        figure.unit,
+        _number(figure.ours),
+        figure.peer,
+        "" if figure.theirs is None else _number(figure.theirs),
+        "" if ratio is None else f"{ratio:.3g}x",
+        figure.target,
+        figure.note if reached is None else f"{'reached' if reached else 'MISSED'} {figure.note}",
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"

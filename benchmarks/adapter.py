@@ -1,0 +1,191 @@
+"""CPU that adapter and shim add to a model call in the app, against OpenInference's instrumentors.
+
+    python benchmarks/adapter.py [--runs 50] [--rounds 20] [--json PATH]
+
+The app is a LangGraph graph of one node that asks ChatOpenAI once, over HTTP, a model server in
+another process that answers instantly. Five such processes take turns, all in the environment that
+has both sides: nothing installed; ours with the call redirected to a gateway (the model server
+stands for it); ours with the call left where the app pointed it and recorded; ours with no scope
+open; OpenInference's LangChain and OpenAI instrumentors with a batch processor and an exporter that
+throws everything away. Ours includes the writing of the spans to SQLite. What something adds is the
+median over the rounds of its CPU time less that of the bare app in the same round.
+
+With no scope open that difference drowns in noise, so the figure that counts is measured without
+the app: the wrapper around the SDK's `request`, and what the adapter adds to LangChain's
+`CallbackManager.configure`, as often as one run of the graph calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from _peers import FOLDER, HERE, PeerError, peer_environment, peer_python, run_peer
+from _report import Figure, finish, options_of
+from _upstream import Upstream
+
+PEER: Final = "openinference+client"
+KINDS: Final = ("plain", "outside", "redirected", "recorded", PEER)
+OUTSIDE_US: Final = 10.0
+HALF: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An app of one framework; see `peer_adapter.py`."""
+
+    framework: str
+    peer: str
+    """The environment, a key of `_peers.PEERS`."""
+    agents: int = 1
+    """Each asks its model once."""
+    is_team: bool = False
+    """Whether what is around several agents is an agent too."""
+
+    @property
+    def spans(self) -> dict[str, int]:
+        """A run of ours records its agents; and their calls, if no gateway does."""
+        around = self.agents + self.is_team
+        return {"redirected": around, "recorded": around + self.agents}
+
+
+LANGGRAPH: Final = Case(framework="langgraph", peer="openinference")
+
+
+class Process:
+    """One app, see `peer_adapter.py`."""
+
+    def __init__(self, kind: str, process: subprocess.Popen[str]) -> None:
+        self.kind = kind
+        self._process = process
+
+    def ask(self, runs: int) -> dict[str, float]:
+        """What that many runs cost.
+
+        Raises:
+            PeerError: it ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{runs}\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict[str, float]:
+        """The next line that it says.
+
+        Raises:
+            PeerError: it ended.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"the app of kind {self.kind} ended: see its error above")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def running(case: Case, kind: str, url: str) -> Iterator[Process]:
+    """An app's process, ended with the block."""
+    script = [str(peer_python(case.peer)), "-I", str(HERE / "peer_adapter.py")]
+    command = [*script, case.framework, str(case.agents), kind, url]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=FOLDER,
+        env=peer_environment(),
+    )
+    try:
+        yield Process(kind, process)
+    finally:
+        process.communicate()
+
+
+def measure(
+    case: Case, kinds: Sequence[str], url: str, runs: int, rounds: int
+) -> dict[str, list[float]]:
+    """CPU microseconds a run of each kind, one figure a round."""
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with ExitStack() as stack:
+        apps = [stack.enter_context(running(case, kind, url)) for kind in kinds]
+        for app in apps:
+            app.read()
+        for number in range(rounds):
+            turn = number % len(apps)
+            for app in (*apps[turn:], *apps[:turn]):
+                got = app.ask(runs)
+                check(case, app.kind, got)
+                spent[app.kind].append(got["us"])
+    return spent
+
+
+def check(case: Case, kind: str, got: Mapping[str, float]) -> None:
+    """Everybody recorded what they should.
+
+    Raises:
+        PeerError: they did not.
+    """
+    said = f"{case.framework}, {kind}: {got['spans']} spans and {got['calls']} model calls a run"
+    if kind in case.spans and got["spans"] != case.spans[kind]:
+        raise PeerError(f"{said}, not {case.spans[kind]} spans")
+    if kind.startswith("openinference") and got["calls"] < case.agents:
+        raise PeerError(f"{said}: an instrumentor does nothing")
+
+
+def added(spent: Mapping[str, Sequence[float]], kind: str) -> float:
+    """Microseconds a run beyond the bare app; the median round."""
+    pairs = zip(spent[kind], spent["plain"], strict=True)
+    return statistics.median(own - bare for own, bare in pairs)
+
+
+def figures_of(spent: dict[str, list[float]], alone: dict[str, Any]) -> list[Figure]:
+    """The table."""
+    theirs = added(spent, PEER)
+    found = [
+        Figure(
+            what=f"added to a call, {kind}",
+            unit="CPU-us",
+            ours=added(spent, kind),
+            peer="openinference",
+            theirs=theirs,
+            at_least=HALF,
+        )
+        for kind in ("redirected", "recorded")
+    ]
+    found.append(
+        Figure(
+            what="added with no scope open",
+            unit="CPU-us",
+            ours=alone["us"],
+            at_most=OUTSIDE_US,
+            note=f"shim {alone['shim_us']:.2f}, adapter {alone['adapter_us']:.2f}",
+        )
+    )
+    outside = added(spent, "outside")
+    bare = statistics.median(spent["plain"])
+    found.append(Figure(what="the same as a difference of runs", unit="CPU-us", ours=outside))
+    found.append(Figure(what="the bare run", unit="CPU-us", ours=bare))
+    return found
+
+
+def main() -> int:
+    """See the module; the exit status says whether the targets are reached."""
+    parser = options_of(__doc__)
+    parser.add_argument("--runs", type=int, default=50, help="runs in a round, a multiple of 10")
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    with Upstream() as url:
+        spent = measure(LANGGRAPH, KINDS, url, options.runs, options.rounds)
+        alone = run_peer(LANGGRAPH.peer, "peer_adapter.py", "langgraph", "1", "alone", url)
+    return finish(figures_of(spent, alone), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

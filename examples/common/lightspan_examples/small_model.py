@@ -1,0 +1,151 @@
+"""The small model that learns on a laptop: a Qwen2 of 0.8 M parameters, built from nothing.
+
+Tokenizer and model are saved as an ordinary transformers folder, which `AutoTokenizer` and
+`AutoModelForCausalLM` load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+Chat: TypeAlias = Mapping[str, Any]
+"""`{"messages": [...]}`, with `"tools"` where there are any."""
+
+START = "<|im_start|>"
+END = "<|im_end|>"
+PAD = "<|endoftext|>"
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Call a function with <tool_call>{"name": ..., "arguments": ...}</tool_call>.\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' + (tool | tojson) }}
+    {%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' }}
+    {%- elif not (tools and loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- set function = call.function or call %}
+            {%- set arguments = function.arguments %}
+            {{- '\\n' if message.content or not loop.first }}
+            {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
+            {{- arguments if arguments is string else arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""ChatML, tools in the Hermes style; no message changes how the ones before it are rendered."""
+
+
+def build_model(
+    directory: str | Path,
+    chats: Iterable[Chat],
+    *,
+    seed: int = 0,
+    vocabulary: int = 896,
+    context: int = 512,
+) -> None:
+    """Save an untrained model and a tokenizer fitted to the text of `chats`.
+
+    Args:
+        vocabulary: pieces of the tokenizer.
+        context: tokens that a prompt and its answer may have together.
+    """
+    tokenizer = build_tokenizer(chats, vocabulary=vocabulary, context=context)
+    tokenizer.save_pretrained(directory)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(model_config(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(directory)
+
+
+def model_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
+    """The architecture."""
+    return Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def build_tokenizer(
+    chats: Iterable[Chat], *, vocabulary: int = 896, context: int = 512
+) -> Qwen2Tokenizer:
+    """A byte-level BPE fitted to `chats`; any other text can be spelled with it.
+
+    It is a `Qwen2Tokenizer` because that is what `AutoTokenizer` makes of any tokenizer beside a
+    Qwen2 model; its rules split numbers into single digits.
+    """
+    empty = Qwen2Tokenizer()
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = empty.backend_tokenizer.normalizer
+    bpe.pre_tokenizer = empty.backend_tokenizer.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_texts(chats), trainer)
+    trained = json.loads(bpe.to_str())["model"]
+    merges: Any = [tuple(merge) for merge in trained["merges"]]
+    return Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=merges,
+        unk_token=PAD,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=[START],
+        model_max_length=context,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _texts(chats: Iterable[Chat]) -> Iterator[str]:
+    """What the chat template renders, but for its own words."""
+    for chat in chats:
+        for tool in chat.get("tools") or []:
+            yield json.dumps(tool)
+        for message in chat["messages"]:
+            yield f"{message['role']}\n{message.get('content') or ''}\n"
+            for call in message.get("tool_calls") or []:
+                yield f"<tool_call>\n{json.dumps(_called(call))}\n</tool_call>"
+
+
+def _called(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return {"name": function["name"], "arguments": arguments}

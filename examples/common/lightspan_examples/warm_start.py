@@ -1,0 +1,89 @@
+"""A small model's warm start: it imitates imperfect demonstrations before it is reinforced."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+from lightspan import SFT, Optimizer
+from lightspan.progress import Reporter
+from lightspan_examples import small_model
+from lightspan_examples.recipe import Imitation
+from lightspan_examples.small_model import Chat, build_model
+
+TOKENIZER_CHATS = 3000
+"""Demonstrations that the tokenizer is fitted to."""
+
+
+def warm_start(
+    cache_dir: Path,
+    seed: int,
+    reporter: Reporter,
+    settings: Imitation,
+    demonstrate: Callable[[int, int], Sequence[Chat]],
+    sources: Iterable[ModuleType],
+) -> tuple[Path, float]:
+    """The small model, taught by demonstrations; cached by seed, settings and their sources.
+
+    Args:
+        demonstrate: (how many, seed) → as many demonstrations, the assistant's message last.
+        sources: the modules that the demonstrations depend on.
+
+    Returns:
+        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
+    """
+    folder = cache_dir / f"warm-start-{_digest(settings, sources)}-{seed}"
+    complete = folder / "complete"
+    if complete.exists():
+        reporter.line(f"warm start of seed {seed}: cached in {folder}")
+        return folder, float(complete.read_text())
+    reporter.line("warm start: a small model imitates imperfect demonstrations")
+    chats = demonstrate(settings.demonstrations, seed)
+    base = folder.with_name(f"{folder.name}-untrained")
+    build_model(
+        base,
+        chats[:TOKENIZER_CHATS],
+        seed=seed,
+        vocabulary=settings.vocabulary,
+        context=settings.context,
+    )
+    result = make_sft(base, seed, settings).fit(chats, folder, reporter=reporter)
+    shutil.rmtree(base)
+    complete.write_text(f"{result.seconds:.1f}")
+    return folder, result.seconds
+
+
+def make_sft(
+    model: Path, seed: int, settings: Imitation, *, max_cpu_seconds: float | None = None
+) -> SFT:
+    """Supervised fine-tuning as the warm start does it."""
+    optimizer = Optimizer(
+        name="muon",
+        learning_rate=settings.learning_rate,
+        muon_learning_rate=settings.muon_learning_rate,
+        warmup_steps=settings.warmup_steps,
+        decay_steps=settings.demonstrations // settings.batch,
+    )
+    return SFT(
+        model,
+        optimizer=optimizer,
+        batch_size=settings.batch,
+        prompt_weight=settings.prompt_weight,
+        turns=settings.turns,
+        max_cpu_seconds=max_cpu_seconds,
+        seed=seed,
+    )
+
+
+def _digest(settings: Imitation, sources: Iterable[ModuleType]) -> str:
+    """Of what a warm start depends on."""
+    text = json.dumps(asdict(settings), sort_keys=True)
+    for module in (*sources, small_model):
+        text += inspect.getsource(module)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,64 @@
+"""Tasks from a folder of published data, whichever of the known layouts it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightspan.errors import DataError
+from math_example import calc_x, gsm8k
+from math_example.records import Record, Split, files_of, read
+from math_example.worlds import Task
+
+LAYOUTS: Final[Mapping[str, Callable[[Record], Task | str]]] = {
+    calc_x.FIELD: calc_x.task,
+    gsm8k.FIELD: gsm8k.task,
+}
+"""How a record is read, by a field that it has."""
+
+
+class Loaded(NamedTuple):
+    """The tasks of a split, and what was left out."""
+
+    tasks: list[Task]
+    files: list[Path]
+    """The files that were read."""
+    skipped: list[str]
+    """Records that cannot be scored: which, and why."""
+
+
+def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded:
+    """The tasks of a split of Calc-X or GSM8K, in the order of the files.
+
+    Args:
+        directory: the data set's folder; see `math_example.records` for what is found in it.
+        limit: tasks at most.
+
+    Raises:
+        DataError: no file of the split, or a malformed one: file, line and field are named.
+    """
+    files = files_of(Path(directory), split)
+    tasks: list[Task] = []
+    skipped: list[str] = []
+    records = (record for file in files for record in read(file))
+    for record in records:
+        if limit is not None and len(tasks) >= limit:
+            break
+        task = _layout(record)(record)
+        if isinstance(task, str):
+            skipped.append(f"{record.where}: {task}")
+        else:
+            tasks.append(task)
+    if not tasks:
+        names = ", ".join(map(str, files))
+        raise DataError(f"no record of {names} can be scored: {skipped[:3]}")
+    return Loaded(tasks, files, skipped)
+
+
+def _layout(record: Record) -> Callable[[Record], Task | str]:
+    for field, read_task in LAYOUTS.items():
+        if field in record.fields:
+            return read_task
+    wanted = " nor ".join(f"{field!r}" for field in LAYOUTS)
+    raise DataError(f"{record.where} has neither a field {wanted}: neither Calc-X nor GSM8K")

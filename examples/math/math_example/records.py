@@ -1,0 +1,108 @@
+"""Published data sets, read as records: a folder's files of a split, line by line or row by row.
+
+DIR/train.jsonl  DIR/test.jsonl                          one JSON object on each line
+DIR/train.parquet  DIR/test.parquet                      as agent-lightning's tutorial has them
+DIR/data/train-*.parquet  DIR/main/train-*.parquet       as on the Hugging Face hub
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from lightspan.errors import DataError
+
+Split: TypeAlias = Literal["train", "test"]
+
+PATTERNS: Final[Sequence[str]] = (
+    "{split}.parquet",
+    "{split}.jsonl",
+    "data/{split}-*.parquet",
+    "main/{split}-*.parquet",
+)
+"""Where a split's records are looked for; the first pattern that finds files is read."""
+
+
+class Record(NamedTuple):
+    """One record and where it stands."""
+
+    where: str
+    """File and line or row, counted from 1."""
+    fields: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """A field that has to be a text with something in it.
+
+        Raises:
+            DataError: it is missing, no text, or blank.
+        """
+        if name not in self.fields:
+            found = ", ".join(map(str, self.fields)) or "none"
+            raise DataError(f"{self.where} has no field {name!r}; its fields: {found}")
+        value = self.fields[name]
+        if not isinstance(value, str):
+            raise DataError(f"{self.where}: field {name!r} is {value!r}, not a text")
+        if not value.strip():
+            raise DataError(f"{self.where}: field {name!r} is empty")
+        return value
+
+
+def files_of(directory: Path, split: Split) -> list[Path]:
+    """The files that hold a split.
+
+    Raises:
+        DataError: there is no such folder, or nothing in it.
+    """
+    if not directory.is_dir():
+        raise DataError(f"--data {directory}: there is no such folder")
+    for pattern in PATTERNS:
+        found = sorted(directory.glob(pattern.format(split=split)))
+        if found:
+            return found
+    wanted = ", ".join(pattern.format(split=split) for pattern in PATTERNS)
+    raise DataError(f"--data {directory}: no file of the split {split}; one of {wanted}")
+
+
+def read(file: Path) -> Iterator[Record]:
+    """The records of a file, in order.
+
+    Raises:
+        DataError: the file cannot be read, or a line of it is no JSON object.
+    """
+    rows = _parquet(file) if file.suffix == ".parquet" else _json_lines(file)
+    for number, row in rows:
+        where = f"{file.name}:{number}"
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where} is {row!r:.40}, not a record")
+        yield Record(where, row)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _json(f"{file.name}:{number}", line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _json(where: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise DataError(f"reading {file} needs pyarrow: pip install pyarrow") from error
+    try:
+        rows = parquet.read_table(file).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise DataError(f"{file} cannot be read: {error}") from error
+    yield from enumerate(rows, 1)

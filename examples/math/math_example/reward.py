@@ -1,0 +1,103 @@
+"""The reward: is the answer exactly right?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Final
+
+MARK: Final = "####"
+"""Stands before the final answer, as in GSM8K."""
+
+_BOXED: Final = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+"""Two levels of braces inside, as in `\\boxed{\\frac{3}{4}}`."""
+_FRACTION: Final = re.compile(r"(\d?)\s*\\[dt]?frac\s*\{\s*([^{}]*?)\s*\}\s*\{\s*([^{}]*?)\s*\}")
+_WHOLE: Final = r"(?:\d{1,3}(?:[,_]\d{3})+|\d+)"
+_NUMBER: Final = re.compile(
+    rf"""
+    (?P<sign>(?<![\w.)])[-−]\s?)?  # after a number or a word it is a minus or a hyphen
+    (?:[$€£]\s?)?
+    (?<![\w.])(?:
+        (?:(?P<units>{_WHOLE})\s)?(?P<top>{_WHOLE})\s?/\s?(?P<bottom>{_WHOLE})
+        | (?P<decimal>(?:{_WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,2}}(?!\w))?)
+    )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_UNIT: Final = re.compile(r"[^\d+*^()=,-]*")
+_READ: Final = 2000
+"""Characters at the end of a reply that are read."""
+_LONGEST: Final = 200
+"""Characters of a number; a longer one is none."""
+
+
+def exact_answer(reply: str, answer: str) -> float:
+    """1.0 if the final answer of a reply is exactly `answer`, else 0.0.
+
+    Numbers are compared as rationals: `1,200`, `1200.0` and `$1200` are equal, `2/3` and `0.667`
+    are not. An answer that is no number (a choice, such as `C`) is compared as a word.
+    """
+    found = final_answer(reply)
+    wanted = number(answer)
+    if wanted is not None:
+        return float(number(found) == wanted)
+    words = re.findall(r"\w+", found)
+    # "#### C) 12" names the choice first, "So the answer is C." last
+    word = "" if not words else words[-1] if found == reply else words[0]
+    return float(word.casefold() == answer.strip().casefold())
+
+
+def final_answer(reply: str) -> str:
+    r"""What a reply says last: behind `####`, in `\boxed{}`, or all of it if there is neither."""
+    if MARK in reply:
+        lines = reply.rpartition(MARK)[2].strip().splitlines()
+        return lines[0] if lines else ""
+    boxed = _BOXED.findall(reply)
+    return boxed[-1] if boxed else reply
+
+
+def number(text: str) -> Fraction | None:
+    """The last number in a text, exactly; None if there is none.
+
+    Read are `-3`, `1,200`, `1_200`, `12.50`, `$12`, `3/4`, `1 1/2` and LaTeX's fractions; units and
+    `%` are left out.
+    """
+    matches = list(_NUMBER.finditer(_plain(text[-_READ:])))
+    if not matches or len(matches[-1].group()) > _LONGEST:
+        return None
+    found = matches[-1]
+    part = {name: re.sub("[,_]", "", part or "") for name, part in found.groupdict().items()}
+    if part["bottom"]:
+        if int(part["bottom"]) == 0:
+            return None
+        value = int(part["units"] or 0) + Fraction(int(part["top"]), int(part["bottom"]))
+    else:
+        value = Fraction(part["decimal"])
+    return -value if part["sign"] else value
+
+
+def is_one_number(text: str) -> bool:
+    """Whether a text is a number and at most its unit: `12 km/h`, but not `1 hour 30 minutes`."""
+    plain = _plain(text).strip()
+    found = _NUMBER.match(plain)
+    return found is not None and _UNIT.fullmatch(plain, found.end()) is not None
+
+
+def _plain(text: str) -> str:
+    """LaTeX's numbers written as people type them: `1\\frac{1}{2}` is `1 1/2`."""
+
+    def typed(found: re.Match[str]) -> str:
+        before, top, bottom = found.groups()
+        return f"{before}{' ' if before else ''}{top}/{bottom}"
+
+    if "\\" not in text:
+        return text
+    return _FRACTION.sub(typed, text.replace("{,}", ",").replace("\\,", ""))
+
+
+def constant_answer_scores(answers: Iterable[str]) -> Mapping[str, float]:
+    """The reward over tasks with these answers of giving the same answer to all of them."""
+    counted = Counter(answers)
+    return {answer: count / counted.total() for answer, count in counted.most_common()}

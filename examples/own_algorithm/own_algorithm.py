@@ -1,0 +1,67 @@
+"""RAFT (reward-ranked fine-tuning, arXiv 2304.06767) as an algorithm of one's own.
+
+Of the rollouts of each task, those with the best reward are imitated, if others did worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms.measures import rollout_metrics
+from lightspan.learners import Optimizer, SFTLoss
+from lightspan.lightning import Episode, Selection, build_rows, cover, trained_transitions
+from lightspan.records import Json, Sampling
+from lightspan.routing import Routing
+
+
+@dataclass(kw_only=True)
+class RAFT(Algorithm):
+    """A field named as something of `Algorithm` (`seed`, `optimizer`, …) is that setting."""
+
+    model: str
+    optimize: str = "*"
+    group_size: int = 8
+    tasks_per_step: int = 8
+    optimizer: Optimizer = field(default=Optimizer(learning_rate=1e-3))
+    seed: int = 0
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {"policy": PolicySpec(model=self.model)}
+
+    def routing(self) -> Routing:
+        return Selection.of(self.optimize, sampling=Sampling(temperature=1.0)).routing
+
+    def config(self) -> dict[str, Json]:
+        return {"algorithm": self.name, **msgspec.to_builtins(self)}
+
+    async def run_step(self, world: World) -> Metrics:
+        tasks = world.next_tasks(self.tasks_per_step)
+        episodes = await world.rollouts(tasks, self.group_size)
+        # calls of selected agents that may be trained: `cover` says why others may not
+        imitated = [(e, cover(e, self.routing())) for e in best_of_each_task(episodes)]
+        transitions = [t for pair in imitated for t in trained_transitions(*pair)]
+        metrics = {**rollout_metrics(episodes), "imitated": float(len(imitated))}
+        if not transitions:
+            world.note("no task had a rollout better than its others: nothing to imitate")
+            return metrics
+        weight = 1.0 / sum(t.tokens for t in transitions)  # the learner minimises Σ weight · loss
+        rows = build_rows(transitions, token_weights=[weight] * len(transitions)).rows
+        learned = await world.learn(partial(world.learner.update, rows, SFTLoss()))
+        await world.publish()
+        return {**metrics, **{f"learner/{key}": value for key, value in learned.items()}}
+
+
+def best_of_each_task(episodes: list[Episode]) -> list[Episode]:
+    """Those with the highest reward of their group, where a group's rewards differ. Unscored and
+    damaged rollouts, and those that did not end, are neither imitated nor compared with."""
+    groups: dict[str, list[tuple[float, Episode]]] = {}
+    for e in episodes:
+        if e.finished and not e.damage and e.reward is not None:
+            groups.setdefault(e.group_id, []).append((e.reward, e))
+    best = {name: max(reward for reward, _ in group) for name, group in groups.items()}
+    mixed = [n for n, group in groups.items() if min(reward for reward, _ in group) < best[n]]
+    return [e for name in mixed for reward, e in groups[name] if reward == best[name]]

@@ -1,0 +1,103 @@
+"""What a reader of other people's data gives: questions, passages, and what it left out.
+
+corpus = musique.read("musique/data", "train")     or documents.read("handbook", "train")
+data = corpus.save_index("cache")                  built once for these passages
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from lightspan.errors import DataError
+from rag_example.index import Index, Passage
+from rag_example.worlds import Task
+
+Split: TypeAlias = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Questions about passages."""
+
+    name: str
+    """Of the index, in file names."""
+    tasks: list[Task]
+    passages: list[Passage]
+    files: list[Path]
+    """What was read."""
+    skipped: list[str]
+    """What was not, and why."""
+
+    def save_index(self, folder: str | Path) -> Path:
+        """Build the index of the passages in a folder, unless it is there already.
+
+        Returns:
+            The folder of the index: `folder` with the `documents` of every task.
+        """
+        path = Path(folder) / self.name
+        if not path.exists():
+            Index.build(self.passages).save(path)
+        return path
+
+
+def index_name(kind: str, passages: Sequence[Passage]) -> str:
+    """A name that changes with the passages, so that an index is never one of others."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(json.dumps(passage).encode())
+    return f"{kind}-{digest.hexdigest()[:12]}-index"
+
+
+def json_lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(file and line, object) for each line that is not blank.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no JSON object.
+    """
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    where = f"{file.name}:{number}"
+                    yield where, _object(line, where)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _object(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{where} is no JSON object: each line has one question")
+    return found
+
+
+def text_of(entry: Mapping[str, Any], key: str, where: str) -> str:
+    """A field that has to be text with something in it.
+
+    Raises:
+        DataError: it is missing, empty or something else.
+    """
+    value = entry.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: {key} is {value!r}; it has to be a text")
+    return value
+
+
+def texts_of(entry: Mapping[str, Any], key: str, where: str) -> list[str]:
+    """A field that is a list of texts, or is missing.
+
+    Raises:
+        DataError: it is something else.
+    """
+    values = entry.get(key, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise DataError(f"{where}: {key} is {values!r}; it has to be a list of texts")
+    return values

@@ -1,0 +1,106 @@
+"""The crew as lightspan trains it: what `training` is to the app on the OpenAI Agents SDK."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# before CrewAI is imported: it asks the internet otherwise
+os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
+
+from crewai import LLM
+
+import lightspan_crewai
+from lightspan import rollout
+from lightspan.progress import Reporter
+from lightspan_examples import recipe as common
+from rag_example import (
+    crew_demonstrations,
+    demonstrations,
+    index,
+    library,
+    names,
+    prompts,
+    recipes,
+    worlds,
+)
+from rag_example.crew import ask, build_crew, chat_model
+from rag_example.prompts import ANSWERER, SEARCHER
+from rag_example.recipes import REAL_MODEL, Recipe, TrainingTask, library_of, load_data, load_tasks
+from rag_example.reward import score
+
+TRAINED = [SEARCHER.role, ANSWERER.role]
+"""The agents that learn."""
+AGENTS = (SEARCHER.role, ANSWERER.role)
+"""Every agent of the crew: a misspelt name is an error before anything runs."""
+RECIPE = recipes.CREW
+
+# it warns at every call that it cannot count the tokens of a model that it does not know
+logging.getLogger("crewai.llms.base_llm").setLevel(logging.ERROR)
+
+lightspan_crewai.instrument()
+
+
+@rollout
+def answer(task: TrainingTask) -> float:
+    """Run the crew on a question and score its answer. The gold answers stay out here."""
+    crew = build_crew(library_of(task), _llm(task["max_tokens"]), max_searches=task["max_searches"])
+    return score(ask(task["question"], crew), task["answers"])
+
+
+@cache
+def _llm(max_tokens: int) -> LLM:
+    # Where the client points does not matter in training: the calls of optimised agents go to the
+    # model that learns, and with frozen="base" the others to the one that it started from.
+    return chat_model(
+        "rag",
+        base_url="http://localhost/v1",
+        api_key="unused",
+        temperature=RECIPE.temperature,
+        max_tokens=max_tokens,
+    )
+
+
+def warm_start(
+    cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe = RECIPE
+) -> tuple[Path, float]:
+    """The small model, taught by imperfect demonstrations; cached by recipe and seed.
+
+    Returns:
+        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
+    """
+    from lightspan_examples.warm_start import warm_start
+
+    sources = [crew_demonstrations, demonstrations, index, library, names, prompts, worlds]
+    return warm_start(cache_dir, seed, reporter, recipe.imitation, chats, sources)
+
+
+def chats(count: int, seed: int) -> list[dict[str, Any]]:
+    """The demonstrations as chats."""
+    return crew_demonstrations.demonstrate(count, seed)
+
+
+def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
+    """The arguments of LightningRL that the recipe fixes; an agent left out of `optimize` stays at
+    the starting weights."""
+    return {"optimize": TRAINED, "frozen": "base", **common.rl_options(recipe, seed)}
+
+
+__all__ = [
+    "AGENTS",
+    "REAL_MODEL",
+    "RECIPE",
+    "TRAINED",
+    "Recipe",
+    "TrainingTask",
+    "answer",
+    "chats",
+    "load_data",
+    "load_tasks",
+    "rl_options",
+    "warm_start",
+]

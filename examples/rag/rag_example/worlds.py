@@ -1,0 +1,245 @@
+"""Generated worlds: fictional people, places, companies and works, documents, and questions.
+
+A world is a set of facts about named entities. Each fact is one short passage, titled with its
+entity ("Ada", "Born in Alder."). A question asks for what two or three facts lead to: "What is the
+birthplace of the author of Winter?". It says *birthplace* where the documents say *born*: a search
+by words finds the passage only with the documents' word.
+
+Each world has passages and an index of its own. Splits are by fact: each pair of linked names
+belongs to one split (`pair_split`), so no passage and no question of the test occurs in train or
+dev, nor in the demonstrations, which come from further worlds of train. Names, relations and
+phrasing are shared by all splits.
+
+Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, TypedDict
+
+from rag_example import names
+from rag_example.index import Index, Passage
+from rag_example.names import Kind
+
+Split: TypeAlias = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+
+WORLDS: Mapping[Split, int] = {"train": 20, "dev": 4, "test": 6}
+"""Worlds of each split."""
+
+QUESTIONS_PER_WORLD = 150
+"""Questions of each world, as many of two as of three hops."""
+
+HOPS = (2, 3)
+
+
+class Task(TypedDict):
+    """One question, as it is stored; the app gets `question` and the documents."""
+
+    id: str
+    question: str
+    answers: list[str]
+    """What is right; the first is the gold answer, the others its aliases."""
+    hops: int
+    """Facts that lead to the answer."""
+    documents: str
+    """The index, relative to the data directory."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """What a fact says, in the words of questions and in those of documents."""
+
+    asked: str
+    """In a question: "the birthplace of ..."."""
+    told: str
+    """In a passage: "Born in ..."; its first word is what a search needs."""
+    subject: Kind
+    object: Kind
+
+    @property
+    def keyword(self) -> str:
+        """The word that the documents use."""
+        return self.told.split()[0].lower()
+
+
+RELATIONS = (
+    Relation("birthplace", "Born in", "person", "place"),
+    Relation("debut", "Known for", "person", "work"),
+    Relation("employer", "Works for", "person", "company"),
+    Relation("mayor", "Governed by", "place", "person"),
+    Relation("founder", "Started by", "company", "person"),
+    Relation("seat", "Based in", "company", "place"),
+    Relation("author", "Written by", "work", "person"),
+    Relation("publisher", "Printed by", "work", "company"),
+)
+"""Every relation; none is between names of one kind: a search finds "Ada: Married to Ben." as well
+for Ben."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact, and the passage that tells it."""
+
+    subject: str
+    relation: Relation
+    object: str
+
+    @property
+    def text(self) -> str:
+        """The passage, without its title."""
+        return f"{self.relation.told} {self.object}."
+
+
+@dataclass(frozen=True)
+class World:
+    """Entities and facts."""
+
+    name: str
+    split: Split
+    facts: Mapping[tuple[str, Relation], Fact]
+
+    def passages(self) -> list[Passage]:
+        """The documents, in random order."""
+        told = sorted(self.facts.values(), key=lambda fact: (fact.subject, fact.relation.asked))
+        random.Random(f"passages {self.name}").shuffle(told)
+        return [
+            Passage(f"{self.name}-{number:05d}", fact.subject, fact.text)
+            for number, fact in enumerate(told)
+        ]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and the facts that lead to its answer, in the order of their search."""
+
+    facts: tuple[Fact, ...]
+
+    @property
+    def text(self) -> str:
+        """The question in words."""
+        asked = " of the ".join(fact.relation.asked for fact in reversed(self.facts))
+        word = "Who" if self.facts[-1].relation.object == "person" else "What"
+        return f"{word} is the {asked} of {self.facts[0].subject}?"
+
+    @property
+    def answer(self) -> str:
+        """The gold answer."""
+        return self.facts[-1].object
+
+
+def generate(
+    data_dir: Path,
+    *,
+    seed: int = 0,
+    worlds: Mapping[Split, int] = WORLDS,
+    questions_per_world: int = QUESTIONS_PER_WORLD,
+) -> dict[Split, list[Task]]:
+    """Write the indexes and questions of every split to `data_dir`; return the tasks.
+
+    A split's questions are in random order, those of all worlds together.
+    """
+    tasks: dict[Split, list[Task]] = {}
+    for split, count in worlds.items():
+        found: list[Task] = []
+        for number in range(count):
+            world = make_world(f"{split}-{number:02d}", split, seed=seed)
+            Index.build(world.passages()).save(data_dir / _documents(world))
+            found += _tasks(world, make_questions(world, questions_per_world, seed=seed))
+        tasks[split] = random.Random(f"order {seed} {split}").sample(found, len(found))
+        lines = "".join(f"{json.dumps(task)}\n" for task in tasks[split])
+        (data_dir / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    return tasks
+
+
+def load(data_dir: Path, split: Split) -> list[Task]:
+    """Read the tasks that `generate` wrote."""
+    text = (data_dir / f"{split}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def pair_split(subject: str, object: str) -> Split:
+    """The split that a fact with these two names belongs to, whichever is the subject.
+
+    A sixth of all pairs is for dev and a sixth for test.
+    """
+    number = sum(names.NAMES[kind].index(name) for kind, name in _kinds(subject, object))
+    shares: dict[int, Split] = {0: "dev", 1: "test"}
+    return shares.get(number % 6, "train")
+
+
+def _kinds(*found: str) -> Iterator[tuple[Kind, str]]:
+    for name in found:
+        yield next(kind for kind in names.KINDS if name in names.NAMES[kind]), name
+
+
+def make_world(name: str, split: Split, *, seed: int) -> World:
+    """A world whose facts belong to a split; `name` and `seed` decide them."""
+    rng = random.Random(f"world {seed} {name}")
+    facts: dict[tuple[str, Relation], Fact] = {}
+    for relation in RELATIONS:
+        for subject in names.NAMES[relation.subject]:
+            linked = _linked(subject, names.NAMES[relation.object], split, rng)
+            facts[subject, relation] = Fact(subject, relation, linked)
+    return World(name, split, facts)
+
+
+def _linked(subject: str, objects: Sequence[str], split: Split, rng: random.Random) -> str:
+    return rng.choice([name for name in objects if pair_split(subject, name) == split])
+
+
+def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
+    """Different questions about a world, in random order, as many of each number of hops.
+
+    Raises:
+        ValueError: the world has not so many.
+    """
+    rng = random.Random(f"questions {seed} {world.name}")
+    found: list[Question] = []
+    for number, hops in enumerate(HOPS):
+        wanted = count * (number + 1) // len(HOPS) - count * number // len(HOPS)
+        chains = list(_chains(world, hops))
+        if wanted > len(chains):
+            raise ValueError(f"world {world.name} has {len(chains)} questions of {hops} hops")
+        found += rng.sample(chains, wanted)
+    rng.shuffle(found)
+    return found
+
+
+def _chains(world: World, hops: int) -> Iterator[Question]:
+    """Every chain of facts that never comes back to an entity."""
+    for fact in world.facts.values():
+        yield from (Question(facts) for facts in _longer(world, (fact,), hops))
+
+
+def _longer(world: World, facts: tuple[Fact, ...], hops: int) -> Iterator[tuple[Fact, ...]]:
+    if len(facts) == hops:
+        yield facts
+        return
+    visited = {facts[0].subject, *(fact.object for fact in facts)}
+    for relation in RELATIONS:
+        following = world.facts.get((facts[-1].object, relation))
+        if following is not None and following.object not in visited:
+            yield from _longer(world, (*facts, following), hops)
+
+
+def _tasks(world: World, questions: Sequence[Question]) -> list[Task]:
+    return [
+        Task(
+            id=f"{world.name}-{number:04d}",
+            question=question.text,
+            answers=[question.answer],
+            hops=len(question.facts),
+            documents=_documents(world),
+        )
+        for number, question in enumerate(questions)
+    ]
+
+
+def _documents(world: World) -> str:
+    return f"{world.name}-index"

@@ -1,0 +1,163 @@
+"""Spider: questions about real schemas, read from the published folder or the tutorial's files.
+
+    DIR/train_spider.json, train_others.json, dev.json     the published lists of questions
+    DIR/train_spider.parquet, test_dev_500.parquet         the lists of agent-lightning's tutorial
+    DIR/database/<db>/<db>.sqlite                          the databases
+    DIR/test_database/<db>/<db>.sqlite                     those of held-out questions, where apart
+
+An entry needs `db_id`, `question` and `query`. Where both kinds of list lie there, the parquet
+files are read. Spider has one population of each schema, so a wrong query may agree with the gold
+query by chance; the reward is the usual execution accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from lightspan.errors import DataError
+from sql_example.database import QueryError, execute, schema_text
+from sql_example.worlds import Task
+
+Split = Literal["train", "test"]
+
+LISTS: Final[Mapping[Split, Sequence[tuple[str, ...]]]] = {
+    "train": (("train_spider.parquet",), ("train_spider.json", "train_others.json")),
+    "test": (("test_dev_500.parquet",), ("test_dev.parquet",), ("dev.json",)),
+}
+"""The lists of each split, the preferred first; files of one alternative are read together."""
+
+DATABASES: Final[Mapping[Split, Sequence[str]]] = {
+    "train": ("database",),
+    "test": ("test_database", "database"),
+}
+"""Where a split's databases are looked for, in this order."""
+
+_FIELDS: Final = ("db_id", "question", "query")
+_ORDER_BY: Final = re.compile(r"\border\s+by\b", re.IGNORECASE)
+
+
+class Loaded(NamedTuple):
+    """The tasks of a split, and what was left out."""
+
+    tasks: list[Task]
+    files: list[Path]
+    """The lists that were read."""
+    skipped: list[str]
+    """Questions whose gold query cannot be scored: which, and why."""
+
+
+def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded:
+    """The questions of a split whose gold query runs, in the order of the files.
+
+    Args:
+        directory: Spider's folder.
+        split: `test` is Spider's development set: the labels of its own test set came later.
+        limit: tasks at most.
+
+    Raises:
+        DataError: no list, a malformed one, or a database that is not there.
+    """
+    files = _files(Path(directory), split)
+    tasks: list[Task] = []
+    skipped: list[str] = []
+    for where, entry in (pair for file in files for pair in _entries(file)):
+        if limit is not None and len(tasks) >= limit:
+            break
+        database = _database(Path(directory), split, entry["db_id"], where)
+        reason = _unscorable(database, entry["query"])
+        if reason is None:
+            tasks.append(_task(Path(directory), database, entry, where))
+        else:
+            skipped.append(f"{where}: {reason}")
+    if not tasks:
+        raise DataError(f"no question of {', '.join(map(str, files))} can be scored: {skipped[:3]}")
+    return Loaded(tasks, files, skipped)
+
+
+def _files(directory: Path, split: Split) -> list[Path]:
+    if not directory.is_dir():
+        raise DataError(f"--data {directory}: there is no such folder")
+    for names in LISTS[split]:
+        found = [directory / name for name in names if (directory / name).is_file()]
+        if found:
+            return found
+    wanted = ", ".join(name for names in LISTS[split] for name in names)
+    raise DataError(f"--data {directory}: no list of questions for {split}; one of {wanted}")
+
+
+def _entries(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """(file and number, entry) for each question."""
+    try:
+        found = _parquet(file) if file.suffix == ".parquet" else json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise DataError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, list):
+        raise DataError(f"{file} is no list of questions")
+    for number, entry in enumerate(found):
+        where = f"{file.name}[{number}]"
+        fields = entry if isinstance(entry, Mapping) else {}
+        lacking = [name for name in _FIELDS if not isinstance(fields.get(name), str)]
+        if lacking:
+            raise DataError(f"{where} has no text {', '.join(lacking)}")
+        yield where, fields
+
+
+def _parquet(file: Path) -> list[Any]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise DataError(f"reading {file} needs pyarrow: pip install pyarrow") from error
+    rows: list[Any] = parquet.read_table(file).to_pylist()
+    return rows
+
+
+def _database(directory: Path, split: Split, db_id: str, where: str) -> Path:
+    names = [Path(folder) / db_id / f"{db_id}.sqlite" for folder in DATABASES[split]]
+    if db_id in (".", "..") or Path(db_id).name != db_id:
+        raise DataError(f"{where}: {db_id!r} is no name of a database")
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise DataError(
+        f"{where}: no database of {db_id!r}: {' or '.join(map(str, names))} in {directory}"
+    )
+
+
+def _unscorable(database: Path, gold: str) -> str | None:
+    """Why no answer could be right, if that is so."""
+    try:
+        result = execute(database, gold)
+    except (QueryError, ValueError) as error:
+        return f"its query fails on {database.name}: {error}"
+    return f"its query has over {len(result.rows)} rows" if result.truncated else None
+
+
+def _task(directory: Path, database: Path, entry: Mapping[str, str], where: str) -> Task:
+    return Task(
+        id=where,
+        question=entry["question"],
+        schema=_schema(database),
+        databases=[str(database.relative_to(directory))],
+        gold=entry["query"],
+        ordered=_orders(entry["query"]),
+    )
+
+
+@cache
+def _schema(database: Path) -> str:
+    return schema_text(database)
+
+
+def _orders(query: str) -> bool:
+    """Whether the outermost query orders its rows; an ORDER BY in parentheses does not."""
+    outer, depth = [], 0
+    for part in re.split(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|[()])", query):
+        depth += (part == "(") - (part == ")")
+        if depth == 0 and part[:1] not in ("'", '"', ")"):
+            outer.append(part)
+    return _ORDER_BY.search(" ".join(outer)) is not None

@@ -1,0 +1,199 @@
+"""`lightspan export`: what a run recorded and learned, for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lightspan.cli.choosing import add_query, read_query
+from lightspan.errors import ConfigError, DataError
+from lightspan.records import Mode
+from lightspan.sinks import SINKS
+
+_CALLS: Final = ("transitions", "messages")
+_FILES: Final = ("spans", *_CALLS, "tasks")
+_HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
+    "output": (*_FILES, "model"),
+    "format": _FILES,
+    "mode": _FILES,
+    "agent": _CALLS,
+    "min-reward": _FILES,
+    "to": ("metrics",),
+    "merge": ("model",),
+    "policy": ("model",),
+}
+"""Option → what it is of; those of a store are `choosing`'s."""
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "export",
+        help="write spans, transitions, chat messages or the model; send metrics elsewhere",
+        description="Write what a run recorded as JSONL or Parquet: every span, every call of a "
+        "trained agent as token ids with log-probabilities, reward and advantage, or every call as "
+        "chat messages. Or copy its trained model, or send its metrics to a place such as "
+        "TensorBoard.",
+    )
+    parser.add_argument(
+        "run_folder",
+        metavar="RUN",
+        help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
+    )
+    parser.add_argument("what", choices=[*_FILES, "metrics", "model"])
+    parser.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        metavar="PATH",
+        help="a file (standard output if absent); of the model: a new folder; not of metrics",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["jsonl", "parquet"],
+        help="by the file's name if absent, else jsonl; not of metrics or the model",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=[str(mode) for mode in Mode],
+        help="all if absent; not of metrics or the model",
+    )
+    parser.add_argument(
+        "--agent",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="of transitions and messages: only calls of these agents: a name, or a glob on paths; "
+        "may be repeated",
+    )
+    parser.add_argument(
+        "--min-reward",
+        type=float,
+        metavar="R",
+        help="only rollouts that earned R; not of metrics or the model",
+    )
+    add_query(parser)
+    parser.add_argument(
+        "--to",
+        choices=list(SINKS),
+        help="of metrics: where to send them",
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="of the model: a LoRA adapter merged into its base"
+    )
+    parser.add_argument("--policy", help="of the model: which, if the run has several")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    for name, honoured in _HONOURED.items():
+        value = getattr(options, name.replace("-", "_"))
+        is_given = value is not None and value is not False and value != []  # 0.0 is given
+        if is_given and options.what not in honoured:
+            raise ConfigError(
+                f"{_as_given(name, value)} is of {', '.join(honoured)}, not of {options.what}: "
+                "leave it out"
+            )
+    act = {"metrics": _send_metrics, "model": _copy_model}.get(options.what, _write)
+    if read_query(options, options.run_folder) is not None and act is not _write:
+        raise ConfigError(f"{options.what} are of a run; {options.run_folder} is a store")
+    act(options)
+
+
+def _as_given(name: str, value: Any) -> str:
+    """An option as on the command line."""
+    option = "-o" if name == "output" else f"--{name}"
+    if value is True:
+        return option
+    return f"{option} {' '.join(value) if isinstance(value, list) else value}"
+
+
+def _write(options: argparse.Namespace) -> None:
+    from lightspan.exporting import Filter, export_run, export_store
+
+    query = read_query(options, options.run_folder)
+    where = Path(options.run_folder)
+    only = Filter(
+        mode=None if options.mode is None else Mode(options.mode),
+        agents=tuple(options.agent),
+        min_reward=options.min_reward,
+    )
+    try:
+        out = options.output or sys.stdout.buffer
+        if query is None:
+            done = export_run(where, options.what, out, format=options.format, only=only)
+        else:
+            url = options.run_folder
+            done = export_store(
+                url, options.what, out, format=options.format, only=only, query=query
+            )
+        sys.stdout.flush()
+    except BrokenPipeError:  # `lightspan export … | head`
+        sys.stderr.close()
+        return
+    except OSError as error:
+        raise DataError(f"the output cannot be written: {error.strerror or error}") from error
+    print(done.text(options.what, options.output), file=sys.stderr)
+
+
+def _send_metrics(options: argparse.Namespace) -> None:
+    from lightspan.folders import RunFolder
+    from lightspan.sinks import SinkRun, send_metrics
+
+    run = RunFolder(Path(options.run_folder))
+    config = run.read_config()
+    if options.to is None:
+        raise ConfigError(f"metrics need --to SINK; as JSONL they are in {run.path}/metrics.jsonl")
+    target = SinkRun(run_id=config["run_id"], folder=run.path, config=config, first_step=0)
+    lines = run.metrics()
+    send_metrics(lines, target, options.to)
+    print(f"{len(lines)} lines of metrics to {options.to}", file=sys.stderr)
+
+
+def _copy_model(options: argparse.Namespace) -> None:
+    from lightspan.engines.hub import is_adapter
+    from lightspan.folders import RunFolder
+    from lightspan.served import read_served
+
+    run, out = RunFolder(Path(options.run_folder)), options.output
+    served = read_served(run.read_result(), run.path).policies
+    name = options.policy or next(iter(served))
+    if name not in served or (options.policy is None and len(served) > 1):
+        raise ConfigError(f"the run has the policies {', '.join(served)}: name one with --policy")
+    if out is None:
+        raise ConfigError("a model needs a folder: -o FOLDER")
+    if os.path.lexists(out):  # `Path.exists` raises for a path that is too long
+        raise ConfigError(f"{out} exists; a model goes into a new folder")
+    source = run.path / served[name].folder
+    if not source.is_dir():
+        raise ConfigError(f"the run's model {source} is gone: put it back, or train again")
+    if options.merge and not is_adapter(source):
+        raise ConfigError(f"{source} is a whole model, no LoRA adapter: there is nothing to merge")
+    beside = out.with_name(f".{out.name}.part")
+    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    try:
+        if options.merge:
+            from lightspan.learners.models import merge_adapter
+
+            merge_adapter(source, beside, base=served[name].model)
+        else:
+            shutil.copytree(source, beside)
+        beside.rename(out)
+    except OSError as error:
+        raise DataError(
+            f"the model {source} cannot be written to {out}: {_why(error)}; "
+            "give another folder (-o FOLDER)"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    print(f"model of policy {name} to {out}", file=sys.stderr)
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][-1])  # of all the files that failed, the first
+    return error.strerror or str(error)

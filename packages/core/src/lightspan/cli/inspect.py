@@ -1,0 +1,38 @@
+"""`lightspan inspect`: look at a run, a rollout or a call."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from lightspan.cli.choosing import add_query, read_query
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show a run, a rollout or a call",
+        description="Show a run; with a rollout, its span tree, the coverage of its calls and why "
+        "each was trained with which advantage; with a call, its tokens and text too. The start "
+        "or the end of an id is enough.",
+    )
+    parser.add_argument(
+        "run_folder",
+        metavar="RUN",
+        help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
+    )
+    parser.add_argument("rollout", nargs="?", metavar="ROLLOUT", help="of production: an attempt")
+    parser.add_argument("call", nargs="?", metavar="CALL")
+    add_query(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> str:
+    from lightspan.inspection import inspect_run, inspect_store
+
+    query = read_query(options, options.run_folder)
+    if query is not None:
+        return inspect_store(options.run_folder, options.rollout, options.call, query=query)
+    return inspect_run(Path(options.run_folder), options.rollout, options.call)

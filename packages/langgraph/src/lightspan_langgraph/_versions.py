@@ -1,0 +1,9 @@
+"""Which version of its framework this adapter needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FRAMEWORK: Final = "langgraph"
+FLOOR: Final = "1.1.5"
+"""Fresh installs of 1.0.0 to 1.1.4 cannot import `langgraph.prebuilt`."""

@@ -1,0 +1,249 @@
+"""From the SDK's spans to agent paths and spans: pure, without the SDK.
+
+The SDK tells of *operations* in the context in which they happen: a run (`task`), an agent, a turn,
+a tool, a handoff, a guardrail, a model call. So an operation knows what is around it by who is
+acting when it begins, whatever framework said so, and decides who acts inside it:
+
+| operation | adds to the path | becomes |
+|---|---|---|
+| agent | its name | an AGENT span |
+| function (a tool; of an agent as a tool, too) | nothing | a TOOL span |
+| handoff, guardrail | nothing | a span |
+| run, turn | nothing | nothing |
+| model call | nothing | an LLM span, if it bypassed the OpenAI SDK: core records the others |
+
+An agent that is handed to is no child of the one that hands over: both stand side by side (a path
+would grow without end where two agents hand back and forth). Its span has a link to the one it
+came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from lightspan import bypassing, conventions
+from lightspan.emit import make_span
+from lightspan.routing import join_path
+from lightspan.scope import Acting, Frame
+from lightspan.spans import (
+    Attributes,
+    Span,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    new_span_id,
+    now_ns,
+)
+
+HANDOFF_FROM: Final = "lightspan.handoff.from"
+"""The agent that hands over: on the span of the handoff, and on the link of its heir."""
+HANDOFF_TO: Final = "lightspan.handoff.to"
+GUARDRAIL_TRIGGERED: Final = "lightspan.guardrail.triggered"
+
+
+class OperationKind(StrEnum):
+    """What an operation is; the values are the SDK's own."""
+
+    RUN = "task"
+    TURN = "turn"
+    GENERATION = "generation"
+    RESPONSE = "response"
+    AGENT = "agent"
+    TOOL = "function"
+    HANDOFF = "handoff"
+    GUARDRAIL = "guardrail"
+
+
+MODEL_CALLS: Final = (OperationKind.GENERATION, OperationKind.RESPONSE)
+_WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.TURN, *MODEL_CALLS)
+
+
+class End(NamedTuple):
+    """How an operation ended."""
+
+    status: SpanStatus = SpanStatus.OK
+    """UNSET for one that was abandoned: that is no error."""
+    message: str = ""
+    attributes: Mapping[str, Any] = {}
+
+
+class Origin(NamedTuple):
+    """The agent that handed over."""
+
+    name: str
+    span_id: str
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """An operation under way."""
+
+    kind: OperationKind
+    name: str
+    around: Acting
+    """Who acted when it began."""
+    inside: Acting
+    """Who acts in it."""
+    parent: Operation | None = None
+    origin: Origin | None = None
+    tool_call_id: str = ""
+    arguments: str = ""
+    asked: bool = False
+    """Of a turn or a model call: the OpenAI SDK asked a model in it, so core knows of the call."""
+    start_ns: int = field(default_factory=now_ns)
+    handed: dict[str, Origin] = field(default_factory=dict)
+    """Name of an agent that was handed to → who handed over; until it begins."""
+
+
+def begin(
+    kind: OperationKind,
+    name: str,
+    around: Acting,
+    parent: Operation | None = None,
+    handed: dict[str, Origin] | None = None,
+) -> Operation:
+    """An operation begins.
+
+    Args:
+        kind: what it is.
+        name: of the agent, tool or guardrail; empty where there is none.
+        around: who is acting.
+        parent: the operation that it is in, if any is known.
+        handed: who was handed to, and by whom, where no operation is around.
+    """
+    operation = Operation(kind, name, around, around, parent)
+    if kind in MODEL_CALLS and parent is not None:
+        parent.asked = True  # which is this operation's to tell
+    if kind in _WITHOUT_SPAN or (kind is OperationKind.AGENT and not name):
+        return operation
+    operation.inside = replace(around, parent_span_id=new_span_id())
+    if kind is OperationKind.AGENT:
+        frame = Frame(name, str(operation.inside.parent_span_id))
+        operation.inside = replace(operation.inside, frames=(*around.frames, frame))
+        known = handed if parent is None else parent.handed
+        operation.origin = (known or {}).pop(name, None)
+    return operation
+
+
+def hand_over(
+    operation: Operation, source: str, target: str, handed: dict[str, Origin] | None = None
+) -> None:
+    """A handoff ended: the next agent of that name, beside the one that hands over, is its heir.
+
+    Args:
+        operation: the handoff.
+        source: the agent that hands over.
+        target: the agent that is handed to.
+        handed: where to note it if nothing is around that agent.
+    """
+    agent = operation.parent
+    while agent is not None and agent.kind is not OperationKind.AGENT:
+        agent = agent.parent
+    if agent is None or not target:
+        return
+    known = handed if agent.parent is None else agent.parent.handed
+    if known is not None:
+        known[target] = Origin(source, str(agent.inside.parent_span_id))
+
+
+def span_of(operation: Operation, end: End) -> Span | None:
+    """The span of an operation that has ended; None for one that makes none."""
+    span_id = operation.inside.parent_span_id
+    if operation.inside is operation.around or span_id is None:
+        return None
+    name, kind, attributes = _DESCRIBED[operation.kind](operation)
+    return make_span(
+        operation.around,
+        name,
+        kind,
+        {**attributes, **end.attributes},
+        span_id=span_id,
+        start_ns=operation.start_ns,
+        end_ns=now_ns(),
+        status=end.status,
+        status_message=end.message,
+        links=_links(operation),
+    )
+
+
+def bypassing_call(
+    operation: Operation, request: Mapping[str, Any], answer: Mapping[str, Any], end: End
+) -> Span | None:
+    """The LLM span of a model call that core could not see; None if it saw it.
+
+    A turn without any model call made one that not even the SDK's tracing knows of.
+
+    Args:
+        operation: a turn or a model call that has ended.
+        request: what is known of it, as the body of an OpenAI request.
+        answer: what is known of it, as an OpenAI completion or response.
+        end: how it ended.
+    """
+    has_failed = end.status is not SpanStatus.OK
+    if operation.asked or (operation.kind is OperationKind.TURN and has_failed):
+        return None
+    return bypassing.bypassing_call(
+        operation.around,
+        request,
+        answer,
+        start_ns=operation.start_ns,
+        status=end.status,
+        message=end.message,
+        attributes=end.attributes,
+    )
+
+
+def _links(operation: Operation) -> list[SpanLink]:
+    if operation.origin is None:
+        return []
+    told: Attributes = {HANDOFF_FROM: operation.origin.name}
+    return [SpanLink(operation.around.scope.trace_id, operation.origin.span_id, told)]
+
+
+_Described = tuple[str, SpanKind, Mapping[str, Any]]
+
+
+def _agent(operation: Operation) -> _Described:
+    name, frames = operation.name, operation.around.frames
+    attributes: Attributes = {
+        conventions.OPERATION_NAME: "invoke_agent",
+        conventions.AGENT_NAME: name,
+        conventions.AGENT_PATH: join_path(frame.name for frame in operation.inside.frames),
+        conventions.OPENINFERENCE_KIND: "AGENT",
+        conventions.OPENINFERENCE_AGENT: name,
+        conventions.OPENINFERENCE_NODE: name,
+    }
+    if frames:
+        attributes[conventions.OPENINFERENCE_PARENT] = frames[-1].name
+    return f"invoke_agent {name}", SpanKind.AGENT, attributes
+
+
+def _tool(operation: Operation) -> _Described:
+    attributes = {
+        conventions.OPERATION_NAME: "execute_tool",
+        conventions.TOOL_NAME: operation.name,
+        conventions.TOOL_CALL_ID: operation.tool_call_id or None,
+        conventions.TOOL_CALL_ARGUMENTS: operation.arguments or None,
+        conventions.OPENINFERENCE_KIND: "TOOL",
+    }
+    return f"execute_tool {operation.name}", SpanKind.TOOL, attributes
+
+
+def _handoff(operation: Operation) -> _Described:
+    return "handoff", SpanKind.OTHER, {conventions.OPENINFERENCE_KIND: "CHAIN"}
+
+
+def _guardrail(operation: Operation) -> _Described:
+    attributes = {conventions.OPENINFERENCE_KIND: "GUARDRAIL"}
+    return f"guardrail {operation.name}".rstrip(), SpanKind.OTHER, attributes
+
+
+_DESCRIBED: Final = {
+    OperationKind.AGENT: _agent,
+    OperationKind.TOOL: _tool,
+    OperationKind.HANDOFF: _handoff,
+    OperationKind.GUARDRAIL: _guardrail,
+}

@@ -1,0 +1,143 @@
+"""From invocations to agent paths and spans, without AutoGen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightspan_autogen")
+
+from lightspan.scope import Acting, Frame, Scope
+from lightspan.spans import SpanKind, SpanStatus
+from lightspan_autogen._identity import End, Opened, Role, enter, span_of
+
+ROOT = Acting(Scope(rollout_id="ro", attempt_id="at", trace_id="f" * 32), (), "a" * 16)
+
+
+def entered(around: Acting, role: Role, innermost: Opened | None = None) -> Opened:
+    opened = enter(around, role, innermost)
+    assert opened is not None
+    return opened
+
+
+def team(name: str, owner: Any = None) -> Role:
+    return Role(name, owner or object(), is_team=True)
+
+
+def agent(name: str, owner: Any = None) -> Role:
+    return Role(name, owner or object())
+
+
+def tool(name: str, call_id: str | None = "call_1", arguments: str = "{}") -> Role:
+    return Role(name, call_id, SpanKind.TOOL, arguments=arguments)
+
+
+def test_teams_and_agents_make_the_path() -> None:
+    outer = entered(ROOT, team("outer"))
+    inner = entered(outer.inside, team("in/ner"), outer)
+    writer = entered(inner.inside, agent("writer"), inner)
+    assert [opened.inside.path for opened in (outer, inner, writer)] == [
+        "outer",
+        "outer/in%2Fner",
+        "outer/in%2Fner/writer",
+    ]
+    assert writer.inside.parent_span_id == writer.span_id == writer.inside.frames[-1].span_id
+
+
+def test_a_tool_opens_a_span_and_adds_no_name() -> None:
+    writer = entered(ROOT, agent("writer"))
+    look = entered(writer.inside, tool("look"), writer)
+    assert look.inside.path == "writer"
+    assert look.inside.frames == writer.inside.frames
+    assert look.inside.parent_span_id == look.span_id != writer.span_id
+
+
+def test_one_invocation_is_opened_once() -> None:
+    writer = agent("writer")
+    opened = entered(ROOT, writer)
+    assert enter(opened.inside, writer, opened) is None
+    desk = team("desk")
+    opened = entered(ROOT, desk)
+    assert enter(opened.inside, desk, opened) is None
+    opened = entered(ROOT, tool("look", "call_1"))
+    assert enter(opened.inside, tool("look", "call_1"), opened) is None
+    assert enter(opened.inside, tool("look", "call_2"), opened) is not None
+    assert enter(opened.inside, tool("count", "call_1"), opened) is not None
+
+
+def test_an_agent_that_wraps_one_of_its_name_is_that_agent() -> None:
+    wrapper = entered(ROOT, agent("writer"))
+    assert enter(wrapper.inside, agent("writer"), wrapper) is None
+    assert enter(wrapper.inside, agent("checker"), wrapper) is not None
+
+
+def test_a_team_and_its_agent_may_have_one_name() -> None:
+    around = entered(ROOT, team("writer"))
+    inside = entered(around.inside, agent("writer"), around)
+    assert inside.inside.path == "writer/writer"
+    again = entered(inside.inside, team("writer"), inside)
+    assert again.inside.path == "writer/writer/writer"
+    nested = entered(again.inside, team("writer"), again)
+    assert nested.inside.path == "writer/writer/writer/writer"
+
+
+def test_an_agent_that_calls_itself_through_a_tool_is_nested() -> None:
+    writer = agent("writer")
+    outer = entered(ROOT, writer)
+    call = entered(outer.inside, tool("writer"), outer)
+    assert entered(call.inside, writer, call).inside.path == "writer/writer"
+
+
+def test_what_was_pushed_around_comes_first() -> None:
+    around = Acting(ROOT.scope, (Frame("crew", "b" * 16),), "c" * 16)
+    opened = entered(around, agent("writer"))
+    assert opened.inside.path == "crew/writer"
+    span = span_of(opened, End())
+    assert span.parent_id == "c" * 16
+    assert span.attributes["graph.node.parent_id"] == "crew"
+
+
+def test_the_span_of_an_agent() -> None:
+    opened = entered(ROOT, agent("writer"))
+    span = span_of(opened, End(SpanStatus.ERROR, "no", {"error.type": "KeyError"}))
+    assert (span.name, span.kind, span.span_id, span.parent_id) == (
+        "invoke_agent writer",
+        SpanKind.AGENT,
+        opened.span_id,
+        "a" * 16,
+    )
+    assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
+    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("ro", "at", "f" * 32)
+    assert span.start_ns == opened.start_ns <= span.end_ns
+    assert span.attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "writer",
+        "lightspan.agent.path": "writer",
+        "openinference.span.kind": "AGENT",
+        "agent.name": "writer",
+        "graph.node.id": "writer",
+        "error.type": "KeyError",
+    }
+
+
+@pytest.mark.parametrize("call_id", ["call_1", None])
+def test_the_span_of_a_tool(call_id: str | None) -> None:
+    writer = entered(ROOT, agent("writer"))
+    opened = entered(writer.inside, tool("look", call_id, '{"a":1}'), writer)
+    span = span_of(opened, End(attributes={"gen_ai.tool.call.result": "7"}))
+    known = {"gen_ai.tool.call.id": call_id} if call_id else {}
+    assert (span.name, span.kind, span.parent_id) == (
+        "execute_tool look",
+        SpanKind.TOOL,
+        writer.span_id,
+    )
+    assert span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look",
+        "gen_ai.tool.call.arguments": '{"a":1}',
+        "gen_ai.tool.call.result": "7",
+        "lightspan.agent.path": "writer",
+        "openinference.span.kind": "TOOL",
+        **known,
+    }

@@ -1,0 +1,291 @@
+"""From the SDK's operations to paths and spans, and from agents to paths: without any model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import (
+    Agent,
+    GuardrailFunctionOutput,
+    Handoff,
+    InputGuardrail,
+    RunConfig,
+    Runner,
+    function_tool,
+    handoff,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightspan.routing import split_path
+from lightspan.scope import Acting, Frame, Scope
+from lightspan.spans import Attributes, SpanKind, SpanLink, SpanStatus
+from lightspan_openai_agents import agents
+from lightspan_openai_agents._identity import (
+    End,
+    Operation,
+    OperationKind,
+    Origin,
+    begin,
+    hand_over,
+    span_of,
+)
+
+SCOPE = Scope(rollout_id="r", attempt_id="a", root_span_id="0" * 15 + "1")
+TOP = Acting(SCOPE, parent_span_id=SCOPE.root_span_id)
+AGENT, TOOL, RUN = OperationKind.AGENT, OperationKind.TOOL, OperationKind.RUN
+HANDOFF, GUARDRAIL = OperationKind.HANDOFF, OperationKind.GUARDRAIL
+
+
+def inside(parent: Operation, kind: OperationKind, name: str = "") -> Operation:
+    return begin(kind, name, parent.inside, parent)
+
+
+def spans(*operations: Operation) -> list[Any]:
+    return [span_of(operation, End()) for operation in operations]
+
+
+# --- paths and spans --------------------------------------------------------------------------
+def test_an_agent_adds_its_name() -> None:
+    run = begin(RUN, "flow", TOP)
+    agent = inside(run, AGENT, "writer")
+    assert run.inside is TOP
+    assert agent.inside.path == "writer"
+    assert agent.inside.parent_span_id == agent.inside.frames[0].span_id
+    nothing, span = spans(run, agent)
+    assert nothing is None
+    assert (span.name, span.kind, span.status) == (
+        "invoke_agent writer",
+        SpanKind.AGENT,
+        SpanStatus.OK,
+    )
+    assert span.parent_id == SCOPE.root_span_id
+    assert span.span_id == agent.inside.parent_span_id
+    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("r", "a", SCOPE.trace_id)
+
+
+@pytest.mark.parametrize("kind", [TOOL, HANDOFF, GUARDRAIL])
+def test_what_is_no_agent_adds_a_span_only(kind: OperationKind) -> None:
+    agent = begin(AGENT, "writer", TOP)
+    operation = inside(agent, kind, "thing")
+    assert operation.inside.frames == agent.inside.frames
+    assert operation.inside.parent_span_id != agent.inside.parent_span_id
+    (span,) = spans(operation)
+    assert span.parent_id == agent.inside.parent_span_id
+    assert span.attributes["lightspan.agent.path"] == "writer"
+
+
+def test_names_of_spans() -> None:
+    agent = begin(AGENT, "a", TOP)
+    made = spans(inside(agent, TOOL, "t"), inside(agent, HANDOFF), inside(agent, GUARDRAIL, "g"))
+    assert [(span.name, span.kind) for span in made] == [
+        ("execute_tool t", SpanKind.TOOL),
+        ("handoff", SpanKind.OTHER),
+        ("guardrail g", SpanKind.OTHER),
+    ]
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=6))
+def test_a_path_has_the_names_that_were_entered(names: list[str]) -> None:
+    operation = begin(RUN, "", TOP)
+    for name in names:
+        operation = inside(inside(operation, TOOL, "t"), AGENT, name)
+    assert split_path(operation.inside.path) == names
+    assert [frame.name for frame in operation.inside.frames] == names
+
+
+def test_frames_of_others_stay_around() -> None:
+    outer = Acting(SCOPE, (Frame("node", "1" * 16),), "1" * 16)
+    agent = begin(AGENT, "writer", outer)
+    assert agent.inside.path == "node/writer"
+    (span,) = spans(agent)
+    assert span.parent_id == "1" * 16
+    assert span.attributes["graph.node.parent_id"] == "node"
+
+
+def test_an_agent_without_a_name_is_nobody() -> None:
+    agent = begin(AGENT, "", TOP)
+    assert agent.inside is TOP
+    assert spans(agent) == [None]
+
+
+# --- lineage ----------------------------------------------------------------------------------
+def test_a_handoff_is_inherited_once() -> None:
+    run = begin(RUN, "", TOP)
+    first = inside(run, AGENT, "triage")
+    hand_over(inside(first, HANDOFF), "triage", "billing")
+    second = inside(run, AGENT, "billing")
+    third = inside(run, AGENT, "billing")
+    assert second.inside.path == "billing"
+    assert second.origin == Origin("triage", first.inside.frames[0].span_id)
+    assert third.origin is None
+    (span,) = spans(second)
+    told: Attributes = {"lightspan.handoff.from": "triage"}
+    assert span.links == [SpanLink(SCOPE.trace_id, first.inside.frames[0].span_id, told)]
+    assert "graph.node.parent_id" not in span.attributes
+
+
+def test_a_handoff_without_a_run_around() -> None:
+    """Where the SDK makes no `task` spans, the attempt keeps it."""
+    known: dict[str, Origin] = {}
+    first = begin(AGENT, "triage", TOP, None, known)
+    hand_over(inside(first, HANDOFF), "triage", "billing", known)
+    assert begin(AGENT, "other", TOP, None, known).origin is None
+    second = begin(AGENT, "billing", TOP, None, known)
+    assert second.origin == Origin("triage", first.inside.frames[0].span_id)
+    assert known == {}
+
+
+def test_handoffs_of_two_runs_are_kept_apart() -> None:
+    runs = [begin(RUN, "", TOP) for _ in range(2)]
+    firsts = [inside(run, AGENT, f"triage{n}") for n, run in enumerate(runs)]
+    for first in firsts:
+        hand_over(inside(first, HANDOFF), first.name, "billing")
+    found = [inside(run, AGENT, "billing").origin for run in reversed(runs)]
+    assert [origin.name for origin in found if origin] == ["triage1", "triage0"]
+
+
+def test_a_handoff_of_nobody_or_to_nobody_is_none() -> None:
+    run = begin(RUN, "", TOP)
+    hand_over(inside(run, HANDOFF), "", "billing")
+    hand_over(inside(inside(run, AGENT, "a"), HANDOFF), "a", "")
+    assert run.handed == {}
+
+
+# --- how it ended -----------------------------------------------------------------------------
+def test_the_end_is_told() -> None:
+    operation = begin(TOOL, "look", TOP)
+    operation.tool_call_id, operation.arguments = "call_1", "{}"
+    span = span_of(operation, End(SpanStatus.ERROR, "no", {"error.type": "ToolError", "x": None}))
+    assert span is not None
+    assert (span.status, span.status_message) == (SpanStatus.ERROR, "no")
+    assert span.start_ns <= span.end_ns
+    assert span.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "look",
+        "gen_ai.tool.call.id": "call_1",
+        "gen_ai.tool.call.arguments": "{}",
+        "lightspan.agent.path": "app",
+        "openinference.span.kind": "TOOL",
+        "error.type": "ToolError",
+    }
+
+
+# --- what can be optimised --------------------------------------------------------------------
+WRITER = Agent(name="writer")
+CRITIC = Agent(name="critic")
+
+
+@function_tool
+async def asks_critic(text: str) -> str:
+    """Ask the critic."""
+    return str((await Runner.run(CRITIC, text)).final_output)
+
+
+async def helper(text: str) -> Any:
+    return await Runner.run(CRITIC, text)
+
+
+@function_tool
+async def asks_through_a_helper(text: str) -> str:
+    """Ask the critic."""
+    return str((await helper(text)).final_output)
+
+
+@function_tool
+async def builds(text: str) -> str:
+    """Ask somebody new."""
+    return str((await Runner.run(Agent(name="new"), text)).final_output)
+
+
+@function_tool
+def plain(text: str) -> str:
+    """Nobody."""
+    return text.upper()
+
+
+async def judges(context: Any, agent: Any, text: Any) -> GuardrailFunctionOutput:
+    await Runner.run(CRITIC, text, run_config=RunConfig())
+    return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
+
+
+def answer(task: dict[str, Any]) -> str:
+    return str(Runner.run_sync(WRITER, str(task)).final_output)
+
+
+def test_handoffs_stand_side_by_side() -> None:
+    last = Agent(name="last")
+    middle = Agent(name="middle", handoffs=[handoff(last)])
+    first = Agent(name="first", handoffs=[middle])
+    last.handoffs.append(first)
+    assert agents(first) == (("first", "middle", "last"), True)
+
+
+def test_agents_as_tools_are_inside() -> None:
+    inner = Agent(name="inner", handoffs=[Agent(name="next")])
+    outer = Agent(name="outer", tools=[inner.as_tool("ask", "Ask.")])
+    assert agents(outer) == (("outer", "outer/inner", "outer/next"), True)
+
+
+def test_an_agent_that_is_its_own_tool() -> None:
+    agent = Agent(name="thinker")
+    agent.tools.append(agent.as_tool("think", "Think deeper."))
+    assert agents(agent) == (("thinker", "thinker/thinker"), False)
+
+
+@pytest.mark.parametrize(
+    ("tool", "found"),
+    [
+        (asks_critic, (("writer", "writer/critic"), True)),
+        (asks_through_a_helper, (("writer", "writer/critic"), True)),
+        (builds, (("writer",), False)),
+        (plain, (("writer",), True)),
+    ],
+)
+def test_functions_of_tools(tool: Any, found: Any) -> None:
+    assert agents(Agent(name="writer", tools=[tool])) == found
+
+
+def test_functions_of_guardrails_and_instructions() -> None:
+    guard = InputGuardrail(guardrail_function=judges)
+    assert agents(Agent(name="writer", input_guardrails=[guard])).paths == (
+        "writer",
+        "writer/critic",
+    )
+
+    async def instructions(context: Any, agent: Any) -> str:
+        return str((await Runner.run(CRITIC, "what?")).final_output)
+
+    assert agents(Agent(name="writer", instructions=instructions)).paths == (
+        "writer",
+        "writer/critic",
+    )
+
+
+def test_a_handoff_that_hides_its_agent() -> None:
+    async def choose(context: Any, arguments: str) -> Agent[Any]:
+        return WRITER
+
+    hidden: Handoff[Any, Any] = Handoff(
+        tool_name="transfer",
+        tool_description="",
+        input_json_schema={},
+        on_invoke_handoff=choose,
+        agent_name="somebody",
+    )
+    assert agents(Agent(name="first", handoffs=[hidden])) == (("first", "somebody"), False)
+
+
+def test_a_function_or_several_agents() -> None:
+    assert agents(answer) == (("app", "writer"), True)
+    assert agents([WRITER, CRITIC]) == (("writer", "critic"), True)
+
+
+def test_names_are_escaped() -> None:
+    inner = Agent(name="a/b")
+    outer = Agent(name="50%", tools=[inner.as_tool("ask", "Ask.")])
+    assert agents(outer).paths == ("50%25", "50%25/a%2Fb")

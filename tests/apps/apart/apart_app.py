@@ -1,0 +1,45 @@
+"""An app that only its own environment can import: `only_here` is installed nowhere else.
+
+Tests put this folder on no path of theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import only_here  # type: ignore[import-not-found]
+import openai
+
+import lightspan
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+
+
+@lightspan.rollout
+def answer(task: dict[str, Any]) -> dict[str, float]:
+    """Ask the model; the reward is the share of lower-case letters in what it says."""
+    with lightspan.agent("writer"):
+        messages: Any = [{"role": "user", "content": task["q"]}]
+        reply = client.chat.completions.create(model="any", max_tokens=4, messages=messages)
+    text = reply.choices[0].message.content or ""
+    seen = [name for name in ("torch", "transformers", "aiohttp", "pytest") if find_spec(name)]
+    return {
+        "reward": sum(c.isascii() and c.islower() for c in text) / max(1, len(text)),
+        "heavy": float(len(seen)),
+        "apart": float(only_here.VALUE == "installed"),
+        "foreign_paths": float(sum(sys.prefix not in p for p in sys.path if "site-packages" in p)),
+    }
+
+
+def naps(task: dict[str, Any]) -> float:
+    """No model; takes its time."""
+    time.sleep(task.get("seconds", 0.0))
+    return 1.0
+
+
+def other(task: Any) -> float:
+    """Another app."""
+    return 2.0

@@ -1,0 +1,65 @@
+"""A shipped example trained from another environment, which has torch where the app's has none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from app_environment import app_environment  # type: ignore[import-not-found]
+
+from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
+from lightspan.lightning.episode import Episode
+from lightspan.progress import SilentReporter
+from lightspan.rollouts import stored_episodes
+from lightspan.testing.tiny import tiny_model
+
+How = Literal["by the trainer", "by hand"]
+HOWS: tuple[How, ...] = ("by the trainer", "by hand")
+
+
+def trained_apart(
+    folder: Path,
+    app: str,
+    tasks: Sequence[Any],
+    optimize: Sequence[str],
+    how: How,
+    distributions: Sequence[str],
+) -> list[Episode]:
+    """The episodes of a step, its runners started with the interpreter of an environment that holds
+    these distributions, what they need, and core; the trainer knows the app by name alone."""
+    python = app_environment(folder / "app", *distributions)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    look = "from importlib.util import find_spec as f; print(f('torch'), f('transformers'))"
+    found = subprocess.run([python, "-c", look], env=env, capture_output=True, check=True)
+    assert found.stdout == b"None None\n"
+    algorithm = LightningRL(
+        tiny_model(folder / "start", seed=0),
+        optimize=list(optimize),
+        group_size=2,
+        tasks_per_step=2,
+    )
+    runners: Any = LocalRunners(2, python=python, app_dirs=folder)
+    if how == "by hand":
+        runners = ExternalRunners(2, timeout_s=120)
+    trainer = Trainer(
+        algorithm, runners=runners, steps=1, folder=folder / "run", reporter=SilentReporter()
+    )
+    if how == "by the trainer":
+        trainer.fit(app, tasks)
+    else:
+        store = ["--store", trainer.folder.store_url, "--slots", "2"]
+        command = [python.parent / "lightspan", "runner", *store, app]
+        with subprocess.Popen(command, cwd=folder, env=env) as runner:
+            try:
+                trainer.fit(app, tasks)
+                assert runner.wait(timeout=60) == 0  # the training is complete
+            finally:
+                runner.kill()
+    episodes: list[Episode] = stored_episodes(trainer.folder.store_url)
+    assert len(episodes) == 4
+    assert all(episode.finished for episode in episodes)
+    assert len({call.call_id for episode in episodes for call in episode.calls}) >= 4
+    return episodes

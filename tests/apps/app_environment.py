@@ -1,0 +1,84 @@
+"""An environment of an app's own: real, offline, and without anything of the learning plane."""
+
+from __future__ import annotations
+
+import re
+import venv
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import lightspan
+
+CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk")
+"""What core needs in an app's environment."""
+
+
+def app_environment(folder: Path, *distributions: str, core: bool = True) -> Path:
+    """Make a virtual environment that sees these distributions of the running one, what they need,
+    and lightspan, and nothing else; returns its interpreter."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    for found in _with_dependencies([*(CAPTURE if core else ()), *distributions]):
+        for entry in _top_level(found):
+            link = packages / entry.name
+            if not link.exists():
+                link.symlink_to(entry)
+    if core:
+        [source] = lightspan.__path__
+        if not (packages / "lightspan").exists():  # a distribution that needs it has linked it
+            (packages / "lightspan").symlink_to(source)
+        command = folder / "bin" / "lightspan"
+        command.write_text(
+            f"#!{python}\nimport sys\nfrom lightspan.cli import main\n\n"
+            'if __name__ == "__main__":\n    sys.exit(main())\n'
+        )
+        command.chmod(0o755)
+    return python
+
+
+def of_another_version(python: Path, version: str, protocol: int) -> None:
+    """Make the lightspan of an environment say that it is another version, of another protocol."""
+    [packages] = (python.parents[1] / "lib").glob("python*/site-packages")
+    [source] = lightspan.__path__
+    (packages / "lightspan").unlink()
+    (packages / "lightspan").mkdir()
+    (packages / "lightspan" / "__init__.py").write_text(
+        f"""from importlib import import_module
+__path__ = [{source!r}]
+__version__ = {version!r}
+import_module("lightspan.conventions").PROTOCOL_VERSION = {protocol}
+agent = import_module("lightspan.emit").agent
+rollout = import_module("lightspan.app").rollout
+"""
+    )
+
+
+def _with_dependencies(names: Iterable[str]) -> Iterator[Distribution]:
+    queue = [Requirement(name) for name in names]
+    seen = set[tuple[str, str]]()
+    while queue:
+        wanted = queue.pop()
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        extras = {"", *wanted.extras}
+        if {(name, extra) for extra in extras} <= seen:
+            continue
+        seen |= {(name, extra) for extra in extras}
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # an optional one that nothing here needs
+            continue
+        yield found
+        for text in found.requires or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras):
+                queue.append(needed)
+
+
+def _top_level(found: Distribution) -> set[Path]:
+    """What the distribution has put into site-packages itself."""
+    first = {file.parts[0] for file in found.files or () if file.parts[0] != ".."}
+    return {Path(str(found.locate_file(name))) for name in first if name != "__pycache__"}

@@ -1,0 +1,88 @@
+"""Apps for dry runs: what they do is in their tasks, what they are paid in what the model says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+import lightspan
+from lightspan import scope
+from lightspan.bypassing import bypassing_call
+from lightspan.spans import now_ns
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+TOOLS: Any = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+
+
+def _ask(messages: Any, at: openai.OpenAI = client, **options: Any) -> str:
+    reply = at.chat.completions.create(model="any", messages=messages, **options)
+    return reply.choices[0].message.content or ""
+
+
+@lightspan.rollout
+def research(task: dict[str, Any]) -> float:
+    """The planner asks twice in one conversation, a helper elsewhere and a tool in between; the
+    checker is asked last. The reward is the number that the planner says at the end."""
+    messages: Any = [{"role": "user", "content": f"plan {task['q']}"}]
+    odd: Any = {"temperature": 0.2, "seed": 7, "presence_penalty": 0.5, "max_tokens": 40}
+    with lightspan.agent("team"), lightspan.agent("planner"):
+        plan = _ask(messages, **odd)
+        elsewhere = openai.OpenAI(base_url=task["url"], api_key="own-key", max_retries=0)
+        with lightspan.agent("helper"):
+            help_text = _ask([{"role": "user", "content": "help"}], elsewhere)
+        for _ in range(2):
+            with lightspan.tool("search"):
+                pass
+        messages += [{"role": "assistant", "content": plan}, {"role": "user", "content": help_text}]
+        answer = _ask(messages, **odd)
+    with lightspan.agent("checker"):
+        _ask([{"role": "user", "content": "fine?"}], max_tokens=3)
+    return float(answer)
+
+
+@lightspan.rollout
+def says(task: dict[str, Any]) -> float | None:
+    """One call; the reward is what it says: a number, `none`, or anything else for a failure."""
+    with lightspan.agent("writer"):
+        text = _ask([{"role": "user", "content": task["q"]}])
+    return None if text == "none" else float(text)
+
+
+@lightspan.rollout
+def forgives(task: dict[str, Any]) -> float:
+    """As many apps are written: what fails scores 0."""
+    with lightspan.agent("writer"):
+        try:
+            _ask([{"role": "user", "content": task["q"]}])
+        except openai.OpenAIError:
+            return 0.0
+    return 1.0
+
+
+@lightspan.rollout
+def bypasses(task: dict[str, Any]) -> float:
+    """The writer asks a client of another kind, which an adapter records."""
+    with lightspan.agent("writer"):
+        acting = scope.acting()
+        assert acting is not None
+        answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
+        request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}
+        acting.scope.recorder.add(bypassing_call(acting, request, answer, start_ns=now_ns()))
+    return 1.0
+
+
+@lightspan.rollout
+def silent(task: dict[str, Any]) -> float:
+    """Calls nothing."""
+    return 1.0
+
+
+@lightspan.rollout
+def edits(task: dict[str, Any]) -> float:
+    """Goes on with the conversation, but changes what the model said."""
+    messages: Any = [{"role": "user", "content": task["q"]}]
+    with lightspan.agent("writer"):
+        said = _ask(messages)
+        messages += [{"role": "assistant", "content": said.upper()}]
+        return float(_ask([*messages, {"role": "user", "content": "and?"}]))

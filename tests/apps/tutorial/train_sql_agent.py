@@ -1,0 +1,111 @@
+"""Train the agent: `train_sql_agent.py MODEL [--active-agent REGEX]`. Only the import differs."""
+
+from __future__ import annotations
+
+import argparse
+from copy import deepcopy
+from typing import Any, Dict, Optional  # noqa: UP035 - as scripts of then have it
+
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+from sql_agent import LitSQLAgent  # type: ignore[import-not-found]
+
+import lightspan.agl as agl
+
+RL_TRAINING_CONFIG: Dict[str, Any] = {  # noqa: UP006
+    "algorithm": {
+        "adv_estimator": "grpo",
+        "use_kl_in_reward": False,
+    },
+    "data": {
+        "train_files": "data/train_spider.parquet",
+        "val_files": "data/test_dev_500.parquet",
+        "train_batch_size": 32,
+        "max_prompt_length": 4096,
+        "max_response_length": 2048,
+        "truncation": "error",
+    },
+    "actor_rollout_ref": {
+        "rollout": {
+            "tensor_model_parallel_size": 1,
+            "n": 4,
+            "log_prob_micro_batch_size_per_gpu": 4,
+            "multi_turn": {"format": "hermes"},
+            "name": "vllm",
+            "gpu_memory_utilization": 0.8,
+        },
+        "actor": {
+            "ppo_mini_batch_size": 32,
+            "ppo_micro_batch_size_per_gpu": 4,
+            "optim": {"lr": 1e-6},
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.0,
+            "entropy_coeff": 0,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.3,
+            "fsdp_config": {
+                "param_offload": True,
+                "optimizer_offload": True,
+            },
+        },
+        "ref": {
+            "log_prob_micro_batch_size_per_gpu": 8,
+            "fsdp_config": {"param_offload": True},
+        },
+        "model": {
+            "path": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+            "use_remove_padding": True,
+            "enable_gradient_checkpointing": True,
+        },
+    },
+    "trainer": {
+        "n_gpus_per_node": 1,
+        "val_before_train": True,
+        "critic_warmup": 0,
+        "logger": ["console", "wandb"],
+        "project_name": "AgentLightning",
+        "experiment_name": "spider",
+        "nnodes": 1,
+        "test_freq": 32,
+        "total_epochs": 2,
+    },
+}
+
+
+def config_train_tiny(model: str, format: str) -> Dict[str, Any]:  # noqa: UP006
+    """A run that a test can wait for."""
+    config = deepcopy(RL_TRAINING_CONFIG)
+    config["actor_rollout_ref"]["rollout"]["multi_turn"]["format"] = format
+    config["actor_rollout_ref"]["model"]["path"] = model
+    config["actor_rollout_ref"]["actor"]["optim"]["lr"] = 1e-3
+    config["data"]["train_batch_size"] = 2
+    config["data"]["max_prompt_length"] = 500
+    config["data"]["max_response_length"] = 12
+    config["trainer"]["total_epochs"] = 1
+    config["trainer"]["total_training_steps"] = 2
+    return config
+
+
+def train(config: Dict[str, Any], active_agent: Optional[str]) -> None:  # noqa: UP006, UP045
+    """Train the SQL agent with the given configuration."""
+    agent = LitSQLAgent()
+    algorithm = agl.VERL(config)
+    trainer = agl.Trainer(n_runners=10, algorithm=algorithm, adapter={"agent_match": active_agent})
+    print("Adapter agent match acknowledged:", trainer.adapter.agent_match)
+
+    train_data = parquet.read_table(config["data"]["train_files"]).to_pylist()
+    val_data = parquet.read_table(config["data"]["val_files"]).to_pylist()
+    trainer.fit(agent, train_dataset=train_data, val_dataset=val_data)
+
+
+def main() -> None:
+    """Parse the arguments and train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--format", default="hermes")
+    parser.add_argument("--active-agent", type=str)
+    args = parser.parse_args()
+    train(config_train_tiny(args.model, args.format), args.active_agent)
+
+
+if __name__ == "__main__":
+    main()

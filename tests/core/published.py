@@ -1,0 +1,19 @@
+"""The chat templates that model families publish, read from the installed `trl`.
+
+They are others' work, so none is in this repository; trl ships them as files, for many families.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def published_template(name: str) -> str:
+    """A published template: `qwen2_5`, `llama3_2`, `phi3`, …; trl itself is not imported."""
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        pytest.fail("published chat templates are read from trl: pip install --no-deps trl")
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()

@@ -1,0 +1,259 @@
+"""What `benchmarks/learning.py` keeps, says and draws; the learning itself is what it measures."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def learning() -> Any:
+    sys.path.insert(0, str(FOLDER))
+    import learning
+
+    sys.path.remove(str(FOLDER))
+    return learning
+
+
+@pytest.fixture(scope="module")
+def curves(learning: Any) -> Any:
+    return sys.modules["_curves"]
+
+
+def test_the_interval_over_seeds(curves: Any) -> None:
+    found = curves.seed_interval([1.0, 2.0, 3.0])
+    half = 4.303 / math.sqrt(3)
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.low == pytest.approx(2 - half)
+    assert found.high == pytest.approx(2 + half)
+    assert curves.seed_interval([0.5]) == type(found)(0.5, -math.inf, math.inf, 1)
+    five = curves.seed_interval([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert five.high - five.mean == pytest.approx(2.776 * math.sqrt(0.025 / 5))
+
+
+def test_seeds_are_compared_step_by_step(curves: Any) -> None:
+    arm = curves.Arm("RL", [[(0, 0.5), (5, 0.7)], [(0, 0.6), (5, 0.9)]])
+    assert [(step, found.mean) for step, found in curves.steps_of(arm)] == [(0, 0.55), (5, 0.8)]
+    with pytest.raises(ValueError, match="RL: the seeds were evaluated at different steps"):
+        curves.steps_of(curves.Arm("RL", [[(0, 0.5)], [(1, 0.5)]]))
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_the_picture_is_small(curves: Any, tmp_path: Path, seeds: int) -> None:
+    arms = [
+        curves.Arm(
+            name,
+            [[(s, 0.5 + s / 50 + seed / 40) for s in range(0, 21, 5)] for seed in range(seeds)],
+        )
+        for name in ("terminal", "discounted", "air")
+    ]
+    path = tmp_path / "new" / "curve.png"
+    curves.draw(arms, path, title="SQL", metric="execution accuracy")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert len(data) < 150_000
+
+
+def test_figures_are_measured_once(learning: Any, tmp_path: Path) -> None:
+    path, calls = tmp_path / "figures.json", []
+
+    def measure() -> list[float]:
+        calls.append(1)
+        return [0.5]
+
+    settings = {"example": "sql", "steps": (1, 2)}
+    assert learning.Kept(path, settings).get("RL, seed 0", measure) == [0.5]
+    again = learning.Kept(path, settings)
+    assert again.get("RL, seed 0", measure) == [0.5]
+    assert len(calls) == 1
+    again.get("RL, seed 1", measure)
+    again.write(machine={"cores": 2})
+    found = json.loads(path.read_text())
+    assert sorted(found["figures"]) == ["RL, seed 0", "RL, seed 1"]
+    assert found["machine"] == {"cores": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["figures.json"]
+    assert learning.Kept(None, settings).get("RL, seed 0", measure) == [0.5]
+    assert len(calls) == 3
+
+
+def test_an_interrupted_run_is_measured_again(learning: Any, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    kept = learning.Kept(path, {})
+    kept.get("RL, seed 0", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        kept.get("RL, seed 1", interrupted)
+    kept = learning.Kept(path, {})
+    assert kept.get("RL, seed 0", interrupted) == 1
+    assert kept.get("RL, seed 1", lambda: 2) == 2
+
+
+def test_figures_of_other_settings_are_not_mixed(learning: Any, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    learning.Kept(path, {"steps": 20, "held_out": 500}).get("RL", lambda: 1)
+    with pytest.raises(SystemExit, match=r"holds figures with another held_out, split: name"):
+        learning.Kept(path, {"steps": 20, "held_out": 8, "split": "dev"})
+    path.write_text("[1]")
+    with pytest.raises(SystemExit, match="holds no figures of this script"):
+        learning.Kept(path, {})
+
+
+def run_of(learning: Any, name: str = "RL", seed: int = 0, **changes: Any) -> Any:
+    run = learning.Run(
+        name=name,
+        seed=seed,
+        points=[(0, 0.5), (10, 0.75), (20, 0.9)],
+        gain="+0.400 (+0.350..+0.450)",
+        n=500,
+        engine_cpu_s=30.0,
+        learner_cpu_s=5.0,
+        app_cpu_s=60.0,
+        wall_s=140.0,
+    )
+    return replace(run, **changes)
+
+
+def test_a_run_survives_json(learning: Any) -> None:
+    run = run_of(learning, first_try=None, training={"reward": 0.7})
+    again = learning.Run.of(json.loads(json.dumps(vars(run))))
+    assert again == run
+    assert (again.start, again.middle, again.end, again.cpu_s) == (0.5, 0.75, 0.9, 35.0)
+
+
+def test_what_is_missed_is_said(learning: Any) -> None:
+    subject = learning.subject_of("sql")
+    kept = learning.Report("sql", subject, runs=[run_of(learning)])
+    assert list(kept.missed()) == []
+    report = learning.Report(
+        "sql",
+        subject,
+        runs=[
+            run_of(learning, points=[(0, 0.3), (20, 0.65)]),
+            run_of(learning, seed=1, engine_cpu_s=41.0, frozen_unchanged=False),
+        ],
+        controls=[
+            run_of(learning, "rewards permuted", points=[(0, 0.5), (20, 0.55)]),
+            run_of(learning, "rewriter alone", first_try=[0.5, 0.6]),
+        ],
+        more_sft=[{"seed": 0, "cpu_s": 40.0, "end": 0.9, "rl": 0.9}],
+        constant={"answers": 9, "best": "SELECT 1", "score": 0.06},
+    )
+    assert list(report.missed()) == [
+        "RL, seed 0: 0.300 -> 0.650, promised from 0.35 to 0.7",
+        "RL, seed 1: 46.0 CPU-seconds, promised 45",
+        "RL, seed 1: the frozen agents' weights changed",
+        "permuted rewards gained 0.050, promised below 0.05",
+        "rewriter alone: first tries moved: 0.500 -> 0.600",
+        "more SFT, seed 0: 0.900, RL 0.900",
+        "a constant answer scores 0.060, promised 0.05",
+    ]
+    gains = replace(subject, start=0.0, end=0.0, gain=0.45)
+    assert list(learning.Report("rag", gains, runs=[run_of(learning)]).missed()) == [
+        "RL, seed 0: gained 0.400, promised 0.45"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ([0.94, 0.95, 0.96], "+0.050 (+0.025..+0.075, 3 paired seeds): better"),
+        ([0.84, 0.85, 0.86], "-0.050 (-0.075..-0.025, 3 paired seeds): worse"),
+        ([0.80, 0.90, 1.0], "no difference that can be told from chance"),
+    ],
+)
+def test_whether_air_helps(learning: Any, ends: list[float], verdict: str) -> None:
+    plain = [run_of(learning, seed=seed) for seed in range(3)]
+    shaped = [
+        run_of(learning, "air", seed, points=[(0, 0.5), (10, 0.75), (20, end)])
+        for seed, end in enumerate(ends)
+    ]
+    compared = {"terminal": plain, "air": shaped}
+    report = learning.Report("sql", learning.subject_of("sql"), compared=compared)
+    assert verdict in report.text()
+    assert [arm.name for arm in report.arms] == ["terminal", "air"]
+
+
+def test_every_example_has_its_parts(learning: Any) -> None:
+    parts = {name: learning.subject_of(name).parts for name in learning.SUBJECTS}
+    assert parts == {
+        "sql": ["rl", "permuted", "rewriter", "sft", "constant", "air"],
+        "rag": ["rl", "permuted", "sft", "constant"],
+        "rag-crewai": ["rl", "permuted", "sft", "constant", "agents"],
+        "math": ["rl", "permuted", "sft", "constant"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--example", "rag", "--parts", "air"], "rag has no part air: rl, permuted, sft, const"),
+        (["--parts", "air", "--arms", "x"], "sql has no arm x: terminal, discounted, air"),
+    ],
+)
+def test_what_an_example_lacks(
+    learning: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["learning.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        learning.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path) -> None:
+    """Every part runs, on a model whose warm start was cut to nothing; then all is kept."""
+    from sql_example import training, worlds
+
+    data = tmp_path / "cache" / "data"
+    data.mkdir(parents=True)
+    sizes: dict[worlds.Split, int] = {"train": 2, "dev": 1, "test": 1}
+    worlds.generate(data, worlds=sizes, questions_per_world=4)
+    (data / "complete").touch()
+    imitation = replace(training.RECIPE.imitation, demonstrations=64)
+    recipe = replace(training.RECIPE, steps=1, tasks_per_step=2, imitation=imitation)
+
+    def bench(scratch: str) -> Any:
+        (tmp_path / scratch).mkdir()
+        return learning.Bench(
+            "sql",
+            tmp_path / "cache",
+            tmp_path / scratch,
+            held_out=4,
+            recipe=recipe,
+            split="dev",
+            kept=tmp_path / "figures.json",
+        )
+
+    first = bench("one")
+    report = first.report(first.subject.parts, [0], ["terminal", "air"])
+    assert [run.name for run in report.runs] == ["RL"]
+    assert [run.name for run in report.controls] == ["rewards permuted", "rewriter alone"]
+    assert report.runs[0].frozen_unchanged is True
+    assert [step for step, _ in report.runs[0].points] == [0, 1]
+    assert report.controls[1].first_try is not None
+    assert report.compared["terminal"] == report.runs
+    assert "air/draft_error" in report.compared["air"][0].training
+    assert report.constant is not None
+    text = report.text()
+
+    fail: Callable[..., Any] = pytest.fail
+    again = bench("two")
+    again._learn = again._more_sft = again.constant = fail
+    assert again.report(again.subject.parts, [0], ["terminal", "air"]).text() == text

@@ -1,0 +1,144 @@
+"""An algorithm of one's own in fifty lines: it learns, and it resumes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.algorithms import Algorithm
+from lightspan.errors import ConfigError
+from lightspan.folders import RunFolder
+from lightspan.lightning import build_episode
+from lightspan.progress import SilentReporter
+from lightspan.records import Outcome
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Any]:
+    """The example's modules, importable in runner processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE)
+        yield importlib.import_module
+
+
+def code_lines(source: str) -> list[str]:
+    """Lines that are neither blank, comment nor docstring."""
+    prose: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            prose.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    numbered = enumerate(source.splitlines(), start=1)
+    plain = [line.strip() for number, line in numbered if number not in prose]
+    return [line for line in plain if line and not line.startswith("#")]
+
+
+def test_it_is_fifty_lines_at_most() -> None:
+    source = (EXAMPLE / "own_algorithm.py").read_text()
+    assert max(map(len, source.splitlines())) <= 100
+    assert 20 < len(code_lines(source)) <= 50
+
+
+def test_code_lines_are_counted_as_people_do() -> None:
+    prose = '"""Doc\nstring."""\n\n# comment\n'
+    source = prose + 'x = 1  # why\ndef f():\n    "doc"\n    return """a\nb"""\n'
+    assert code_lines(source) == ["x = 1  # why", "def f():", 'return """a', 'b"""']
+
+
+def test_it_is_an_algorithm_whose_fields_are_its_settings(example: Any) -> None:
+    algorithm = example("own_algorithm").RAFT(model="m", optimize="writer", seed=3)
+    assert isinstance(algorithm, Algorithm)
+    assert (algorithm.seed, algorithm.tasks_per_step, algorithm.base_model) == (3, 8, "m")
+    assert algorithm.routing().target("writer").selected
+    assert not algorithm.routing().target("checker").selected
+    config = json.loads(json.dumps(algorithm.config()))
+    assert config.pop("optimizer")["learning_rate"] == 1e-3
+    assert config == {
+        "algorithm": "RAFT",
+        "model": "m",
+        "optimize": "writer",
+        "group_size": 8,
+        "tasks_per_step": 8,
+        "seed": 3,
+    }
+
+
+def test_the_best_of_each_task_are_imitated(example: Any) -> None:
+    def episode(name: str, group: str, reward: float | None, **facts: Any) -> Any:
+        attempt, rollout = make_attempt(name, reward, **facts), make_rollout(name, group)
+        return build_episode(attempt, rollout, [], [make_record("c", attempt=name)])
+
+    episodes = [
+        episode("a1", "a", 1.0),
+        episode("a2", "a", 1.0),
+        episode("a3", "a", 0.5),
+        episode("a4", "a", 9.0, damage=["a span was dropped"]),
+        episode("b1", "b", 1.0),
+        episode("b2", "b", 1.0),
+        episode("c1", "c", 0.25),
+        episode("c2", "c", None),
+        episode("d1", "d", -2.0),
+        episode("d2", "d", -1.0),
+        episode("d3", "d", 9.0, outcome=Outcome.INFRASTRUCTURE),
+    ]
+    best = example("own_algorithm").best_of_each_task(episodes)
+    assert [found.rollout_id for found in best] == ["ro-a1", "ro-a2", "ro-d2"]
+
+
+def test_it_learns_and_goes_on_where_it_was_interrupted(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    train = example("train").train
+    algorithm = example("own_algorithm").RAFT
+    original = algorithm.run_step
+    before: list[str] = []
+    after: list[str] = []
+
+    async def watched(self: Any, world: Any) -> Any:
+        (policy,) = self.policies()
+        before.append(world.engine.weight_hash(policy))
+        metrics = await original(self, world)
+        after.append(world.engine.weight_hash(policy))
+        return metrics
+
+    monkeypatch.setattr(algorithm, "run_step", watched)
+    folder = RunFolder(tmp_path / "run")
+    first = train(folder.path, 5, reporter=SilentReporter())
+    assert first.steps == 5
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train(folder.path, 8, reporter=SilentReporter())
+    result = train(folder.path, 8, resume=True, reporter=SilentReporter())
+    lines = [line for line in folder.metrics() if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert all(line["imitated"] > 0 and line["learner/skipped"] == 0 for line in lines)
+    # the resumed run began with the very weights that the interrupted one ended with
+    assert before[1:] == after[:-1]
+    assert len({before[0], *after}) == 9
+    gain = result.gain
+    assert gain is not None
+    assert gain.n == 32
+    assert gain.low > 0.2, result.summary()
+
+
+@pytest.mark.slow
+def test_the_script_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "1", "--folder", "own"]
+    # as a user runs it: the script finds its neighbours
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "held-out reward: " in done.stdout

@@ -1,0 +1,149 @@
+"""The same app as a crew: what CrewAI sends, who is acting, and what is trained."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+
+# Before CrewAI is imported: it asks the internet otherwise.
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
+os.environ["CREWAI_DISABLE_TRACKING"] = "true"
+os.environ["CREWAI_TRACING_ENABLED"] = "false"
+pytest.importorskip("crewai", reason="CrewAI is in an environment of its own")
+pytest.importorskip("tantivy", reason="the index is installed beside CrewAI")
+
+import lightspan_crewai
+from lightspan.scope import open_scope
+from lightspan.testing.adapter_suite import tree
+from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan.testing.stage import Part, Stage, Turn
+from rag_example import crew_training
+from rag_example.crew import ask, build_crew, chat_model
+from rag_example.crew_demonstrations import TOOLS, demonstrate, opening, work
+from rag_example.demonstrations import PASSAGES
+from rag_example.index import Index, Passage
+from rag_example.library import Library
+from rag_example.prompts import ANSWERER, SEARCHER
+from rag_example.worlds import generate, make_questions, make_world
+
+# CrewAI warns of fields of its own that it reads itself, and never closes its clients.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:crewai"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    told = [("Winter", "Written by Ada."), ("Winter", "Printed by Delta."), ("Ada", "Born in Oak.")]
+    passages = [Passage(str(number), *each) for number, each in enumerate(told)]
+    return Library(Index.build(passages), passages=2)
+
+
+def replies(messages: list[dict[str, Any]]) -> Iterator[Reply]:
+    """What the model says in a chat."""
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = [
+                ToolCall(**call["function"], call_id=call["id"])
+                for call in message.get("tool_calls", ())
+            ]
+            yield Reply(text=message["content"], tool_calls=calls)
+
+
+def plain(messages: Any) -> list[dict[str, Any]]:
+    """Messages without what no chat template shows."""
+    kept = ("role", "content", "tool_calls", "tool_call_id")
+    return [{key: message[key] for key in kept if key in message} for message in messages]
+
+
+def test_the_demonstrations_are_what_crewai_sends() -> None:
+    """Message for message: the small model learns to read exactly this."""
+    world = make_world("dev-00", "dev", seed=0)
+    documents = Library(Index.build(world.passages()), passages=PASSAGES)
+    (question,) = make_questions(world, 1, seed=1)
+    searcher, answerer = work(question, documents.index, random.Random(3))
+    script = [*replies(searcher["messages"]), *replies(answerer["messages"])]
+    with ScriptedServer(script) as server:
+        llm = chat_model("m", base_url=server.url, api_key="k", temperature=0.7, max_tokens=48)
+        said = ask(question.text, build_crew(documents, llm))
+        *_, last_search, answer = server.requests
+    assert plain(last_search.messages) == searcher["messages"][:-1]
+    assert last_search.body["tools"] == TOOLS == searcher["tools"]
+    assert plain(answer.messages) == answerer["messages"][:-1]
+    assert "tools" not in answer.body
+    assert said == answerer["messages"][-1]["content"]
+    settings = {"model": "m", "temperature": 0.7, "max_tokens": 48}
+    assert settings.items() <= answer.body.items()
+
+
+def test_demonstrations_of_both() -> None:
+    chats = demonstrate(40, 0)
+    assert demonstrate(40, 0) == chats
+    heads = {chat["messages"][0]["content"] for chat in chats}
+    assert heads == {opening(part, "")[0]["content"] for part in (SEARCHER, ANSWERER)}
+    for chat in chats:
+        is_searcher = "searcher" in chat["messages"][0]["content"]
+        assert ("tools" in chat) is is_searcher
+        assert chat["messages"][-1]["role"] == "assistant"
+
+
+def test_the_agents(library: Library) -> None:
+    crew = build_crew(library, chat_model("m", base_url="http://localhost/v1", api_key="k"))
+    assert lightspan_crewai.agents(crew).paths == ("searcher", "answerer")
+
+
+def test_the_exact_record_of_an_attempt(library: Library) -> None:
+    says = {
+        "searcher": [
+            Turn(calls=[("search", '{"query": "Ada born"}')]),
+            Turn(text="Ada: Born in Oak."),
+        ],
+        "answerer": [Turn(text="Answer: Oak")],
+    }
+    with Stage() as stage, lightspan_crewai.instrument():
+        played = stage.open(Part(says), through_gateway=True)
+        llm = chat_model("m", base_url=stage.url, api_key="k", temperature=0.7, max_tokens=480)
+        with open_scope(played.scope):
+            crew = build_crew(library, llm)
+            assert ask(f"{played.text}: where was Ada born?", crew) == "Answer: Oak"
+        stage.close(played)
+        assert stage.brain.problems == []
+        paths = [line.split("@")[1] for line in tree(played.spans) if "chat" in line]
+        assert paths == ["searcher", "searcher", "answerer"]
+        assert len(played.records) == 3
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
+    data = tmp_path / "cache" / "data"
+    data.mkdir(parents=True)
+    generate(data, worlds={"train": 1, "dev": 1, "test": 1}, questions_per_world=4)
+    (data / "complete").touch()
+    episodes = trained_apart(
+        tmp_path,
+        "rag_example.crew_training:answer",
+        crew_training.load_tasks(tmp_path / "cache", "train")[:2],
+        crew_training.TRAINED,
+        how,
+        [
+            "lightspan-example-rag",
+            "lightspan-examples",
+            "lightspan-crewai",
+            "crewai",
+        ],
+    )
+    calls = [call for episode in episodes for call in episode.calls]
+    assert {call.agent_path for call in calls} == set(crew_training.AGENTS)
+    assert all(
+        call.record is not None for call in calls if call.agent_path in crew_training.TRAINED
+    )

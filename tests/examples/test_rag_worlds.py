@@ -1,0 +1,262 @@
+"""The generated data: splits without a common fact, questions that need every hop, mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rag_example import names
+from rag_example.demonstrations import (
+    MISTAKE_RATES,
+    PASSAGES,
+    TOOLS,
+    demonstrate,
+    research,
+    search_through,
+    search_word,
+    spoken,
+)
+from rag_example.index import Index
+from rag_example.prompts import MARK, RESEARCH
+from rag_example.reward import constant_answer_scores, score
+from rag_example.worlds import (
+    RELATIONS,
+    SPLITS,
+    Fact,
+    Question,
+    Split,
+    Task,
+    World,
+    generate,
+    load,
+    make_questions,
+    make_world,
+    pair_split,
+)
+
+SMALL: dict[Split, int] = {"train": 2, "dev": 1, "test": 1}
+EMPLOYER = next(relation for relation in RELATIONS if relation.asked == "employer")
+AUTHOR = next(relation for relation in RELATIONS if relation.asked == "author")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("rag")
+    generate(directory, seed=3, worlds=SMALL, questions_per_world=31)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tasks(data_dir: Path) -> dict[Split, list[Task]]:
+    return {split: load(data_dir, split) for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world("dev-00", "dev", seed=0)
+
+
+@pytest.fixture(scope="module")
+def built(world: World) -> Index:
+    return Index.build(world.passages())
+
+
+# --- splits ---------------------------------------------------------------------------------
+def test_sizes_and_hops(tasks: dict[Split, list[Task]]) -> None:
+    assert {split: len(found) for split, found in tasks.items()} == {
+        "train": 62,
+        "dev": 31,
+        "test": 31,
+    }
+    assert Counter(task["hops"] for task in tasks["train"]) == {2: 30, 3: 32}
+    assert Counter(task["hops"] for task in tasks["test"]) == {2: 15, 3: 16}
+
+
+def test_equal_seeds_give_equal_data_and_other_seeds_do_not(
+    tmp_path: Path, tasks: dict[Split, list[Task]]
+) -> None:
+    asked = {"worlds": SMALL, "questions_per_world": 31}
+    assert generate(tmp_path / "again", seed=3, **asked) == tasks  # type: ignore[arg-type]
+    other = generate(tmp_path / "other", seed=4, **asked)  # type: ignore[arg-type]
+    assert other["test"] != tasks["test"]
+    assert make_world("w", "dev", seed=1).passages() == make_world("w", "dev", seed=1).passages()
+
+
+def test_the_vocabulary() -> None:
+    words = [word for pool in names.NAMES.values() for word in pool]
+    assert {kind: len(pool) for kind, pool in names.NAMES.items()} == dict.fromkeys(names.KINDS, 24)
+    assert len(words) == len({*words})
+    keywords = {word for relation in RELATIONS for word in (relation.asked, relation.keyword)}
+    assert len(keywords) == 2 * len(RELATIONS)
+    assert not keywords & {word.lower() for word in words}
+
+
+def test_each_pair_of_names_belongs_to_one_split() -> None:
+    pairs = itertools.product(names.NAMES["person"], names.NAMES["place"])
+    found = Counter(pair_split(*pair) for pair in pairs)
+    assert found == {"train": 384, "dev": 96, "test": 96}
+    assert pair_split("Ada", "Alder") == pair_split("Alder", "Ada") == "dev"
+    for split in SPLITS:
+        for number in range(20):
+            world = make_world(f"{split}-{number}", split, seed=0)
+            assert {pair_split(fact.subject, fact.object) for fact in world.facts.values()} == {
+                split
+            }
+
+
+def test_no_passage_or_question_is_in_two_splits(tasks: dict[Split, list[Task]]) -> None:
+    told = {}
+    for split in SPLITS:
+        worlds = [make_world(f"{split}-{number:02d}", split, seed=0) for number in range(6)]
+        passages = [passage for world in worlds for passage in world.passages()]
+        told[split] = {(passage.title, passage.text) for passage in passages}
+    for split, other in itertools.permutations(SPLITS, 2):
+        assert not told[split] & told[other]
+        # the same words may ask about two worlds, but never with the same facts behind them
+        assert not {task["documents"] for task in tasks[split]} & {
+            task["documents"] for task in tasks[other]
+        }
+
+
+def test_demonstrations_keep_to_train() -> None:
+    for chat in demonstrate(100, 1):
+        for message in chat["messages"]:
+            for line in message["content"].splitlines() if message["role"] == "tool" else []:
+                title, text = line.split(": ")
+                assert pair_split(title, text.rstrip(".").split()[-1]) == "train"
+
+
+def test_the_stored_indexes_are_those_of_the_worlds(
+    data_dir: Path, tasks: dict[Split, list[Task]]
+) -> None:
+    for split in SPLITS:
+        for folder in {task["documents"] for task in tasks[split]}:
+            world = make_world(folder.removesuffix("-index"), split, seed=3)
+            assert len(Index.load(data_dir / folder)) == len(world.facts)
+
+
+# --- worlds and questions -------------------------------------------------------------------
+def test_an_entity_has_one_fact_of_each_relation_of_its_kind(world: World) -> None:
+    expected = {
+        (name, relation) for relation in RELATIONS for name in names.NAMES[relation.subject]
+    }
+    assert {*world.facts} == expected
+    for (name, relation), fact in world.facts.items():
+        assert (fact.subject, fact.relation) == (name, relation)
+        assert fact.object in names.NAMES[relation.object]
+        assert relation.subject != relation.object
+
+
+def test_a_question_in_words() -> None:
+    facts = (
+        Fact("Winter", AUTHOR, "Ada"),
+        Fact("Ada", EMPLOYER, "Apex"),
+    )
+    question = Question(facts)
+    assert question.text == "What is the employer of the author of Winter?"
+    assert question.answer == "Apex"
+    assert facts[0].text == "Written by Ada."
+
+
+def test_questions_are_chains_that_never_return(world: World) -> None:
+    questions = make_questions(world, 300, seed=0)
+    assert len({question.text for question in questions}) == 300
+    for question in questions:
+        visited = [question.facts[0].subject, *(fact.object for fact in question.facts)]
+        assert len({*visited}) == len(visited) == len(question.facts) + 1
+        for before, after in itertools.pairwise(question.facts):
+            assert before.object == after.subject
+            assert world.facts[after.subject, after.relation] == after
+
+
+def test_more_questions_than_there_are_is_an_error(world: World) -> None:
+    with pytest.raises(ValueError, match=r"world dev-00 has \d+ questions of 2 hops"):
+        make_questions(world, 1000, seed=0)
+
+
+def test_a_search_finds_a_fact_with_the_words_of_the_documents(world: World, built: Index) -> None:
+    """With the question's word instead, a search shows it less often: there is much to learn."""
+
+    def share(words: dict[str, str]) -> float:
+        shown = 0
+        for fact in world.facts.values():
+            hits = built.search(f"{fact.subject} {words[fact.relation.asked]}", PASSAGES)
+            shown += any((fact.subject, fact.text) == hit.passage[1:] for hit in hits)
+        return shown / len(world.facts)
+
+    told = share({relation.asked: relation.keyword for relation in RELATIONS})
+    asked = share({relation.asked: relation.asked for relation in RELATIONS})
+    assert told == 1.0
+    assert asked < 0.45
+
+
+def test_no_constant_answer_scores_well() -> None:
+    """The control of the reward: whoever always says the same gets next to nothing."""
+    worlds = [make_world(f"test-{number:02d}", "test", seed=0) for number in range(6)]
+    questions = [question for world in worlds for question in make_questions(world, 100, seed=0)]
+    candidates = [name for pool in names.NAMES.values() for name in pool]
+    candidates += [" ".join(pool) for pool in names.NAMES.values()]
+    scores = constant_answer_scores(candidates, [[question.answer] for question in questions])
+    assert 0.1 <= max(scores.values()) < 0.2
+
+
+# --- demonstrations -------------------------------------------------------------------------
+def test_demonstrations_follow_from_the_seed() -> None:
+    once = demonstrate(20, 1)
+    assert len(once) == 20
+    assert demonstrate(20, 1) == once
+    assert demonstrate(20, 2) != once
+
+
+def test_a_demonstration_is_a_run() -> None:
+    searches: Counter[int] = Counter()
+    for chat in demonstrate(200, 0):
+        head, question, *turns, last = chat["messages"]
+        assert head == {"role": "system", "content": RESEARCH}
+        assert question["role"] == "user"
+        assert chat["tools"] == TOOLS
+        assert [turn["role"] for turn in turns] == ["assistant", "tool"] * (len(turns) // 2)
+        assert (last["role"], "tool_calls" in last) == ("assistant", False)
+        searches[len(turns) // 2] += 1
+    assert searches[1] < searches[3] < searches[2]
+
+
+def test_the_mistakes_are_made_at_their_rates(world: World, built: Index) -> None:
+    rng = random.Random(0)
+    fact = Fact("Winter", AUTHOR, "Ada")
+    words = [search_word(fact, rng) for _ in range(2000)]
+    said = [spoken("Ada", rng) for _ in range(2000)]
+    [question] = [q for q in make_questions(world, 20, seed=0) if len(q.facts) == 3][:1]
+    runs = [len(search_through(question, built, rng)) for _ in range(2000)]
+    shares = {
+        "form": said.count("Ada") / 2000,
+        "word": words.count("author") / 2000,
+        "early": runs.count(1) / 2000,
+    }
+    assert {*words} == {"author", "written"}
+    assert {*said} == {"Ada", f"{MARK} Ada"}
+    assert {*runs} == {1, 2, 3}
+    assert shares.keys() == MISTAKE_RATES.keys()
+    for mistake, share in shares.items():
+        assert share == pytest.approx(MISTAKE_RATES[mistake], abs=0.05)  # type: ignore[index]
+
+
+def test_imitating_the_demonstrations_is_not_enough_and_no_mistake_is(
+    world: World, built: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = make_questions(world, 400, seed=0)
+
+    def mean() -> float:
+        rng = random.Random(0)
+        last = [research(question, built, rng)[-1]["content"] for question in questions]
+        golds = [[question.answer] for question in questions]
+        return sum(map(score, last, golds)) / len(questions)
+
+    assert mean() < 0.5
+    for mistake in MISTAKE_RATES:
+        monkeypatch.setitem(MISTAKE_RATES, mistake, 0.0)  # type: ignore[arg-type]
+    assert mean() == 1.0

@@ -1,0 +1,139 @@
+"""The small model is an ordinary transformers folder with a chat template that extends."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightspan_examples.small_model import build_model
+from sql_example.training import chats
+
+TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_model(directory, chats(600, 0), seed=1)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_model_loads_and_is_small(folder: Path, tokenizer: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 900_000
+    assert len(tokenizer) == model.config.vocab_size == 896
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+
+
+def test_the_seed_decides_the_weights(folder: Path, tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    for seed in (1, 2):
+        build_model(tmp_path / str(seed), chats(600, 0), seed=seed)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    weights = {
+        path: (path / "model.safetensors").read_bytes()
+        for path in (folder, tmp_path / "1", tmp_path / "2")
+    }
+    assert weights[folder] == weights[tmp_path / "1"] != weights[tmp_path / "2"]
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
+
+
+@pytest.mark.parametrize("text", ["SELECT avg(age) FROM old_ships", "née ☃\n\t  x", "a''b\"c 1234"])
+def test_any_text_survives(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_no_demonstration_is_longer_than_the_context(tokenizer: Any) -> None:
+    for chat in chats(300, 5):
+        ids = tokenizer.apply_chat_template(chat["messages"], return_dict=False)
+        assert len(ids) < 160
+
+
+def test_the_chat_template(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes?"},
+    ]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nYes?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_chat_template_with_tools(tokenizer: Any) -> None:
+    call = {"type": "function", "function": {"name": "run", "arguments": {"query": "SELECT 1"}}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "1"},
+    ]
+    assert tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False) == (
+        "<|im_start|>system\n"
+        'Call a function with <tool_call>{"name": ..., "arguments": ...}</tool_call>.\n<tools>\n'
+        '{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}\n'
+        "</tools><|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "run", "arguments": {"query": "SELECT 1"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "run", "arguments": {"query": "SELECT 1"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>\n"
+    )
+
+
+def test_a_longer_conversation_extends_the_shorter_one(tokenizer: Any) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "four"},
+    ]
+    for tools in (None, TOOLS):
+        rendered = [
+            tokenizer.apply_chat_template(messages[:count], tools=tools, return_dict=False)
+            for count in range(1, 5)
+        ]
+        for shorter, longer in itertools.pairwise(rendered):
+            assert longer[: len(shorter)] == shorter
+        prompt = tokenizer.apply_chat_template(
+            messages[:1], tools=tools, add_generation_prompt=True, return_dict=False
+        )
+        assert rendered[1][: len(prompt)] == prompt
+        assert rendered[1][-2] == tokenizer.eos_token_id
+
+
+def test_the_tokenizer_is_fitted_to_tools_and_calls_too(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "zyzzyva", "arguments": '{"x": "quokka"}'}}
+    chat = {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "xylograph"}}],
+    }
+    build_model(tmp_path, [chat] * 20, vocabulary=500, context=64)
+    fitted = AutoTokenizer.from_pretrained(tmp_path)
+    assert fitted.model_max_length == 64
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.max_position_embeddings == 64
+    # single digits and bytes alone would take a piece for each letter
+    for word in ("zyzzyva", "quokka", "xylograph"):
+        assert len(fitted.encode(word)) < len(word)

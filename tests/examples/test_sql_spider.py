@@ -1,0 +1,234 @@
+"""`--data DIR`: Spider's published folder and the tutorial's parquet files, in their layouts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from lightspan.errors import DataError
+from lightspan.progress import Reporter
+from lightspan.testing.tiny import Family, tiny_model
+from sql_example import spider, training, worlds
+from sql_example.reward import execution_accuracy
+from sql_example.worlds import app_input
+
+SIZES = {"train": 3, "dev": 1, "test": 2}
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    worlds.generate(folder, worlds=SIZES, questions_per_world=4)
+    return folder
+
+
+def spider_entries(generated: Path, split: worlds.Split) -> list[dict[str, object]]:
+    """A split as Spider's lists have it, with the fields that are not needed here too."""
+    return [
+        {
+            "db_id": Path(task["databases"][0]).stem,
+            "query": task["gold"],
+            "query_toks": task["gold"].split(),
+            "query_toks_no_value": task["gold"].split(),
+            "question": task["question"],
+            "question_toks": task["question"].split(),
+            "sql": {"select": []},
+        }
+        for task in worlds.load(generated, split)
+    ]
+
+
+def copy_databases(generated: Path, folder: Path, names: Iterable[object]) -> None:
+    for name in names:
+        (folder / str(name)).mkdir(parents=True, exist_ok=True)
+        shutil.copy(generated / "databases" / f"{name}.sqlite", folder / str(name))
+
+
+@pytest.fixture
+def published(generated: Path, tmp_path: Path) -> Path:
+    """Spider as it is published: lists in JSON, all databases in one folder."""
+    folder = tmp_path / "spider"
+    train, test = (spider_entries(generated, split) for split in ("train", "test"))
+    copy_databases(generated, folder / "database", {e["db_id"] for e in [*train, *test]})
+    (folder / "tables.json").write_text("[]")
+    (folder / "train_spider.json").write_text(json.dumps(train[:8]))
+    (folder / "train_others.json").write_text(json.dumps(train[8:]))
+    (folder / "dev.json").write_text(json.dumps(test))
+    return folder
+
+
+@pytest.fixture
+def tutorial(generated: Path, tmp_path: Path) -> Path:
+    """The tutorial's folder: lists in parquet, the held-out databases apart."""
+    folder = tmp_path / "data"
+    for name, split, databases in (
+        ("train_spider.parquet", "train", "database"),
+        ("test_dev_500.parquet", "test", "test_database"),
+    ):
+        entries = [
+            {key: entry[key] for key in ("db_id", "question", "query")}
+            for entry in spider_entries(generated, split)  # type: ignore[arg-type]
+        ]
+        copy_databases(generated, folder / databases, {entry["db_id"] for entry in entries})
+        parquet.write_table(pa.Table.from_pylist(entries), folder / name)
+    return folder
+
+
+def test_the_published_folder(published: Path, generated: Path) -> None:
+    loaded = spider.load(published, "train")
+    assert [file.name for file in loaded.files] == ["train_spider.json", "train_others.json"]
+    assert loaded.skipped == []
+    originals = worlds.load(generated, "train")
+    assert [task["question"] for task in loaded.tasks] == [t["question"] for t in originals]
+    assert [task["ordered"] for task in loaded.tasks] == [t["ordered"] for t in originals]
+    first, original = loaded.tasks[0], originals[0]
+    name = Path(original["databases"][0]).stem
+    assert first["id"] == "train_spider.json[0]"
+    assert first["databases"] == [f"database/{name}/{name}.sqlite"]
+    assert sorted(first["schema"].splitlines()) == sorted(original["schema"].splitlines())
+    assert app_input(first, published)["db"] == str(published / first["databases"][0])
+    for task in loaded.tasks:
+        assert execution_accuracy(task["gold"], task, published) == 1.0
+        assert execution_accuracy("SELECT 'nothing'", task, published) == 0.0
+    held_out = spider.load(published, "test")
+    assert [file.name for file in held_out.files] == ["dev.json"]
+    assert len(held_out.tasks) == 8
+    assert len({task["id"] for task in (*loaded.tasks, *held_out.tasks)}) == 12 + 8
+
+
+def test_the_tutorials_parquet_files(tutorial: Path, published: Path) -> None:
+    for split in ("train", "test"):
+        from_parquet = spider.load(tutorial, split)  # type: ignore[arg-type]
+        from_json = spider.load(published, split)  # type: ignore[arg-type]
+        assert [t["question"] for t in from_parquet.tasks] == [
+            t["question"] for t in from_json.tasks
+        ]
+        assert [t["gold"] for t in from_parquet.tasks] == [t["gold"] for t in from_json.tasks]
+    held_out = spider.load(tutorial, "test", limit=3)
+    assert len(held_out.tasks) == 3
+    assert held_out.tasks[0]["databases"][0].startswith("test_database/")
+
+
+def test_what_cannot_be_scored_is_left_out_by_name(published: Path) -> None:
+    entries = json.loads((published / "dev.json").read_text())
+    database = published / "database" / "many" / "many.sqlite"
+    database.parent.mkdir()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(1_001)])
+    entries[0]["query"] = "SELECT x FROM nowhere"
+    entries[1] |= {"db_id": "many", "query": "SELECT x FROM t"}
+    (published / "dev.json").write_text(json.dumps(entries))
+    loaded = spider.load(published, "test")
+    assert len(loaded.tasks) == 6
+    assert loaded.skipped == [
+        f"dev.json[0]: its query fails on {entries[0]['db_id']}.sqlite: no such table: nowhere",
+        "dev.json[1]: its query has over 1000 rows",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT a FROM t ORDER BY a", True),
+        ("select a from t order\n by a limit 1", True),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
+        ("SELECT a FROM t WHERE b = 'order by'", False),
+        ('SELECT a FROM t WHERE b = "it (order by"', False),
+        ("SELECT a FROM t WHERE b IN (SELECT b FROM s) ORDER BY a", True),
+    ],
+)
+def test_where_the_order_counts(query: str, ordered: bool) -> None:
+    assert spider._orders(query) is ordered
+
+
+def test_bad_folders(published: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(DataError, match="there is no such folder"):
+        spider.load(nowhere, "train")
+    nowhere.mkdir()
+    with pytest.raises(DataError, match=r"no list of questions for test; one of test_dev_500\.pa"):
+        spider.load(nowhere, "test")
+    (nowhere / "dev.json").write_text('[{"db_id": "x", "question": 3}]')
+    with pytest.raises(DataError, match=r"dev\.json\[0\] has no text question, query"):
+        spider.load(nowhere, "test")
+    (nowhere / "dev.json").write_text('[{"db_id": "../x", "question": "q", "query": "q"}]')
+    with pytest.raises(DataError, match=r"'\.\./x' is no name of a database"):
+        spider.load(nowhere, "test")
+    (nowhere / "dev.json").write_text('[{"db_id": "x", "question": "q", "query": "q"}]')
+    with pytest.raises(DataError, match=r"test_database/x/x\.sqlite or database/x/x\.sqlite"):
+        spider.load(nowhere, "test")
+    (nowhere / "dev.json").write_text("[")
+    with pytest.raises(DataError, match=r"dev\.json cannot be read"):
+        spider.load(nowhere, "test")
+    (nowhere / "test_dev.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"test_dev\.parquet cannot be read"):
+        spider.load(nowhere, "test")
+
+
+def test_as_training_takes_them(published: Path) -> None:
+    lines: list[str] = []
+
+    class Lines(Reporter):
+        def line(self, text: str) -> None:
+            lines.append(text)
+
+    tasks = training.load_data(published, "train", Lines(), training.REAL_MODEL, limit=5)
+    assert lines == ["train: 5 questions of train_spider.json, train_others.json"]
+    assert {(t["data"], t["max_tokens"], t["max_turns"]) for t in tasks} == {
+        (str(published.resolve()), 512, 3)
+    }
+
+
+def train_py(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
+def test_spider_needs_a_model(published: Path) -> None:
+    done = train_py("--data", published)
+    assert done.returncode == 2
+    assert "--data needs --model: the small model knows no words but its own" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["published", "tutorial"])
+def test_the_script_with_a_real_architecture(
+    layout: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """`--model`, `--data`, `--dev` and `--lora`, with a tiny model whose context keeps it short."""
+    data: Path = request.getfixturevalue(layout)
+    texts = [task["schema"] + task["question"] for task in spider.load(data, "train").tasks]
+    family: Family = "llama" if layout == "tutorial" else "qwen2"
+    model = tiny_model(tmp_path / "model", seed=0, family=family, context=192, texts=texts)
+    common = ("--model", model, "--data", data, "--runners", "8")
+
+    seen = train_py(*common, "--dev")
+    # every rollout ends where the rewriter's prompt is longer than the context, and that is said
+    assert seen.returncode == 1, seen.stderr
+    assert "train.py: all 16 rollouts failed, the first: context_overflow: " in seen.stderr
+    assert re.search(r"^  write_query +policy +16 .* 16 +0 +0$", seen.stdout, re.MULTILINE)
+    assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.stdout, re.MULTILINE)
+    assert not (tmp_path / "run").exists()
+
+    lora = ["--lora"] if layout == "published" else []
+    run = tmp_path / "run"
+    done = train_py(*common, *lora, "--folder", run, "--steps", "1", "--held-out", "4")
+    assert done.returncode == 0, done.stderr
+    assert "held-out execution accuracy: " in done.stdout
+    kept = {path.name for path in (run / "model").iterdir()}
+    assert ("adapter_config.json" in kept) == bool(lora)
+    assert ("model.safetensors" in kept) != bool(lora)

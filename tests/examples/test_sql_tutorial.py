@@ -1,0 +1,172 @@
+"""Scripts in the shape of the original tutorial's listing (its configuration, classes and calls; an
+agent and a reward of our own), which name `lightspan.agl` in place of its import."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("langchain")
+pytest.importorskip("pyarrow")
+
+import pyarrow
+from pyarrow import parquet
+
+from lightspan.folders import RunFolder
+from lightspan.learners.torch import TorchLearner
+from lightspan.records import Mode
+from lightspan.rollouts import stored_episodes
+from lightspan.routing import Route
+from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan.testing.tiny import Family, tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPTS = Path(__file__).parents[1] / "apps" / "tutorial"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_place(tmp_path_factory.mktemp("tutorial"), "qwen2")
+
+
+def make_place(place: Path, family: Family) -> Path:
+    """A folder with a data set in the tutorial's layout, and a tiny model."""
+    root = place / "data"
+    for folder in ("database", "test_database"):
+        (root / folder / "singer").mkdir(parents=True)
+        connection = sqlite3.connect(root / folder / "singer" / "singer.sqlite")
+        connection.execute("create table singer (name text, age int)")
+        connection.commit()
+        connection.close()
+    tasks = [
+        {
+            "question": f"How many singers are older than {age}?",
+            "query": f"SELECT count(*) FROM singer WHERE age > {age}",
+            "db_id": "singer",
+        }
+        for age in range(6)
+    ]
+    for name, chosen in {"train_spider": tasks[:4], "test_dev_500": tasks[4:]}.items():
+        parquet.write_table(pyarrow.Table.from_pylist(chosen), root / f"{name}.parquet")
+    (root / "dev.json").write_text(json.dumps(tasks[:3]))
+    tiny_model(place / "model", seed=0, family=family)
+    return place
+
+
+def run(script: str, place: Path, *arguments: str, **environment: str) -> Any:
+    """The script's result."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONSAFEPATH", "OPENAI_API_KEY")}
+    env = {
+        **kept,
+        "VERL_SPIDER_DATA_DIR": str(place / "data"),
+        "HF_HUB_OFFLINE": "1",
+        **environment,
+    }
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> tuple[str, RunFolder]:
+    """What `train_sql_agent.py` printed, and the run that it left."""
+    done = run("train_sql_agent.py", place, str(place / "model"), "--active-agent", "write")
+    [folder] = (place / "runs").iterdir()
+    return done.stdout, RunFolder(folder)
+
+
+@pytest.mark.slow
+def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) -> None:
+    printed, _ = trained
+    lines = printed.splitlines()
+    assert lines[0] == "Adapter agent match acknowledged: write"
+    assert lines[1].startswith(
+        "VERL(config) trains with lightspan's own engine and learner; a verl"
+    )
+    assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.8" in lines[1]
+    assert [line for line in lines if line.startswith("step 2/2")]
+
+
+@pytest.mark.slow
+def test_agents_whose_name_has_write_in_it_learn(
+    trained: tuple[str, RunFolder], place: Path
+) -> None:
+    """`re.search`: `rewrite_query` has `write` in it too. The checker shares the weights."""
+    _, folder = trained
+    lines = [line for line in folder.metrics() if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["rollouts"] == line["scored"] == 8
+        assert line["failed"] == line["damaged"] == 0
+        calls = {name: line[f"agent/{name}/calls"] for name in ("write_query", "rewrite_query")}
+        assert calls["write_query"] == 8
+        assert calls["rewrite_query"] > 0
+        assert line["calls/trained"] == sum(calls.values())
+        assert line["calls/frozen"] == line["agent/check_query/calls"] == sum(calls.values())
+    model = {
+        TorchLearner({"policy": str(m)}).weight_hash("policy")
+        for m in (place / "model", folder.model)
+    }
+    assert len(model) == 2
+
+
+@pytest.mark.slow
+def test_the_checker_gets_the_moving_weights(trained: tuple[str, RunFolder]) -> None:
+    episodes = stored_episodes(trained[1].store_url, mode=Mode.TRAIN)
+    calls = [call for episode in episodes for call in episode.calls]
+    assert all(call.record is not None for call in calls)
+    checked = [call for call in calls if call.agent_path == "check_query"]
+    assert {call.record.policy for call in checked if call.record} == {"policy"}
+    versions = {v for call in checked if call.record for v, _ in call.record.versions}
+    assert len(versions) == 2
+    routes = Counter(str(call.span.attributes["lightspan.route"]) for call in checked)
+    assert routes.keys() == {Route.SHARED}
+
+
+@pytest.mark.slow
+def test_validation_uses_the_other_databases(trained: tuple[str, RunFolder]) -> None:
+    evaluations = trained[1].evaluations()
+    assert [(e.step, len(e.rewards), e.unscored) for e in evaluations] == [(0, 2, 0), (2, 2, 0)]
+
+
+@pytest.mark.slow
+def test_its_configuration_for_llama(tmp_path: Path) -> None:
+    place = make_place(tmp_path, "llama")
+    run("train_sql_agent.py", place, str(place / "model"), "--format", "llama3_json")
+    [folder] = (place / "runs").iterdir()
+    lines = [line for line in RunFolder(folder).metrics() if line["kind"] == "train"]
+    assert [(line["step"], line["failed"], line["damaged"]) for line in lines] == [
+        (1, 0, 0),
+        (2, 0, 0),
+    ]
+    for line in lines:  # without --active-agent every call is trained
+        assert line["calls/trained"] == line["calls"] > 0
+
+
+def test_dev_runs(place: Path) -> None:
+    def answer(request: Request) -> str:
+        return "CORRECT" if request.last_text.startswith("Is it") else "SELECT 1"
+
+    with ScriptedServer(answer) as server:
+        done = run("sql_agent.py", place, OPENAI_API_BASE=server.url)
+        bodies = [request.body for request in server.requests]
+    assert len(bodies) == 6
+    assert {body["model"] for body in bodies} == {"gpt-4.1-nano"}
+    assert {body["temperature"] for body in bodies} == {0.7}
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("3 rollouts, 3 scored, mean reward 0.")
+    assert lines[-2:] == [
+        "  agent check_query: 3 calls, would be trained",
+        "  agent write_query: 3 calls, would be trained",
+    ]

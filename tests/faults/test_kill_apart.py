@@ -1,0 +1,193 @@
+"""`kill -9` on either side of two environments: nothing is lost, no process outlives its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from app_environment import app_environment  # type: ignore[import-not-found]
+
+from lightspan.execution.peers import Presence, here
+from lightspan.folders import RunFolder
+from lightspan.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
+from lightspan.rollouts import stored_episodes
+from lightspan.store import Store
+from lightspan.stores import open_store
+from lightspan.testing.tiny import tiny_model
+
+APPS = Path(__file__).parents[1] / "apps"
+APART = APPS / "apart"
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of the app's environment."""
+    folder = tmp_path_factory.mktemp("app-environment")
+    made: Path = app_environment(folder, "openai")
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "only_here.py").write_text('VALUE = "installed"\n')
+    return made
+
+
+class Processes:
+    """Started programs, ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+
+    def start(self, *command: object) -> subprocess.Popen[bytes]:
+        log = self._folder / f"log-{len(self._started)}"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [str(part) for part in command], stdout=file, stderr=file, env=self.env
+            )
+        self._started.append(process)
+        return process
+
+    def text(self, process: subprocess.Popen[bytes]) -> str:
+        return (self._folder / f"log-{self._started.index(process)}").read_text()
+
+    def runner(self, python: Path, url: str, app: str, *more: str) -> subprocess.Popen[bytes]:
+        command = [python, "-m", "lightspan.cli", "runner", "--store", url]
+        return self.start(*command, "--app-dir", APART, *more, app)
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    yield made
+    made.end()
+
+
+def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+    return found
+
+
+def gone(found: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(found, timeout=30)
+    assert not alive, "runner processes outlive who started them"
+
+
+async def running(store: Store, count: int) -> None:
+    """Wait until so many attempts are under way."""
+    deadline = time.monotonic() + 60
+    while len(await store.rollouts(status=[RolloutStatus.RUNNING])) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_kill_a_runner(
+    tmp_path: Path, python: Path, processes: Processes, whole: bool
+) -> None:
+    """Its workers give back what they have; killed as well, the lease does. Another goes on."""
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        peer = here("run-1", PeerRole.TRAINER, "apart_app:naps", run_id="run-1")
+        rollouts = [
+            Rollout(
+                rollout_id=f"ro-{number}",
+                task={"seconds": 4.0 if number < 4 else 0.0},
+                task_id=f"t{number}",
+                mode=Mode.VAL,
+                run_id="run-1",
+                app="apart_app:naps",
+            )
+            for number in range(8)
+        ]
+        names = [rollout.rollout_id for rollout in rollouts]
+        async with Presence(store, peer):
+            await store.enqueue(rollouts)
+            more = ("--slots", "4", "--processes", "2", "--lease", "5")
+            first = processes.runner(python, store.url, "apart_app:naps", *more)
+            await running(store, 4)
+            workers = children(first)
+            assert len(workers) >= 2
+            if whole:
+                first.send_signal(signal.SIGSTOP)  # so that it does not see them die
+                for worker in workers:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        worker.kill()
+            first.kill()
+            await asyncio.to_thread(gone, workers)
+            second = processes.runner(python, store.url, "apart_app:naps", *more)
+            deadline = time.monotonic() + 90
+            while await store.count() != {RolloutStatus.SUCCEEDED: 8}:
+                assert second.poll() is None, processes.text(second)
+                assert time.monotonic() < deadline, processes.text(second)
+                await asyncio.sleep(0.1)
+                await store.expire()
+        attempts = await store.attempts(names)
+    lost = [attempt for attempt in attempts if attempt.status is AttemptStatus.LOST]
+    assert len(lost) == 4
+    assert len(attempts) == 12
+    why = "the lease of runner" if whole else "stopped"
+    assert all(attempt.message.startswith(why) for attempt in lost)
+
+
+def _train(
+    processes: Processes, folder: Path, model: Path, runners: object, *more: str
+) -> subprocess.Popen[bytes]:
+    script = APPS / "train_apart.py"
+    return processes.start(sys.executable, script, folder, model, 6, runners, *more)
+
+
+def _stepped(folder: Path, process: subprocess.Popen[bytes], processes: Processes) -> None:
+    """Wait until two steps were made."""
+    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, processes.text(process)
+        assert time.monotonic() < deadline, processes.text(process)
+        time.sleep(0.02)
+
+
+def _check(folder: Path) -> None:
+    """Six steps, each once, and every attempt in the app's environment."""
+    run = RunFolder(folder)
+    assert [line["step"] for line in run.metrics() if line["kind"] == "train"] == [*range(1, 7)]
+    ended: list[Any] = [e for e in stored_episodes(run.store_url) if e.reward is not None]
+    assert len(ended) >= 6 * 8
+    assert {episode.dimensions["apart"] for episode in ended} == {1.0}
+
+
+@pytest.mark.parametrize("runners", ["external", "started by the trainer"])
+def test_kill_the_trainer(tmp_path: Path, python: Path, processes: Processes, runners: str) -> None:
+    """Its own runners end with it. One that was started by hand waits, and goes on."""
+    folder, model = tmp_path / "run", tiny_model(tmp_path / "model", seed=0)
+    external = runners == "external"
+    given = "external" if external else python
+    url = f"sqlite:///{folder}/store.db"
+    runner = processes.runner(python, url, "apart_app:answer") if external else None
+    first = _train(processes, folder, model, given)
+    _stepped(folder, first, processes)
+    workers = children(first)
+    assert external or len(workers) >= 2
+    first.send_signal(signal.SIGKILL)
+    gone(workers)
+    second = _train(processes, folder, model, given, "--resume")
+    assert second.wait(180) == 0, processes.text(second)
+    assert "resuming" in processes.text(second)
+    _check(folder)
+    if runner is not None:
+        assert runner.wait(60) == 0
+        assert "is complete" in processes.text(runner)

@@ -1,0 +1,89 @@
+"""The quickstart's run, served: the untouched app reaches its held-out figure through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightspan
+from lightspan import wire
+from lightspan.data import fingerprint, task_id
+from lightspan.folders import RunFolder
+from lightspan.statistics import paired_gain
+
+CACHE = Path(__file__).parents[2] / "examples/sql/.cache"
+
+
+@pytest.fixture(scope="module")
+def run() -> RunFolder:
+    """The run's folder."""
+    return RunFolder(Path(os.environ["LIGHTSPAN_RUN"]))
+
+
+@pytest.fixture
+def server(run: RunFolder) -> Iterator[str]:
+    """`lightspan serve` as a process of its own; its origin."""
+    command = [sys.executable, "-m", "lightspan.cli", "serve", str(run.path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    printed: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed.append(line)
+            if ready := re.match(r"serving .* at (http://127\.0\.0\.1:\d+)/v1 ", line):
+                break
+        assert ready is not None, "".join(printed)
+        assert f'  lightspan.connect("{ready[1]}")\n' in printed, "the one line to change"
+        yield ready[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, rest
+    assert "calls answered: check_query" in rest
+
+
+@pytest.mark.timeout(300)
+def test_the_app_reaches_its_held_out_figure(run: RunFolder, server: str) -> None:
+    """As the last evaluation: the same questions, sampled as then, paired, within three standard
+    errors. The starting weights are 0.15 and more below it."""
+    from sql_example import training
+
+    evaluation = run.evaluations()[-1]
+    held_out = run.read_config()["val"]
+    tasks = training.load_tasks(CACHE, "test")[: held_out["tasks"]]
+    assert fingerprint(list(tasks)) == held_out["fingerprint"]
+    try:
+        with lightspan.connect(server), ThreadPoolExecutor(16) as pool:
+            rewards = list(pool.map(training.answer, tasks))
+    finally:
+        wire.uninstall()
+        wire.close()
+    reached = {task_id(task): reward for task, reward in zip(tasks, rewards, strict=True)}
+    difference = paired_gain(evaluation.rewards, reached)
+    assert difference.n == len(tasks)
+    three_errors = 3 * (difference.high - difference.low) / (2 * 1.96)
+    assert abs(difference.mean) < three_errors, difference
+    answered = usage(server)
+    assert set(answered["agents"]) == {"write_query", "check_query", "rewrite_query"}
+    assert answered["agents"]["write_query"] == {"policy": len(tasks)}
+    assert set(answered["agents"]["rewrite_query"]) == {"policy"}
+    assert set(answered["agents"]["check_query"]) == {"base"}, "frozen at the starting weights"
+    assert answered["failed"] == 0
+
+
+def usage(server: str) -> dict[str, Any]:
+    """Who was answered by what."""
+    with urllib.request.urlopen(f"{server}/lightspan/usage", timeout=10) as response:
+        found: dict[str, Any] = json.loads(response.read())
+    return found
