@@ -28,6 +28,8 @@ from lightspan.stores import open_store
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that was given up because a sync app ran past its limit."""
+_DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises of a message that is none of ours."""
 REPORT_S: Final = 0.5
 """How often a process that joins says what it has claimed."""
 
@@ -57,9 +59,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: RunnerPlan
     name: str
-
-
-_DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 def serve(lifeline: Connection) -> None:
