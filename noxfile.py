@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,89 +36,99 @@ nox.options.sessions = [
 
 ROOT = Path(__file__).parent
 CORE = "packages/core"
-ADAPTERS = {"langgraph": "packages/langgraph"}
-"""Those that share an environment with the learning plane and the SQL example."""
-APART = {name: f"packages/{name}" for name in ("autogen", "crewai", "openai_agents")}
-"""Those whose frameworks exclude one another: a virtualenv each."""
-CLIENTS = {"autogen": ["autogen-ext[openai]"]}
-"""What an adapter's tests need beside its framework."""
-BESIDE = {
-    "langgraph": [
-        *(f"openinference-instrumentation-{name}" for name in ("langchain", "openai")),
-        "opentelemetry-distro",
-    ],
-}
-"""What an adapter's tests run beside it, with the latest framework; the other adapters' constraints
-are installed whole."""
-EXPECTED = {
-    "langgraph": ["lightspan_langgraph", "langchain", "langchain_openai"],
-    "autogen": ["lightspan_autogen", "autogen_agentchat", "autogen_ext.models.openai"],
-    "crewai": ["lightspan_crewai", "crewai"],
-    "openai_agents": ["lightspan_openai_agents", "agents"],
-}
-"""What an adapter's tests cannot do without. pytest skips a file whose framework is missing and is
-content; a session that names these modules (tests/conftest.py) fails."""
-EXPECTED_OF_LATEST = {
-    "langgraph": [
-        "openinference.instrumentation.langchain",
-        "openinference.instrumentation.openai",
-        "opentelemetry.distro",
-    ],
-    "autogen": [
-        "openinference.instrumentation.autogen_agentchat",
-        "openinference.instrumentation.openai",
-        "opentelemetry.distro",
-    ],
-    "crewai": [
-        "litellm",
-        "openinference.instrumentation.crewai",
-        "openinference.instrumentation.openai",
-        "opentelemetry.distro",
-    ],
-    "openai_agents": [
-        "openinference.instrumentation.openai_agents",
-        "openinference.instrumentation.openai",
-        "opentelemetry.distro",
-    ],
-}
-"""What they need beside that where everything is the latest."""
-EXAMPLES = {"common": "examples/common", "sql": "examples/sql"}
-"""Those that share the environment `learning`."""
+COMMON = "examples/common"
+"""What the examples share."""
 
 
-class Apart(NamedTuple):
-    """An example in an environment of its own."""
+class Adapter(NamedTuple):
+    """An adapter: packages/NAME, tested by tests/adapters/test_NAME_*.py with the versions of
+    constraints/NAME-oldest.txt and constraints/NAME-latest.txt."""
+
+    modules: list[str]
+    """What its tests cannot do without. pytest skips a file whose framework is missing and is
+    content; a session that names these modules (tests/conftest.py) fails."""
+    beside: list[str]
+    """What they need beside that, and beside BESIDE, where everything is the latest."""
+    clients: Sequence[str] = ()
+    """What they need that the framework does not bring."""
+    shared: bool = False
+    """It and its examples can be beside the learning plane, in .nox/learning: no framework that
+    excludes another one's."""
+    behind: bool = False
+    """Its framework asks for older versions of what others share."""
+
+
+ADAPTERS = {
+    "langgraph": Adapter(
+        modules=["langchain", "langchain_openai"],
+        beside=["openinference.instrumentation.langchain"],
+        shared=True,
+    ),
+    "autogen": Adapter(
+        modules=["autogen_agentchat", "autogen_ext.models.openai"],
+        beside=["openinference.instrumentation.autogen_agentchat"],
+        clients=["autogen-ext[openai]"],
+    ),
+    "crewai": Adapter(
+        modules=["crewai"],
+        beside=["litellm", "openinference.instrumentation.crewai"],
+        behind=True,
+    ),
+    "openai_agents": Adapter(
+        modules=["agents"],
+        beside=["openinference.instrumentation.openai_agents"],
+    ),
+}
+BESIDE = ["openinference.instrumentation.openai", "opentelemetry.distro"]
+
+
+class Example(NamedTuple):
+    """An example: tested by the files of tests/examples that a pattern names."""
 
     project: str
     adapter: str
     tests: str
-    types: list[str]
-    """What mypy checks in this environment; none where the session `types` does."""
-    options: list[str]
-    """Of its train.py, to train it briefly."""
+    structured: str
+    """Where the apps of its framework are whose every call is structured."""
+    types: Sequence[str] = ()
+    """What mypy checks in its own virtualenv; none where the session `types` does."""
+    options: Sequence[str] = ()
+    """Of its train.py."""
 
 
-BRIEFLY = ["--steps", "6"]
-EXAMPLES_APART = {
-    "sql": Apart("examples/sql", "langgraph", "test_sql_app.py", [], BRIEFLY),
-    "math": Apart(
-        "examples/math[parquet]", "autogen", "test_math_*.py", ["examples/math"], BRIEFLY
+EXAMPLES = {
+    "sql": Example(
+        "examples/sql",
+        "langgraph",
+        "test_sql_app.py",
+        "tests/core/trainer/test_structured_learning.py",
     ),
-    "rag": Apart(
+    "math": Example(
+        "examples/math[parquet]",
+        "autogen",
+        "test_math_*.py",
+        "tests/examples/test_math_structured.py",
+        ["examples/math"],
+    ),
+    "rag": Example(
         "examples/rag[agents]",
         "openai_agents",
         "test_rag_*.py",
+        "tests/examples/test_rag_structured.py",
         ["examples/rag", "--exclude", "crew"],
-        BRIEFLY,
+        ["--steps", "4", "--validate-every", "4"],
     ),
-    "rag-crewai": Apart(
+    "rag-crewai": Example(
         "examples/rag[crewai]",
         "crewai",
         "test_rag_crew.py",
+        "tests/examples/test_rag_crew.py",
         ["examples/rag/rag_example/crew.py", "examples/rag/rag_example/crew_training.py"],
-        [*BRIEFLY, "--framework", "crewai"],
+        ["--framework", "crewai", "--steps", "4", "--validate-every", "4"],
     ),
 }
+BRIEFLY = ["--steps", "6", "--validate-every", "6"]
+"""Options of an example's train.py with which it learns enough to be told from chance."""
 SCRIPTS = ["examples/own_algorithm"]
 """Examples that are run where they lie."""
 
@@ -131,12 +141,21 @@ CONSTRAINTS = [
     *("-c", "constraints/langgraph-latest.txt"),
 ]
 SINKS = ["tensorboard", "wandb", "mlflow", "trackio"]
-PYTEST = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
-FAST = ["-m", "not slow and not faults"]
+PYTEST = [
+    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
+    *("hypothesis", "jsonschema"),
+]
+FAST = ["-m", "not slow and not faults and not controls"]
+PARALLEL = ["--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
+"""A process per core; each takes tests in order, so that a module's fixtures are made once."""
 
 # A folder named after a framework never shadows it, no test reaches a network, and a test uses one
 # core. The programs that tests start as scripts import their neighbours from the two folders.
-ISOLATED = {"PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+ISOLATED = {
+    "PYTHONSAFEPATH": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
+    "TOKENIZERS_PARALLELISM": "false",
+}
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -150,7 +169,9 @@ DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
     *("autogen-agentchat", "crewai", "litellm", "openai-agents"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
-    *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "peft", "numpy", "pyarrow"),
+    *("langchain-anthropic", "anthropic"),
+    *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),
+    "pyarrow",
     *SINKS,
 ]
 _VERSIONS = """
@@ -174,6 +195,22 @@ def learning_python() -> str:
     return str(folder / name)
 
 
+def shared_adapters() -> list[str]:
+    """The adapters' folders that .nox/learning holds."""
+    return [f"packages/{name}" for name, adapter in ADAPTERS.items() if adapter.shared]
+
+
+def shared_examples() -> list[str]:
+    """The examples' folders that it holds."""
+    examples = [e.project for e in EXAMPLES.values() if ADAPTERS[e.adapter].shared]
+    return [COMMON, *examples]
+
+
+def adapters_apart() -> list[str]:
+    """The adapters with a virtualenv each, because their frameworks exclude one another."""
+    return [name for name, adapter in ADAPTERS.items() if not adapter.shared]
+
+
 def report_versions(session: nox.Session, python: str = "python") -> None:
     """Print the versions of the frameworks under test."""
     session.run(
@@ -181,11 +218,43 @@ def report_versions(session: nox.Session, python: str = "python") -> None:
     )
 
 
+def install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
+    """Install with pip, and leave it to Python to compile what is imported: all that torch and
+    transformers consist of would take as long as the rest of the installation."""
+    session.install("--no-compile", *arguments, silent=silent)
+
+
 def install_torch(session: nox.Session) -> None:
     """Install torch, alone, from the index that LIGHTSPAN_TORCH_INDEX names or the default one."""
     index = os.environ.get(TORCH_INDEX)
     source = ["--extra-index-url", index] if index else []
-    session.install(*source, *CONSTRAINTS, "torch", silent=False)
+    install(session, *source, *CONSTRAINTS, "torch", silent=False)
+
+
+def install_adapters(session: nox.Session, names: list[str], pins: str, *more: str) -> None:
+    """Install adapters and what their tests need, without torch, at the versions of a file."""
+    clients = [client for name in names for client in ADAPTERS[name].clients]
+    install(
+        session,
+        *("-c", "constraints/dev.txt", "-r", f"constraints/{pins}.txt"),
+        *(f"{CORE}[serve]", *(f"packages/{name}" for name in names), *clients, *PYTEST, *more),
+    )
+    report_versions(session)
+
+
+def install_example(session: nox.Session, example: Example) -> None:
+    """Install an example, its adapter and the learning plane."""
+    install_torch(session)
+    pins = ["dev", f"{example.adapter}-latest", "examples"]
+    if not ADAPTERS[example.adapter].behind:
+        pins.append("core-latest")
+    install(
+        session,
+        *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
+        *(f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project),
+        *(*PYTEST, "mypy"),
+    )
+    report_versions(session)
 
 
 def run_pytest(
@@ -205,38 +274,42 @@ def run_pytest(
 
 def expected_of(adapter: str, versions: str) -> list[str]:
     """The modules that the adapter's tests need with these versions."""
-    return EXPECTED[adapter] + (EXPECTED_OF_LATEST[adapter] if versions == "latest" else [])
+    always, beside = ADAPTERS[adapter].modules, [*ADAPTERS[adapter].beside, *BESIDE]
+    return [f"lightspan_{adapter}", *always, *(beside if versions == "latest" else [])]
+
+
+def test_files(folder: str, pattern: str) -> Iterable[str]:
+    """The test files that a pattern names, as arguments."""
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob(pattern))]
 
 
 @nox.session
 def learning(session: nox.Session) -> None:
     """Make the virtualenv with torch, all our packages and the tools that others share."""
     install_torch(session)
-    projects: list[str] = ["-e", f"{CORE}[train,otlp,parquet]"]
-    for path in (*ADAPTERS.values(), *EXAMPLES.values()):
-        projects += ["-e", path]
-    session.install(
-        *CONSTRAINTS, *projects, "langchain", *PYTEST, "mypy", "nox", "types-psutil", silent=False
+    editable = [f"{CORE}[train,otlp,parquet]", *shared_adapters(), *shared_examples()]
+    install(
+        session,
+        *CONSTRAINTS,
+        *(argument for project in editable for argument in ("-e", project)),
+        *("langchain", "langchain-anthropic", "anthropic", *PYTEST, "mypy", "nox", "types-psutil"),
+        silent=False,
     )
     # for the published chat templates in its files; none of its code is run
-    session.install("--no-deps", *CONSTRAINTS, "trl")
+    install(session, "--no-deps", *CONSTRAINTS, "trl")
 
 
 # --- checks ---------------------------------------------------------------------------------
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting and which module may import which."""
-    session.install(*CONSTRAINTS, "ruff", "import-linter")
+    install(session, *CONSTRAINTS, "ruff", "import-linter")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    sources = os.pathsep.join(
-        [
-            *(f"{path}/src" for path in (CORE, *ADAPTERS.values(), *APART.values())),
-            *EXAMPLES.values(),
-            *(example.project.partition("[")[0] for example in EXAMPLES_APART.values()),
-        ]
-    )
-    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
+    examples = [example.project.partition("[")[0] for example in EXAMPLES.values()]
+    packages = [CORE, *(f"packages/{name}" for name in ADAPTERS)]
+    folders = [*(f"{path}/src" for path in packages), COMMON, *examples]
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(folders)})
 
 
 @nox.session(venv_backend="none", requires=["learning"])
@@ -246,9 +319,9 @@ def types(session: nox.Session) -> None:
     The other adapters and examples are checked where their frameworks are.
     """
     python = learning_python()
-    sources = [f"{CORE}/src", *(f"{path}/src" for path in ADAPTERS.values())]
     report_versions(session, python)
-    packages = [*sources, *EXAMPLES.values(), "tests/packaging", "noxfile.py"]
+    sources = [f"{path}/src" for path in (CORE, *shared_adapters())]
+    packages = [*sources, *shared_examples(), "tests/packaging", "noxfile.py"]
     for checked in (packages, *([path] for path in SCRIPTS)):
         session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
@@ -256,16 +329,18 @@ def types(session: nox.Session) -> None:
 @nox.session
 def packaging(session: nox.Session) -> None:
     """Build the packages, install them outside the repository, import all they promise."""
-    session.install(*CONSTRAINTS, "build")
+    install(session, *CONSTRAINTS, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    for path in (CORE, *ADAPTERS.values(), *APART.values()):
-        session.run("python", "-m", "build", "--outdir", str(dist), path, silent=True)
+    for path in (CORE, *(f"packages/{name}" for name in ADAPTERS)):
+        command = ("python", "-m", "build", "--no-isolation", "--outdir", str(dist), path)
+        session.run(*command, silent=True)
     wheels = sorted(dist.glob("*.whl"))
     for wheel in wheels:
         session.log("%s: %d files", wheel.name, len(zipfile.ZipFile(wheel).namelist()))
-    together = [w for w in wheels if not w.name.startswith(tuple(f"lightspan_{n}" for n in APART))]
-    session.install(*CONSTRAINTS, *map(str, together), *PYTEST)
+    apart = tuple(f"lightspan_{name}" for name in adapters_apart())
+    together = [str(wheel) for wheel in wheels if not wheel.name.startswith(apart)]
+    install(session, *CONSTRAINTS, *together, *PYTEST)
     report_versions(session)
     with session.chdir(dist):
         session.run("python", "-I", str(ROOT / "tests/packaging/smoke.py"))
@@ -278,41 +353,36 @@ def packaging(session: nox.Session) -> None:
 def tests_core(session: nox.Session) -> None:
     """Test core, and the promises of the packages and the repository."""
     report_versions(session, learning_python())
-    run_pytest(session, *FAST, "tests/core", "tests/packaging", python=learning_python())
+    files = ["tests/core", "tests/packaging"]
+    run_pytest(session, *FAST, *PARALLEL, *files, python=learning_python())
 
 
 @nox.session
 def tests_capture(session: nox.Session) -> None:
     """Test that core alone, with what it declares and an OpenAI client, captures an app's calls."""
-    session.install(*CONSTRAINTS, CORE)
-    session.run("python", "-I", "-c", "import lightspan, lightspan.runner, lightspan.wire")
-    session.install(*CONSTRAINTS, "openai", *PYTEST)
+    install(session, *CONSTRAINTS, CORE)
+    session.run("python", "-I", "-c", "import lightspan, lightspan.runners.runner")
+    install(session, *CONSTRAINTS, "openai", *PYTEST)
     report_versions(session)
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
+
+
+def run_adapter_tests(session: nox.Session, adapter: str, versions: str) -> None:
+    """Install and test an adapter. The wire shim too: the oldest frameworks bring the oldest OpenAI
+    SDK that is tested."""
+    install_adapters(session, [adapter], f"{adapter}-{versions}", "mypy")
+    files = [
+        *test_files("tests/adapters", f"test_{adapter}_*.py"),
+        *test_files("tests/core/capture", "test_wire*.py"),
+    ]
+    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
 
 
 @nox.session
 @nox.parametrize("versions", [nox.param(name, id=name) for name in ("oldest", "latest")])
 def tests_langgraph(session: nox.Session, versions: str) -> None:
-    """Test the LangGraph adapter with the oldest supported or the latest frameworks, no torch.
-
-    The wire shim too: the oldest frameworks bring the oldest OpenAI SDK that is tested.
-    """
-    constraints = [
-        *("-c", "constraints/dev.txt"),
-        *("-c", f"constraints/langgraph-{versions}.txt"),
-    ]
-    session.install(
-        *constraints,
-        *(f"{CORE}[serve]", ADAPTERS["langgraph"]),
-        *("langchain", "langchain-openai", "openai"),
-        *(BESIDE["langgraph"] if versions == "latest" else []),
-        *PYTEST,
-    )
-    report_versions(session)
-    adapter = test_files("tests/adapters", "test_langgraph_*.py")
-    files = [*adapter, *test_files("tests/core", "test_wire*.py")]
-    run_pytest(session, *FAST, *files, expected=expected_of("langgraph", versions))
+    """Test the LangGraph adapter with the oldest supported or the latest frameworks, no torch."""
+    run_adapter_tests(session, "langgraph", versions)
 
 
 @nox.session(default=False)
@@ -320,7 +390,7 @@ def tests_langgraph(session: nox.Session, versions: str) -> None:
     ("adapter", "versions"),
     [
         nox.param(adapter, versions, id=f"{adapter}-{versions}")
-        for adapter in APART
+        for adapter in adapters_apart()
         for versions in ("oldest", "latest")
     ],
 )
@@ -329,20 +399,10 @@ def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
 
     The latest environments are also where the adapter's types are checked.
     """
-    session.install(
-        *("-c", "constraints/dev.txt"),
-        *("-r", f"constraints/{adapter}-{versions}.txt"),
-        *(f"{CORE}[serve]", APART[adapter], *CLIENTS.get(adapter, []), *PYTEST, "mypy"),
-    )
-    report_versions(session)
-    files = [
-        *test_files("tests/adapters", f"test_{adapter}_*.py"),
-        *test_files("tests/core", "test_wire*.py"),
-    ]
-    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
+    run_adapter_tests(session, adapter, versions)
     if versions == "latest":
         silent = "--follow-imports=silent"  # of core, which `types` checks
-        session.run("mypy", "--strict", silent, f"{APART[adapter]}/src", env=ISOLATED)
+        session.run("mypy", "--strict", silent, f"packages/{adapter}/src", env=ISOLATED)
 
 
 @nox.session(default=False)
@@ -350,34 +410,27 @@ def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
 def tests_together(session: nox.Session, versions: str) -> None:
     """Test the adapters in one process, their frameworks nested in one another.
 
-    `latest`: all four, as the newest CrewAI lets them be. `newest`: all but CrewAI.
+    `latest`: all, as the one that is behind lets them be. `newest`: all but that one.
     """
-    names = ["langgraph", "autogen", "openai_agents"]
-    if versions == "latest":
-        names.append("crewai")
-    together = [{**ADAPTERS, **APART}[name] for name in names]
-    session.install(
-        *("-c", "constraints/dev.txt"),
-        *("-r", f"constraints/together-{versions}.txt"),
-        *(f"{CORE}[serve]", *together, *CLIENTS["autogen"], *PYTEST),
-    )
-    report_versions(session)
-    expected = [module for name in names for module in EXPECTED[name]]
-    run_pytest(session, "tests/adapters/test_all_together.py", expected=expected)
+    names = [n for n, adapter in ADAPTERS.items() if versions == "latest" or not adapter.behind]
+    install_adapters(session, names, f"together-{versions}")
+    expected = [module for name in names for module in expected_of(name, "oldest")]
+    files = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
+    run_pytest(session, *files, expected=expected)
 
 
 @nox.session(venv_backend="none", requires=["learning"])
 def tests_examples(session: nox.Session) -> None:
     """Test the examples."""
     report_versions(session, learning_python())
-    run_pytest(session, *FAST, "tests/examples", python=learning_python())
+    run_pytest(session, *FAST, *PARALLEL, "tests/examples", python=learning_python())
 
 
 @nox.session(default=False)
 def tests_sinks(session: nox.Session) -> None:
     """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
     install_torch(session)
-    session.install(*CONSTRAINTS, "-c", "constraints/sinks.txt", CORE, *SINKS, *PYTEST)
+    install(session, *CONSTRAINTS, "-c", "constraints/sinks.txt", CORE, *SINKS, *PYTEST)
     report_versions(session)
     run_pytest(session, "tests/sinks")
 
@@ -386,19 +439,25 @@ def tests_sinks(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""
     report_versions(session, learning_python())
-    run_pytest(session, "-m", "faults", "tests", python=learning_python())
+    run_pytest(session, "-m", "faults", *PARALLEL, "tests", python=learning_python())
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def long_faults(session: nox.Session) -> None:
+    """Kill them ten times as often, at other moments each time: half an hour."""
+    report_versions(session, learning_python())
+    for seed in range(1, 11):
+        session.env["LIGHTSPAN_SEED"] = str(seed)
+        run_pytest(session, "-m", "faults", *PARALLEL, "tests", python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def slow(session: nox.Session) -> None:
     """Run the tests that take longer than a few seconds."""
     report_versions(session, learning_python())
-    run_pytest(session, "-m", "slow and not faults", "tests", python=learning_python())
-
-
-def test_files(folder: str, pattern: str) -> Iterable[str]:
-    """The test files that a pattern names, as arguments."""
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob(pattern))]
+    # a file whole in one process: what its tests share may take minutes to make
+    options = ["-m", "slow and not faults", *PARALLEL, "--dist", "loadfile"]
+    run_pytest(session, *options, "tests", python=learning_python())
 
 
 # --- programs -------------------------------------------------------------------------------
@@ -417,37 +476,46 @@ def quickstart(session: nox.Session) -> None:
         session.log("Downloads: torch and other packages, about 0.3 GB.")
     session.log("No model is downloaded: the example makes its own.")
     install_torch(session)
-    session.install(
-        *CONSTRAINTS, f"{CORE}[train]", *ADAPTERS.values(), *EXAMPLES.values(), silent=False
+    install(
+        session,
+        *CONSTRAINTS,
+        f"{CORE}[train]",
+        *shared_adapters(),
+        *shared_examples(),
+        silent=False,
     )
     report_versions(session)
     session.run("python", "examples/sql/train.py", *session.posargs, env=ISOLATED)
 
 
 @nox.session(default=False)
-@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES_APART])
+@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
 def examples(session: nox.Session, example: str) -> None:
     """Test an example, train it briefly, and check that the held-out gain is above zero."""
-    project, adapter, tests, types, options = EXAMPLES_APART[example]
-    install_torch(session)
-    constraints = ["dev", f"{adapter}-latest", "examples"]
-    if adapter != "crewai":  # which asks for older versions of some
-        constraints.append("core-latest")
-    session.install(
-        *(argument for name in constraints for argument in ("-c", f"constraints/{name}.txt")),
-        *(f"{CORE}[train]", {**ADAPTERS, **APART}[adapter], EXAMPLES["common"], project),
-        *(*PYTEST, "mypy"),
-    )
-    report_versions(session)
-    if types:
-        session.run("python", "-m", "mypy", "--strict", *types, env=ISOLATED)
-    run_pytest(session, *test_files("tests/examples", tests))
+    known = EXAMPLES[example]
+    install_example(session, known)
+    if known.types:
+        session.run("python", "-m", "mypy", "--strict", *known.types, env=ISOLATED)
+    run_pytest(session, "-m", "not controls", *test_files("tests/examples", known.tests))
     folder = Path(session.create_tmp()) / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    script = f"{project.partition('[')[0]}/train.py"
-    session.run("python", script, *options, "--folder", str(folder), env=ISOLATED)
+    script = f"{known.project.partition('[')[0]}/train.py"
+    arguments = [*BRIEFLY, *known.options, "--folder", str(folder)]
+    session.run("python", script, *arguments, env=ISOLATED)
     session.env["LIGHTSPAN_RUN"] = str(folder)
     run_pytest(session, "tests/learned")
+
+
+@nox.session(default=False)
+@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
+def controls(session: nox.Session, example: str) -> None:
+    """Train an example as its README says, three seeds and every learning control: hours.
+
+    Before it, the apps of its framework whose every call is structured.
+    """
+    install_example(session, EXAMPLES[example])
+    run_pytest(session, "-m", "controls", EXAMPLES[example].structured)
+    run_benchmark(session, "python", "benchmarks/learning.py", "--example", example)
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -465,5 +533,10 @@ def bench(session: nox.Session) -> None:
     if not session.posargs:
         session.error("name a script: nox -s bench -- benchmarks/transitions.py")
     report_versions(session, learning_python())
+    run_benchmark(session, learning_python())
+
+
+def run_benchmark(session: nox.Session, python: str, *script: str) -> None:
+    """Run a script of benchmarks/, with the session's arguments."""
     scripts = {**ISOLATED, "PYTHONPATH": str(ROOT / "benchmarks")}  # they share modules
-    session.run(learning_python(), *session.posargs, env=scripts, external=True)
+    session.run(*(python, *script, *session.posargs), env=scripts, external=python != "python")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightspan.statistics import Interval
+from lightspan.training.statistics import Interval
 
 T_QUANTILES: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t at 97.5 % with 1, 2, ... degrees of freedom."""

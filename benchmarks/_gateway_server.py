@@ -14,14 +14,20 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from lightspan.engines import ChatTokenizer, EngineCapabilities, GenerationRequest, TokenChunk
+from lightspan.engines.protocol import (
+    ChatTokenizer,
+    EngineCapabilities,
+    GenerationRequest,
+    TokenChunk,
+)
 from lightspan.gateway import Gateway
-from lightspan.llm import LLM
-from lightspan.records import FinishReason, Mode, Rollout
-from lightspan.routing import Route, Routing, Rule, Target
-from lightspan.spans import SpanKind
-from lightspan.store import Store
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Mode, Rollout
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import SpanKind
+from lightspan.schema.tokens import FinishReason
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 from lightspan.testing.scripted_engine import tiny_chat_tokenizer
 
 POLICY, FROZEN = "writer", "planner"

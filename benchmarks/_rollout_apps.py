@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from store import make_call
 
-from lightspan.emit import agent
-from lightspan.scope import current_scope
-from lightspan.store import Store
+from lightspan.capture.emit import agent
+from lightspan.capture.scope import pushed
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 
 CALLS: Final = 8
 TOKENS: Final = 64
@@ -22,10 +22,10 @@ _stores: dict[str, Store] = {}
 
 async def records(task: dict[str, Any]) -> float:
     """Write calls as the gateway does: one at a time, each acknowledged, under the epoch."""
-    scope = current_scope()
-    assert scope is not None
+    current = pushed()
+    assert current is not None
     store = await _opened(task["store"])
-    claim = await store.claim_of_token(scope.call_token)
+    claim = await store.claim_of_token(current.scope.call_token)
     assert claim is not None
     for number in range(CALLS):
         await store.add_calls([make_call(claim.attempt, number)])

@@ -26,9 +26,10 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from lightspan.engines import GenerationRequest
-from lightspan.engines.transformers import TransformersEngine, load_model
-from lightspan.records import Sampling
+from lightspan.engines.protocol import GenerationRequest
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.engines.weights import load_model
+from lightspan.schema.tokens import Sampling
 from lightspan.testing.tiny import tiny_model
 
 TEMPERATURE = 0.7

@@ -29,12 +29,12 @@ import torch
 from _report import Figure, finish, options_of
 from engine import run_peer
 
-from lightspan import conventions as c
-from lightspan.engines.chat import load_tokenizer
+from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.gateway import Gateway
-from lightspan.records import Mode, Rollout, new_id
-from lightspan.routing import Route, Routing, Target
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Mode, Rollout, new_id
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 from lightspan.testing.tiny import tiny_model
 

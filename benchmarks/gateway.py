@@ -43,8 +43,8 @@ from _report import Figure, finish, options_of
 from _upstream import Upstream
 from peer_gateway import free_port
 
-from lightspan import conventions as c
-from lightspan.records import new_id
+from lightspan.schema import conventions as c
+from lightspan.schema.records import new_id
 
 OLD, NEW = "agentlightning-0.3.0", "agentlightning-1.0.2"
 WAYS: Final = ("forwarded", "policy")

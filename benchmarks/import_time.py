@@ -3,8 +3,8 @@
     python benchmarks/import_time.py [--repeats 7] [--json PATH]
 
 Each import is a fresh isolated process; a figure is the CPU time (user and system) of the median
-process less that of one that imports nothing. What a runner imports (`lightspan.runner`, the wire
-shim, the stores) is beside `import lightspan`, which loads its names when they are first used.
+process less that of one that imports nothing. What a runner imports (the runner, the
+wire shim, the stores) is beside `import lightspan`, which loads its names when they are first used.
 Distributions are counted in real environments: a LangGraph app's own (langgraph, langchain-openai),
 the same with core and the LangGraph adapter, and each peer's. What counts is what an environment
 has beyond the LangGraph app's own; pip and setuptools are left out. Nothing is fetched while it is
@@ -32,7 +32,8 @@ IMPORTS: Final[Mapping[str, tuple[str, str]]] = {
     "import lightspan": (OURS, "import lightspan"),
     "what a runner imports": (
         OURS,
-        "import lightspan.runner, lightspan.wire, lightspan.stores, lightspan.emit",
+        "import lightspan.runners.runner, lightspan.capture.wire, lightspan.capture.emit; "
+        "import lightspan.stores",
     ),
     OLD: (OLD, "import agentlightning"),
     # The package itself is empty: what its programs, the gateway and the controller, import.

@@ -48,24 +48,17 @@ import torch
 from _report import Figure, finish, options_of
 
 from lightspan import LightningRL
-from lightspan.engines.transformers import load_model
-from lightspan.folders import RunFolder
+from lightspan.engines.weights import load_model
 from lightspan.learners import Optimizer, PolicyLoss
 from lightspan.learners.torch import TOKEN_BUDGETS, TorchLearner
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
-from lightspan.records import (
-    Attempt,
-    AttemptStatus,
-    Mode,
-    Outcome,
-    Reward,
-    Rollout,
-    Sampling,
-    TokenRecord,
-)
-from lightspan.rollouts import read_episodes
+from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.reward import Reward
+from lightspan.schema.tokens import Sampling, TokenRecord
 from lightspan.stores import open_store
+from lightspan.training.collector import read_episodes
+from lightspan.training.folder import RunFolder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TRAIN: Final = ROOT / "examples" / "sql" / "train.py"

@@ -30,7 +30,6 @@ import json
 import math
 import os
 import platform
-import random
 import resource
 import sys
 import tempfile
@@ -46,11 +45,11 @@ from _curves import Arm, draw, seed_interval, steps_of
 
 from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, World
-from lightspan.lightning.episode import Episode
 from lightspan.progress import PlainReporter
-from lightspan.routing import BASE_POLICY
-from lightspan.statistics import Interval
+from lightspan.schema.routing import BASE_POLICY
+from lightspan.testing.controls import Permuted
 from lightspan.trainer import FitResult
+from lightspan.training.statistics import Interval
 
 SAY: Final = PlainReporter(sys.stderr)
 ROOT: Final = Path(__file__).parents[1]
@@ -243,21 +242,8 @@ class Watched(LightningRL):
             self.hashes.append(world.engine.weight_hash(BASE_POLICY))  # type: ignore[attr-defined]
 
 
-class Permuted(Watched):
-    """The control whose rewards are permuted within each group: nothing can be learned."""
-
-    async def collect(self, world: World) -> list[Episode]:
-        episodes = await super().collect(world)
-        groups: dict[str, list[int]] = defaultdict(list)
-        for index, episode in enumerate(episodes):
-            groups[episode.group_id].append(index)
-        rng = random.Random(f"permuted/{self.seed}/{world.step}")
-        for members in groups.values():
-            rewards = [episodes[index].reward for index in members]
-            rng.shuffle(rewards)
-            for index, reward in zip(members, rewards, strict=True):
-                episodes[index] = replace(episodes[index], reward=reward)
-        return episodes
+class WatchedPermuted(Permuted, Watched):
+    """The control whose rewards are permuted."""
 
 
 # --- figures that are kept ------------------------------------------------------------------
@@ -358,7 +344,7 @@ class Bench:
         if "rl" in parts or "sft" in parts:
             report.runs = [self.learn("RL", seed) for seed in seeds]
         if "permuted" in parts:
-            report.controls.append(self.learn("rewards permuted", seeds[0], kind=Permuted))
+            report.controls.append(self.learn("rewards permuted", seeds[0], kind=WatchedPermuted))
         for part, changes in self.subject.alone.items():
             if part in parts:
                 name = f"{part} alone"

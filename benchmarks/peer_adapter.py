@@ -160,7 +160,7 @@ class Outside(Plain):
     """Our adapter and shim, and no scope."""
 
     def __init__(self, framework: str, agents: int, url: str) -> None:
-        from lightspan import wire
+        from lightspan.capture import wire
 
         super().__init__(framework, agents, url)
         importlib.import_module(f"lightspan_{framework}").instrument()
@@ -171,7 +171,7 @@ class Scoped(Plain):
     """Our adapter and shim in scopes, recording to SQLite as a runner does."""
 
     def __init__(self, framework: str, agents: int, url: str, *, redirected: bool) -> None:
-        from lightspan.routing import Route, Routing, Target
+        from lightspan.schema.routing import Route, Routing, Target
         from lightspan.stores import open_store
 
         super().__init__(framework, agents, url)
@@ -187,7 +187,7 @@ class Scoped(Plain):
 
     def claims(self, count: int) -> list[Any]:
         """Attempts to run."""
-        from lightspan.records import Rollout, new_id
+        from lightspan.schema.records import Rollout, new_id
 
         rollouts = [Rollout(rollout_id=new_id("ro"), task={}, task_id="t") for _ in range(count)]
         self._loop.run_until_complete(self._store.enqueue(rollouts))
@@ -202,8 +202,9 @@ class Scoped(Plain):
         self._ready = self.claims(runs // ATTEMPT)
 
     def _attempt(self, claim: Any) -> None:
-        from lightspan.records import AttemptRef
-        from lightspan.scope import Scope, open_scope
+        from lightspan.capture.entry import open_scope
+        from lightspan.capture.scope import Scope
+        from lightspan.schema.records import AttemptRef
 
         scope = Scope(
             rollout_id=claim.rollout.rollout_id,
@@ -298,11 +299,10 @@ def cost(app: Plain, runs: int) -> dict[str, float]:
 # --- without an app -------------------------------------------------------------------------
 def alone(url: str) -> dict[str, float]:
     """CPU microseconds that ours takes a model call where no scope is open; nothing is sent."""
-    from langchain_core.callbacks import CallbackManager
-    from langchain_core.callbacks import manager as langchain
+    from langchain_core.callbacks import CallbackManager, manager as langchain
 
     import lightspan_langgraph
-    from lightspan import wire
+    from lightspan.capture import wire
 
     run, asked = langgraph(url, 1), []
     configure = langchain._configure

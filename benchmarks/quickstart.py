@@ -30,7 +30,8 @@ import psutil
 from _report import Figure, finish, options_of
 
 from lightspan.progress import default_reporter
-from lightspan.sinks import MetricSink, SinkRun
+from lightspan.training.sinks import MetricSink, SinkRun
+from lightspan_examples.example import Run
 from sql_example import training
 
 SCRIPT: Final = Path(__file__).parents[1] / "examples" / "sql" / "train.py"
@@ -153,11 +154,10 @@ def main() -> int:
         if options.steps is not None:
             arguments += ["--steps", str(options.steps)]
         chosen = example.parser("").parse_args(arguments)
-        prepared = example.prepare(chosen, default_reporter(), sinks=[Phases(sampler)])
+        run = Run(example, chosen, default_reporter(), sinks=[Phases(sampler)])
+        trainer, questions, held_out = example.prepare(run)
         sampler.start()
-        prepared.trainer.fit(
-            training.answer, prepared.train_tasks, prepared.test_tasks, agents=training.AGENTS
-        )
+        trainer.fit(training.answer, questions, held_out, agents=training.AGENTS)
         sampler.stop()
     phase = sampler.phases["train"]
     whole = sum(phase.values())

@@ -36,14 +36,14 @@ from _report import Figure, finish, options_of
 from _rollout_apps import CALLS
 from store import LOGPROBS
 
-from lightspan.execution import RunnerPlan
-from lightspan.execution.local import LocalRunners
 from lightspan.gateway import Gateway
-from lightspan.records import Mode, Rollout, RolloutStatus, new_id
-from lightspan.routing import Route, Routing, Rule, Target
-from lightspan.spans import SpanKind
-from lightspan.store import Store
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Mode, Rollout, RolloutStatus, new_id
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 
 PEER: Final = "agentlightning-0.3.0"
 PROCESSES: Final = (1, 2)

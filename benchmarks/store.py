@@ -27,20 +27,13 @@ from typing import NamedTuple
 from _peers import run_peer
 from _report import Figure, finish, options_of
 
-from lightspan.conventions import CALL_ID, INPUT_MESSAGES, OUTPUT_MESSAGES
-from lightspan.records import (
-    Attempt,
-    AttemptRef,
-    AttemptStatus,
-    Report,
-    Reward,
-    Rollout,
-    TokenRecord,
-    new_id,
-)
-from lightspan.spans import Span, SpanKind, new_span_id, new_trace_id
-from lightspan.store import Store, StoredCall
+from lightspan.schema.conventions import CALL_ID, INPUT_MESSAGES, OUTPUT_MESSAGES
+from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Report, Rollout, new_id
+from lightspan.schema.reward import Reward
+from lightspan.schema.spans import Span, SpanKind, new_span_id, new_trace_id
+from lightspan.schema.tokens import TokenRecord
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store, StoredCall
 
 PEER = "agentlightning-0.3.0"
 BATCH = 100

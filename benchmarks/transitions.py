@@ -30,7 +30,6 @@ from _peers import PeerError, run_peer
 from _report import Figure, finish, options_of
 from peer_transitions import RESPONSE_TOKENS, TURN_NS, digest, prompt_of, response_of, times_of
 
-from lightspan import conventions
 from lightspan.lightning import (
     Selection,
     Transition,
@@ -39,9 +38,11 @@ from lightspan.lightning import (
     cover,
     trained_transitions,
 )
-from lightspan.records import Attempt, AttemptStatus, Outcome, Rollout, TokenRecord
-from lightspan.routing import Routing
-from lightspan.spans import Span, SpanKind, SpanStatus, decode_spans, encode_spans
+from lightspan.schema import conventions
+from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
+from lightspan.schema.routing import Routing
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_spans, encode_spans
+from lightspan.schema.tokens import TokenRecord
 
 PEER: Final = "agentlightning-0.3.0"
 TARGETS: Final = {16: 10.0, 256: 50.0, 1024: 300.0}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import random
+import signal
 import socket
 import tempfile
 import warnings
@@ -28,6 +31,11 @@ os.environ["CREWAI_DISABLE_TRACKING"] = "true"
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
 
+# nohup and scripts that start something in their background have it ignore Ctrl-C, and whatever it
+# starts inherits that. The tests press Ctrl-C all the same, as a person would at a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -39,6 +47,13 @@ def pytest_sessionstart() -> None:
                 importlib.import_module(name)
         except ImportError as error:
             raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector passes over what was imported. Each engine that closes has transformers
+    collect garbage, twice, and half a second went each time into looking at torch's modules."""
+    gc.collect()
+    gc.freeze()
 
 
 def _guarded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,3 +70,11 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection to any other machine fails the test."""
     monkeypatch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
     monkeypatch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
+
+
+@pytest.fixture
+def moments() -> Callable[[Any], random.Random]:
+    """Random numbers that go by a name: when to kill a process. They are the same each time, and
+    others for every LIGHTSPAN_SEED, with which long runs look for moments that were never tried."""
+    seed = os.environ.get("LIGHTSPAN_SEED")
+    return lambda name: random.Random(f"{name} {seed}" if seed else name)

@@ -12,19 +12,39 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lightspan_examples.script import Example, main
+from lightspan import FitResult, LightningRL, Trainer
+from lightspan_examples.example import Prepared, Run
+from lightspan_examples.script import main
+from math_example.options import MathExample
+from math_example.training import AGENTS, answer  # the app with its reward; the data, the recipe
+
+METRIC = "exact answers"
 
 
-class Math(Example):
-    """The word problem agent."""
+def prepare(run: Run) -> Prepared:
+    """The trainer and its data, as the command line asks for them."""
+    problems = run.tasks("train")  # generated, or read from --data
+    held_out = run.tasks("test")
+    algorithm = LightningRL(
+        run.model or run.warm_start(),  # a small model imitates demonstrations
+        optimize=["solver"],
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.algorithm_options,  # --seed, --lora
+    )
+    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    return Prepared(trainer, problems, held_out)
 
-    name = "math"
-    metric = "exact answers"
-    training = "math_example.training"
-    data_help = "the folder of Calc-X or GSM8K, instead of generated problems"
+
+def train(run: Run) -> FitResult:
+    """Reinforcement learning, and what it gained on problems that were not trained on."""
+    trainer, problems, held_out = prepare(run)
+    result = trainer.fit(answer, problems, held_out, agents=AGENTS, resume=run.resume)
+    run.report(result)
+    run.reporter.line(result.summary(METRIC))
+    return result
 
 
-EXAMPLE = Math(cache=Path(__file__).parent / ".cache")
+EXAMPLE = MathExample(prepare, train, cache=Path(__file__).parent / ".cache")
 
 if __name__ == "__main__":
-    sys.exit(main(EXAMPLE, __doc__ or ""))
+    sys.exit(main(EXAMPLE, __doc__))

@@ -11,11 +11,12 @@ from functools import partial
 import msgspec
 
 from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
-from lightspan.algorithms.measures import rollout_metrics
+from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.learners import Optimizer, SFTLoss
 from lightspan.lightning import Episode, Selection, build_rows, cover, trained_transitions
-from lightspan.records import Json, Sampling
-from lightspan.routing import Routing
+from lightspan.schema.records import Json
+from lightspan.schema.routing import Routing
+from lightspan.schema.tokens import Sampling
 
 
 @dataclass(kw_only=True)

@@ -11,61 +11,43 @@ python examples/rag/train.py --model ... --data DIR        on MuSiQue, or docume
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 from pathlib import Path
-from typing import Any, Final
 
-from lightspan_examples.recipe import Recipe
-from lightspan_examples.script import Example, main
+from lightspan import FitResult, LightningRL, Trainer
+from lightspan_examples.example import Prepared, Run
+from lightspan_examples.script import main
+from rag_example.options import RagExample, trained_agents
 
-MODULES: Final = {"openai-agents": "rag_example.training", "crewai": "rag_example.crew_training"}
-"""The app of each framework, with its rollout; only the chosen one is imported."""
-BOTH: Final = "both"
-
-
-class Rag(Example):
-    """The question answering app."""
-
-    name = "rag"
-    metric = "0.9 F1 + 0.1 form"
-    data_help = "MuSiQue's folder, or one of your own documents and questions"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--framework",
-            choices=list(MODULES),
-            default="openai-agents",
-            help="what the app is written with (openai-agents)",
-        )
-        parser.add_argument(
-            "--optimize",
-            choices=("searcher", "answerer", BOTH),
-            default=BOTH,
-            help="which of the crew's agents learn (both)",
-        )
-
-    def module(self, options: argparse.Namespace) -> Any:
-        return importlib.import_module(MODULES[options.framework])
-
-    def rl_options(self, options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-        rules = super().rl_options(options, recipe)
-        if options.optimize != BOTH:
-            rules["optimize"] = [options.optimize]
-        return rules
-
-    def data_options(self, options: argparse.Namespace) -> dict[str, Any]:
-        return {"cache": options.cache}
-
-    def run_name(self, options: argparse.Namespace) -> str:
-        name = super().run_name(options)
-        if options.framework != "openai-agents":
-            name = f"{name}-{options.framework}"
-        return name if options.optimize == BOTH else f"{name}-{options.optimize}"
+METRIC = "0.9 F1 + 0.1 form"
 
 
-EXAMPLE = Rag(cache=Path(__file__).parent / ".cache")
+def prepare(run: Run) -> Prepared:
+    """The trainer and its data, as the command line asks for them."""
+    questions = run.tasks("train")  # generated, or read from --data
+    held_out = run.tasks("test")
+    algorithm = LightningRL(
+        run.model or run.warm_start(),  # a small model imitates demonstrations
+        optimize=trained_agents(run),  # the researcher; of a crew both agents, or --optimize
+        frozen=run.training.FROZEN,
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.algorithm_options,  # --seed, --lora
+    )
+    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    return Prepared(trainer, questions, held_out)
+
+
+def train(run: Run) -> FitResult:
+    """Reinforcement learning, and what it gained on questions that were not trained on."""
+    app = run.training  # rag_example.training, or rag_example.crew_training with CrewAI
+    trainer, questions, held_out = prepare(run)
+    result = trainer.fit(app.answer, questions, held_out, agents=app.AGENTS, resume=run.resume)
+    run.report(result)
+    run.reporter.line(result.summary(METRIC))
+    return result
+
+
+EXAMPLE = RagExample(prepare, train, cache=Path(__file__).parent / ".cache")
 
 if __name__ == "__main__":
-    sys.exit(main(EXAMPLE, __doc__ or ""))
+    sys.exit(main(EXAMPLE, __doc__))

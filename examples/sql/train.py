@@ -10,40 +10,43 @@ python examples/sql/train.py --model ... --data spider     on Spider's questions
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from lightspan_examples.recipe import Recipe
-from lightspan_examples.script import Example, main
+from lightspan import FitResult, LightningRL, Trainer
+from lightspan_examples.example import Prepared, Run
+from lightspan_examples.script import main
+from sql_example.options import SqlExample
+from sql_example.training import AGENTS, answer  # the app with its reward; the data, the recipe
 
-
-class Sql(Example):
-    """The text-to-SQL app."""
-
-    name = "sql"
-    metric = "execution accuracy"
-    training = "sql_example.training"
-    data_help = "Spider's folder, or that of agent-lightning's tutorial, instead of generated data"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--air",
-            action="store_true",
-            help="intermediate rewards: whether the draft that is rewritten had failed",
-        )
-
-    def rl_options(self, options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-        more = self.module(options).AIR_OPTIONS if options.air else {}
-        return {**super().rl_options(options, recipe), **more}
-
-    def run_name(self, options: argparse.Namespace) -> str:
-        name = super().run_name(options)
-        return f"{name}-air" if options.air else name
+METRIC = "execution accuracy"
 
 
-EXAMPLE = Sql(cache=Path(__file__).parent / ".cache")
+def prepare(run: Run) -> Prepared:
+    """The trainer and its data, as the command line asks for them."""
+    questions = run.tasks("train")  # generated, or read from --data
+    held_out = run.tasks("test")
+    algorithm = LightningRL(
+        run.model or run.warm_start(),  # a small model imitates demonstrations
+        optimize=["write_query", "rewrite_query"],
+        frozen="base",  # the checker keeps the weights that training begins with
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.algorithm_options,  # --seed, --lora, --air
+    )
+    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    return Prepared(trainer, questions, held_out)
+
+
+def train(run: Run) -> FitResult:
+    """Reinforcement learning, and what it gained on questions that were not trained on."""
+    trainer, questions, held_out = prepare(run)
+    result = trainer.fit(answer, questions, held_out, agents=AGENTS, resume=run.resume)
+    run.report(result)
+    run.reporter.line(result.summary(METRIC))
+    return result
+
+
+EXAMPLE = SqlExample(prepare, train, cache=Path(__file__).parent / ".cache")
 
 if __name__ == "__main__":
-    sys.exit(main(EXAMPLE, __doc__ or ""))
+    sys.exit(main(EXAMPLE, __doc__))

@@ -7,241 +7,45 @@ runs the next layer, in another framework. So the whole tree is known beforehand
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import importlib
 import itertools
 import os
 import textwrap
-import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from contextvars import copy_context
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import openai
 import pytest
+from tests.adapters.layers import (
+    FRAMEWORKS,
+    LAYERS,
+    MARKS,
+    MODULES,
+    Layer,
+    in_this_loop,
+    instrumented,
+)
 
-from lightspan import threads, wire
-from lightspan.scope import open_scope
-from lightspan.testing.adapter_suite import (
-    App,
+from lightspan.capture import threads, wire
+from lightspan.capture.entry import open_scope
+from lightspan.testing.adapter_suite import App, tree
+from lightspan.testing.adapter_suite.checks import (
     check_attributes,
     check_calls,
     check_names,
     check_tokens,
-    instructions,
-    tree,
 )
 from lightspan.testing.stage import Part, Played, Stage, Turn
 
-MODULES = {
-    "langgraph": ("langchain", "langchain_openai"),
-    "autogen": ("autogen_agentchat", "autogen_ext"),
-    "openai_agents": ("agents",),
-    "crewai": ("crewai",),
-}
-
-
-def is_installed(name: str) -> bool:
-    """Whether the framework and its adapter can be imported; CrewAI warns while it is."""
-    try:
-        for module in (*MODULES[name], f"lightspan_{name}"):
-            pytest.importorskip(module)
-    except pytest.skip.Exception:
-        return False
-    return True
-
-
-FRAMEWORKS = [name for name in MODULES if is_installed(name)]
 if len(FRAMEWORKS) < 2 and not os.environ.get("LIGHTSPAN_EXPECTED"):
     pytest.skip("fewer than two frameworks are installed", allow_module_level=True)
-if "crewai" in FRAMEWORKS:
-    # CrewAI warns of fields of its own that it reads itself.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:crewai"),
-    # CrewAI never closes its clients: an asynchronous one outlives its event loop.
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
-    ),
-]
+pytestmark = MARKS
 
+AGENTS = {"langgraph": "planner", "autogen": "analyst", "openai_agents": "expert", "crewai": "poet"}
 CONCURRENT = 32
 PAIRS = list(itertools.permutations(FRAMEWORKS, 2))
 CYCLES = [FRAMEWORKS[n:] + FRAMEWORKS[:n] for n in range(len(FRAMEWORKS))]
-
-
-# --- layers ---------------------------------------------------------------------------------
-class Layer(Protocol):
-    """An agent of one framework; its tool, if it has one, runs the next layer."""
-
-    names: Sequence[str]
-    """What it adds to the path: a team and its agent, or an agent."""
-
-    async def run(self, text: str) -> Any:
-        """Run it in this event loop."""
-
-    def run_sync(self, text: str) -> Any:
-        """Run it in this thread, or in one of its own."""
-
-
-class InALoop:
-    """A framework whose agents need an event loop."""
-
-    async def run(self, text: str) -> Any:
-        raise NotImplementedError
-
-    def run_sync(self, text: str) -> Any:
-        async def work() -> Any:
-            try:
-                return await self.run(text)
-            finally:
-                await wire.aclose()
-
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(copy_context().run, asyncio.run, work()).result()
-
-
-def asks(inner: Layer, *, is_async: bool) -> Callable[[str], Any]:
-    """The tool `ask`, which runs the next layer."""
-
-    def ask(what: str) -> str:
-        """Ask somebody else."""
-        return str(inner.run_sync(what))
-
-    async def ask_async(what: str) -> str:
-        """Ask somebody else."""
-        return str(await inner.run(what))
-
-    ask_async.__name__ = "ask"
-    return ask_async if is_async else ask
-
-
-@functools.cache
-def client(url: str) -> openai.AsyncOpenAI:
-    """One for all, which keeps no connection, so that it can go from loop to loop."""
-    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
-    kept_apart = openai.DefaultAsyncHttpxClient(limits=limits)
-    return openai.AsyncOpenAI(base_url=url, api_key="key", max_retries=0, http_client=kept_apart)
-
-
-class LangGraph:
-    """An agent in a graph."""
-
-    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
-        from langchain.agents import create_agent
-        from langchain_core.tools import StructuredTool
-        from langchain_openai import ChatOpenAI
-        from pydantic import SecretStr
-
-        self.names = [name]
-        chat = ChatOpenAI(
-            model="m",
-            base_url=url,
-            api_key=SecretStr("key"),
-            max_retries=0,
-            http_async_client=client(url)._client,
-        )
-        tools = []
-        if inner is not None:
-            both = [asks(inner, is_async=is_async) for is_async in (False, True)]
-            tools.append(StructuredTool.from_function(*both, name="ask"))
-        self.graph: Any = create_agent(chat, tools, name=name, system_prompt=instructions(name))
-
-    async def run(self, text: str) -> Any:
-        return (await self.graph.ainvoke({"messages": [("user", text)]}))["messages"][-1].text
-
-    def run_sync(self, text: str) -> Any:
-        return self.graph.invoke({"messages": [("user", text)]})["messages"][-1].text
-
-
-class AutoGen(InALoop):
-    """An agent in a team."""
-
-    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
-        from autogen_agentchat.agents import AssistantAgent
-        from autogen_agentchat.teams import RoundRobinGroupChat
-        from autogen_ext.models.openai import OpenAIChatCompletionClient
-
-        self.names = [f"{name}_team", name]
-        flags = ("function_calling", "json_output", "structured_output")
-        info: Any = {"vision": False, "family": "unknown", **dict.fromkeys(flags, True)}
-        model = OpenAIChatCompletionClient(
-            model="m", base_url=url, api_key="key", model_info=info, max_retries=0
-        )
-        model._client = client(url)
-        agent = AssistantAgent(
-            name,
-            model,
-            tools=[] if inner is None else [asks(inner, is_async=True)],
-            system_message=instructions(name),
-            reflect_on_tool_use=inner is not None,
-        )
-        self.team = RoundRobinGroupChat([agent], name=f"{name}_team", max_turns=1)
-
-    async def run(self, text: str) -> Any:
-        return (await self.team.run(task=text)).messages[-1].to_text()  # type: ignore[union-attr]
-
-
-class OpenAIAgents(InALoop):
-    """An agent of the Agents SDK."""
-
-    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
-        from agents import Agent, OpenAIChatCompletionsModel, function_tool, set_trace_processors
-
-        set_trace_processors([])
-        self.names = [name]
-        self.agent: Any = Agent(
-            name=name,
-            instructions=instructions(name),
-            model=OpenAIChatCompletionsModel("m", client(url)),
-            tools=[] if inner is None else [function_tool(asks(inner, is_async=True))],
-        )
-
-    async def run(self, text: str) -> Any:
-        from agents import Runner
-
-        return (await Runner.run(self.agent, text)).final_output
-
-
-class CrewAI:
-    """An agent in a crew without a name."""
-
-    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
-        from crewai import LLM, Agent, Crew, Task
-        from crewai.tools import tool
-
-        self.names = [name]
-        agent = Agent(
-            role=name,
-            goal="Answer.",
-            backstory=instructions(name),
-            llm=LLM("m", provider="openai", base_url=url, api_key="key", max_retries=0),
-            tools=[] if inner is None else [tool(asks(inner, is_async=False))],
-            max_retry_limit=0,
-        )
-        task = Task(description="{text}", expected_output="An answer.", agent=agent)
-        self.crew = Crew(agents=[agent], tasks=[task])
-
-    async def run(self, text: str) -> Any:
-        return await self.crew.akickoff(inputs={"text": text})
-
-    def run_sync(self, text: str) -> Any:
-        return self.crew.kickoff(inputs={"text": text})
-
-
-LAYERS: Mapping[str, Callable[[str, str, Layer | None], Layer]] = {
-    "langgraph": LangGraph,
-    "autogen": AutoGen,
-    "openai_agents": OpenAIAgents,
-    "crewai": CrewAI,
-}
-AGENTS = {"langgraph": "planner", "autogen": "analyst", "openai_agents": "expert", "crewai": "poet"}
 
 
 # --- an app of several layers ---------------------------------------------------------------
@@ -306,23 +110,6 @@ def _in_a_runner() -> Iterator[None]:
         yield
     finally:
         threads.stop_carrying()
-
-
-@contextmanager
-def instrumented(names: Sequence[str]) -> Iterator[None]:
-    """The adapters of all these frameworks."""
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(importlib.import_module(f"lightspan_{name}").instrument())
-        yield
-
-
-async def in_this_loop(work: Awaitable[Any]) -> Any:
-    """Await it and leave no connection of this loop open."""
-    try:
-        return await work
-    finally:
-        await wire.aclose()
 
 
 def check(nested: Nested, played: Played, stage: Stage) -> None:

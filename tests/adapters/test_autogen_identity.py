@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("lightspan_autogen")
 
-from lightspan.scope import Acting, Frame, Scope
-from lightspan.spans import SpanKind, SpanStatus
+from lightspan.capture.scope import Acting, Frame, Scope
+from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_autogen._identity import End, Opened, Role, enter, span_of
 
 ROOT = Acting(Scope(rollout_id="ro", attempt_id="at", trace_id="f" * 32), (), "a" * 16)

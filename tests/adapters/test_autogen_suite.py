@@ -18,7 +18,7 @@ from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermi
 from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupChat, Swarm
 from autogen_agentchat.teams._group_chat._sequential_routed_agent import SequentialRoutedAgent
 from autogen_agentchat.tools import AgentTool
-from autogen_core import CancellationToken
+from autogen_core import BaseAgent, CancellationToken, SingleThreadedAgentRuntime
 from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -35,6 +35,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_autogen._messages import ENVELOPES, PROCESSING
 
 INFO: Any = {
     "vision": False,
@@ -358,6 +359,10 @@ def bypassing(cast: Cast) -> App:
 
 class TestSuite(AdapterSuite):
     framework: ClassVar[str] = "autogen"
+    silent_environment: ClassVar[Mapping[str, str]] = {
+        "OTEL_SDK_DISABLED": "true",
+        "AUTOGEN_DISABLE_RUNTIME_TRACING": "true",
+    }
 
     def build(self, scenario: str, model: Model) -> App:
         if scenario not in BUILDERS:
@@ -380,6 +385,12 @@ class TestSuite(AdapterSuite):
                 for name, value in vars(known).items():
                     if not name.startswith("_") or name == "__init_subclass__":
                         found[f"{known.__module__}.{known.__qualname__}.{name}"] = value
+        for owner, names in (
+            (BaseAgent, ("on_message",)),
+            (SingleThreadedAgentRuntime, PROCESSING),
+            *((envelope, ("__init__",)) for envelope in ENVELOPES),
+        ):
+            found |= {f"{owner.__qualname__}.{name}": vars(owner)[name] for name in names}
         return found
 
     program = """

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("lightspan_langgraph")
 
-from lightspan.routing import join_path
-from lightspan.scope import Frame
-from lightspan.spans import SpanKind, SpanStatus
+from lightspan.capture.scope import Frame
+from lightspan.schema.routing import join_path
+from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan_langgraph._identity import (
     End,
     Place,
@@ -96,7 +96,6 @@ NEW = {"ls_integration": "langchain_create_agent"}
         ("helper", "agent", {**NEW, "lc_agent_name": "outer"}, "helper"),  # in outer's tool
         ("helper", "tools", {}, "helper"),  # the same, resumed at its tools
         ("LangGraph", "agent", {}, None),  # unnamed
-        ("team", "writer", {}, None),  # StateGraph(...).compile(name="team")
     ],
 )
 def test_a_graph_is_an_agent_by_its_first_node(

@@ -30,11 +30,12 @@ from pydantic import SecretStr
 
 import lightspan
 import lightspan_langgraph
-from lightspan import conventions as c
-from lightspan import recording, scope
-from lightspan.recording import STORE_VARIABLE
-from lightspan.testing.recorded import Recorded, read_recorded
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan.capture import scope
+from lightspan.production import record
+from lightspan.production.options import STORE_VARIABLE
+from lightspan.schema import conventions as c
+from lightspan.testing.attempts import Recorded, read_recorded
+from lightspan.testing.scripted import Reply, Request, Script, ScriptedServer, ToolCall
 
 
 class State(TypedDict):
@@ -42,14 +43,12 @@ class State(TypedDict):
     said: Annotated[list[str], operator.add]
 
 
-def echo(request: Request) -> str:
-    return f"echo {request.last_text}"
-
-
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(echo) as running:
-        yield running
+def script() -> Script:
+    def echo(request: Request) -> str:
+        return f"echo {request.last_text}"
+
+    return echo
 
 
 @pytest.fixture
@@ -60,7 +59,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
     yield url
     lightspan_langgraph.uninstrument()
-    assert scope.ambient() is None
     assert scope.pushed() is None
 
 
@@ -117,8 +115,18 @@ invoke_workflow scout
 """
 
 
+ROLLOUTS = """
+invoke_workflow LangGraph
+  invoke_agent ask
+    invoke_agent helper
+      chat m @ask/helper
+    invoke_agent helper
+      chat m @ask/helper
+"""
+
+
 def read(url: str) -> list[Recorded]:
-    assert recording.flush()
+    assert record.flush()
     return read_recorded(url)
 
 
@@ -228,6 +236,35 @@ def test_tools_and_agents_inside_agents(store: str) -> None:
     assert found.rollout.task == {"messages": [["user", "go"]]}
 
 
+def test_a_rollout_in_a_node_is_in_the_attempt_of_the_graph(
+    server: ScriptedServer, store: str
+) -> None:
+    """What begins in a node is in its attempt, though LangGraph pushes nothing there."""
+
+    @lightspan.rollout
+    def answer(task: str) -> float:
+        with lightspan.agent("helper"):
+            chat(server).invoke(task)
+        return 1.0
+
+    @lightspan.rollout
+    async def answer_async(task: str) -> float:
+        return answer(task)
+
+    def ask(state: State) -> dict[str, Any]:
+        answer(state["question"])
+        asyncio.run(answer_async(state["question"]))
+        return {"said": []}
+
+    graph: Any = StateGraph(State)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    with lightspan_langgraph.instrument():
+        graph.compile().invoke(question("one"))
+        found = read(store)
+    assert [one.tree() for one in found] == [ROLLOUTS.strip()]
+
+
 def test_the_app_asks_for_its_attempt_and_rewards_it(server: ScriptedServer, store: str) -> None:
     model, seen = chat(server), []
 
@@ -281,7 +318,7 @@ def test_nothing_is_patched_without_the_variable(
     with lightspan_langgraph.instrument():
         assert scope.pushed() is None
         assert make_graph(chat(server)).invoke(question("one"))["said"] == ["echo one"] * 2
-        assert not recording._by_environment
+        assert not record._state.by_environment
         assert lightspan.current_attempt_id() is None
 
 

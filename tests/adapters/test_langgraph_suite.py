@@ -15,6 +15,7 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
+from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -26,7 +27,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command
 from pydantic import SecretStr
 
-from lightspan import scope
+from lightspan.capture import scope
 from lightspan.testing.adapter_suite import (
     BYPASSED,
     AdapterSuite,
@@ -38,6 +39,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_langgraph._cache import METHODS
 
 
 class Texts(TypedDict):
@@ -373,12 +375,15 @@ class TestSuite(AdapterSuite):
         return replace(built, close=cast.chat.root_async_client.close)
 
     def patched(self) -> Mapping[str, Any]:
-        """What LangChain asks where a run is configured, and who resolves the acting agent."""
+        """What LangChain asks where a run is configured, who resolves who acts, and caches."""
+        caches = ((kind, name) for kind in (BaseCache, InMemoryCache) for name in METHODS)
         return {
+            **{f"{kind.__name__}.{name}": vars(kind)[name] for kind, name in caches},
+            "BaseCache.__init_subclass__": vars(BaseCache).get("__init_subclass__"),
             "langchain_core.tracers.context._configure_hooks": [
                 *langchain_context._configure_hooks
             ],
-            "lightspan.scope.resolvers": list(scope.resolvers()),
+            "lightspan.capture.scope.resolvers": list(scope.resolvers()),
         }
 
     program = """

@@ -18,12 +18,11 @@ from agents import (
     function_tool,
     handoff,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from lightspan.routing import split_path
-from lightspan.scope import Acting, Frame, Scope
-from lightspan.spans import Attributes, SpanKind, SpanLink, SpanStatus
+from lightspan.capture.scope import Acting, Frame, Scope
+from lightspan.schema.routing import split_path
+from lightspan.schema.spans import Attributes, SpanKind, SpanLink, SpanStatus
 from lightspan_openai_agents import agents
 from lightspan_openai_agents._identity import (
     End,

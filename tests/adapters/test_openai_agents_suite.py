@@ -32,7 +32,7 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from lightspan import wire
+from lightspan.capture import wire
 from lightspan.testing.adapter_suite import (
     BYPASSED,
     AdapterSuite,

@@ -50,9 +50,9 @@ def of_another_version(python: Path, version: str, protocol: int) -> None:
         f"""from importlib import import_module
 __path__ = [{source!r}]
 __version__ = {version!r}
-import_module("lightspan.conventions").PROTOCOL_VERSION = {protocol}
-agent = import_module("lightspan.emit").agent
-rollout = import_module("lightspan.app").rollout
+import_module("lightspan.schema.conventions").PROTOCOL_VERSION = {protocol}
+agent = import_module("lightspan.capture.emit").agent
+rollout = import_module("lightspan.runners.app").rollout
 """
     )
 

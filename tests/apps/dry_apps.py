@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from typing import Any
 
 import openai
 
 import lightspan
-from lightspan import scope
-from lightspan.bypassing import bypassing_call
-from lightspan.spans import now_ns
+from lightspan.capture import scope
+from lightspan.capture.bypass import bypassing_call, client_of
+from lightspan.schema.spans import now_ns
 
 client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
 TOOLS: Any = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
@@ -50,6 +52,14 @@ def says(task: dict[str, Any]) -> float | None:
 
 
 @lightspan.rollout
+def forgets_a_name(task: dict[str, Any]) -> float:
+    """The writer asks, and then somebody whom nothing names."""
+    with lightspan.agent("writer"):
+        _ask([{"role": "user", "content": task["q"]}])
+    return float(_ask([{"role": "user", "content": task["q"]}]))
+
+
+@lightspan.rollout
 def forgives(task: dict[str, Any]) -> float:
     """As many apps are written: what fails scores 0."""
     with lightspan.agent("writer"):
@@ -60,6 +70,41 @@ def forgives(task: dict[str, Any]) -> float:
     return 1.0
 
 
+PICTURE = "data:image/png;base64," + "A" * 2**20
+"""Three quarters of a megabyte."""
+
+
+@lightspan.rollout
+def looks(task: dict[str, Any]) -> float:
+    """The writer sends a picture, or text where the task says so and the reward is what the model
+    says; an app that gets over what fails."""
+    image = {"type": "image_url", "image_url": {"url": PICTURE}}
+    text = {"type": "text", "text": task["q"]}
+    with lightspan.agent("writer"):
+        try:
+            parts = [text] if "text" in task else [text, image]
+            return float(_ask([{"role": "user", "content": parts}]))
+        except openai.BadRequestError:
+            return 0.0
+
+
+@lightspan.rollout
+def sees(task: dict[str, Any]) -> float:
+    """The same through the Responses API, and it fails."""
+    image = {"type": "input_image", "image_url": PICTURE}
+    said: Any = [{"role": "user", "content": [image]}]
+    with lightspan.agent("writer"):
+        client.responses.create(model="any", input=said)
+    return 1.0
+
+
+@lightspan.rollout
+def responds(task: dict[str, Any]) -> float:
+    """The writer asks through the Responses API; the reward is what it says."""
+    with lightspan.agent("writer"):
+        return float(client.responses.create(model="any", input=task["q"]).output_text)
+
+
 @lightspan.rollout
 def bypasses(task: dict[str, Any]) -> float:
     """The writer asks a client of another kind, which an adapter records."""
@@ -68,8 +113,42 @@ def bypasses(task: dict[str, Any]) -> float:
         assert acting is not None
         answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
         request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}
-        acting.scope.recorder.add(bypassing_call(acting, request, answer, start_ns=now_ns()))
+        foreign = client_of(Foreign(), acting.path, "framework.ChatOpenAI")
+        call = bypassing_call(acting, request, answer, start_ns=now_ns(), client=foreign)
+        acting.scope.recorder.add(call)
     return 1.0
+
+
+class Foreign:
+    """A model client of another kind."""
+
+    base_url = "https://me:secret@models.test:8443/v1?key=secret"
+    api_key = "secret"
+
+
+def _post(url: str, key: str, model: str, text: str) -> float:
+    """Python's own HTTP client."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), headers=headers
+    )
+    with urllib.request.urlopen(request) as answer:
+        return float(json.load(answer)["choices"][0]["message"]["content"])
+
+
+@lightspan.rollout
+def posts(task: dict[str, Any]) -> float:
+    """The writer asks over HTTP, where nobody sees it."""
+    with lightspan.agent("writer"):
+        return _post(task["url"], "own", "any", task["q"])
+
+
+@lightspan.rollout
+def posts_to(task: dict[str, Any], llm: Any) -> float:
+    """The same, to the attempt's own endpoint."""
+    with lightspan.agent("writer"):
+        return _post(llm.base_url, llm.api_key(), "writer", task["q"])
 
 
 @lightspan.rollout

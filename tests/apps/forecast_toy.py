@@ -13,8 +13,8 @@ from pathlib import Path
 from toy_apps import two  # type: ignore[import-not-found]
 
 from lightspan import LightningRL, LoRA, Trainer
-from lightspan.dryrun.measuring import peak_bytes
 from lightspan.progress import SilentReporter
+from lightspan.reports.dry_run.measurements import peak_bytes
 
 STEPS = 4
 

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import pages  # type: ignore[import-not-found]
 import pytest
-
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "any-language.md"
-
-_spec = importlib.util.spec_from_file_location(
-    "following", Path(__file__).with_name("test_your_own_app.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-following: Any = importlib.util.module_from_spec(_spec)
-sys.modules["following"] = following
-_spec.loader.exec_module(following)
+from pages import printed
 
 
-class Follower(following.Follower):  # type: ignore[misc]
+class Follower(pages.Follower):  # type: ignore[misc]
     """Also runs the page's own programs, as its reader would."""
 
     def run(self, command: str) -> None:
@@ -35,7 +22,7 @@ class Follower(following.Follower):  # type: ignore[misc]
             super().run(command)
             return
         done = subprocess.run(
-            ["sh", "-c", command.replace(following.PORT, self.port)],
+            ["sh", "-c", command.replace(pages.PORT, self.port)],
             cwd=self.folder,
             env={key: os.environ[key] for key in ("PATH",)},
             capture_output=True,
@@ -53,7 +40,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip("curl, which the page's shell program calls, is not on this machine")
     follower = Follower(tmp_path_factory.mktemp("newsroom"))
     try:
-        for _, name, text in following.BLOCK.findall(PAGE.read_text()):
+        for _, name, text in pages.blocks("any-language.md"):
             if name:
                 follower.write(name, text)
                 continue
@@ -63,11 +50,6 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield follower
     finally:
         follower.stop()
-
-
-def printed(followed: Any, start: str) -> str:
-    """What the command that begins like this printed."""
-    return str(following.printed(followed, start))
 
 
 @pytest.mark.slow
@@ -80,7 +62,7 @@ def test_the_shell_program_learns(followed: Any) -> None:
     assert gain is not None
     assert float(gain[3]) > 0.3
     shown = printed(followed, "lightspan inspect")
-    assert "calls by agent: headline 320, teaser 320" in shown
+    assert "calls by agent: headline 448, teaser 448" in shown
 
 
 @pytest.mark.slow

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import blocks  # type: ignore[import-not-found]
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "environments.md"
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {
     ".venv-train/bin/python": [sys.executable],
     ".venv-train/bin/lightspan": [sys.executable, "-m", "lightspan.cli"],
@@ -68,7 +66,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     follower = Follower(tmp_path_factory.mktemp("headlines"))
     app_environment(follower.folder / ".venv-app", "openai")
     try:
-        for kind, name, text in BLOCK.findall(PAGE.read_text()):
+        for kind, name, text in blocks("environments.md"):
             if name:
                 (follower.folder / name).write_text(text)
                 continue

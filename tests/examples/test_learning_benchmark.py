@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -217,15 +218,11 @@ def test_what_an_example_lacks(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path) -> None:
+def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path, sql_cache: Path) -> None:
     """Every part runs, on a model whose warm start was cut to nothing; then all is kept."""
-    from sql_example import training, worlds
+    from sql_example import training
 
-    data = tmp_path / "cache" / "data"
-    data.mkdir(parents=True)
-    sizes: dict[worlds.Split, int] = {"train": 2, "dev": 1, "test": 1}
-    worlds.generate(data, worlds=sizes, questions_per_world=4)
-    (data / "complete").touch()
+    shutil.copytree(sql_cache, tmp_path / "cache")  # where its warm start is kept too
     imitation = replace(training.RECIPE.imitation, demonstrations=64)
     recipe = replace(training.RECIPE, steps=1, tasks_per_step=2, imitation=imitation)
 

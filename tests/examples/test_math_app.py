@@ -22,15 +22,15 @@ from autogen_core.tools import Workbench
 from tests.examples.test_math_server import http_server
 
 import lightspan_autogen
-from lightspan import conventions, wire
-from lightspan.scope import open_scope
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.schema import conventions
 from lightspan.testing.adapter_suite import tree
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan.testing.stage import Part, Stage, Turn
 from math_example.app import SYSTEM, calculator, chat_client, make_agent, shared_calculator, solve
 from math_example.command import main
-from math_example.demonstrations import SYSTEM as DEMONSTRATED_SYSTEM
-from math_example.demonstrations import TOOL
+from math_example.demonstrations import SYSTEM as DEMONSTRATED_SYSTEM, TOOL
 from math_example.worlds import make_tasks
 
 PROBLEM = "Ada has 12 plums. She buys 5 more. The number grows 3 times. How many has she?"

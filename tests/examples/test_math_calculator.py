@@ -6,8 +6,7 @@ import ast
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from math_example import calculator
 from math_example.calculator import (

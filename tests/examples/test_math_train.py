@@ -18,9 +18,11 @@ pytest.importorskip("mcp", reason="the MCP library is in the environment of Auto
 import runpy
 
 import lightspan_autogen
+from lightspan import LightningRL
 from lightspan.errors import DataError
 from lightspan.progress import SilentReporter
 from lightspan.testing.scripted import ScriptedServer
+from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from math_example import training
 from math_example.app import calculator, chat_client, make_agent
@@ -55,7 +57,7 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     arguments = ["--model", "some/model", "--data", str(tmp_path / "absent")]
     assert main(script.EXAMPLE, script.__doc__, arguments) == 1
     error = f"train.py: --data {tmp_path / 'absent'}: there is no such folder\n"
@@ -66,6 +68,17 @@ def test_the_agents_are_those_of_the_app() -> None:
     client = chat_client("m", base_url="http://127.0.0.1:9/v1", api_key="k")
     agent = make_agent(client, calculator("http://127.0.0.1:9/mcp"))
     assert lightspan_autogen.agents(agent).paths == training.AGENTS
+
+
+def test_what_is_measured_is_what_the_command_trains(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+    options = script.EXAMPLE.parser("").parse_args(["--model", "org/unread", "--seed", "3"])
+    trainer, _, held_out = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))
+    measured = LightningRL("org/unread", **training.rl_options(3, training.REAL_MODEL))
+    assert trainer.algorithm.config() == measured.config()
+    assert len(held_out) == 500
 
 
 def test_published_data_as_tasks(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from math_example.calculator import CalculatorError, evaluate
 from math_example.demonstrations import (

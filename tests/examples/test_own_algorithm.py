@@ -16,11 +16,11 @@ import pytest
 
 from lightspan.algorithms import Algorithm
 from lightspan.errors import ConfigError
-from lightspan.folders import RunFolder
 from lightspan.lightning import build_episode
 from lightspan.progress import SilentReporter
-from lightspan.records import Outcome
+from lightspan.schema.records import Outcome
 from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan.training.folder import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
 

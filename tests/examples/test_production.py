@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("langchain_openai")
 
 from lightspan.testing.scripted import Request, ScriptedServer
 
-PAGE = Path(__file__).parents[2] / "docs" / "production.md"
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NO_SETTINGS = (
     "LIGHTSPAN_STORE",
     "LIGHTSPAN_SAMPLE",
@@ -80,7 +78,7 @@ def answer(request: Request) -> str:
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     with ScriptedServer(answer) as server:
         follower = Follower(tmp_path_factory.mktemp("desk"), server.url)
-        for kind, name, text in BLOCK.findall(PAGE.read_text()):
+        for kind, name, text in blocks("production.md"):
             if name:
                 (follower.folder / name).write_text(text)
             elif kind == "sh" and not text.startswith("pip install "):

@@ -21,8 +21,9 @@ from agents import ModelBehaviorError
 from openai import AsyncOpenAI
 
 import lightspan_openai_agents
-from lightspan import conventions, wire
-from lightspan.scope import open_scope
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.schema import conventions
 from lightspan.testing.adapter_suite import tree
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan.testing.stage import Part, Stage, Turn

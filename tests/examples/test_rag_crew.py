@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 # Before CrewAI is imported: it asks the internet otherwise.
 os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
@@ -19,7 +20,7 @@ pytest.importorskip("crewai", reason="CrewAI is in an environment of its own")
 pytest.importorskip("tantivy", reason="the index is installed beside CrewAI")
 
 import lightspan_crewai
-from lightspan.scope import open_scope
+from lightspan.capture.entry import open_scope
 from lightspan.testing.adapter_suite import tree
 from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan.testing.stage import Part, Stage, Turn
@@ -147,3 +148,16 @@ def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> No
     assert all(
         call.record is not None for call in calls if call.agent_path in crew_training.TRAINED
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_structured_crew_learns(tmp_path: Path) -> None:
+    """One whose every model call is structured."""
+    check_it_learns("crewai", tmp_path)
+
+
+@pytest.mark.controls
+@pytest.mark.timeout(3600)
+def test_permuted_rewards_teach_nothing(tmp_path: Path) -> None:
+    check_control("crewai", tmp_path)

@@ -12,8 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rag_example.index import VERSION, Hit, Index, Passage
 

@@ -61,6 +61,6 @@ def test_the_script(tmp_path: Path) -> None:
         timeout=280,
     )
     figures = {figure["what"]: figure for figure in json.loads(path.read_text())["figures"]}
-    assert figures["build, 2,000 passages"]["theirs"] > 0, done.stderr
+    assert figures["build, 2,000 passages"]["theirs"] > 0, done.stdout + done.stderr
     assert figures["loaded, private memory"]["ours"] > 0
     assert figures["query of 3 to 8 words, median"]["ratio"] > 0

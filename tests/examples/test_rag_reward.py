@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rag_example.prompts import is_well_formed, parse_answer
 from rag_example.reward import constant_answer_scores, f1, normalised, score

@@ -16,12 +16,15 @@ from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-f
 
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is in an environment of its own")
 
-from lightspan import LightningRL, wire
+from lightspan import LightningRL
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
 from lightspan.progress import PlainReporter
-from lightspan.scope import open_scope
 from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_examples.example import Run
 from rag_example import recipes, training
 from rag_example.index import Index
+from rag_example.options import trained_agents
 from rag_example.prompts import RESEARCH
 from rag_example.worlds import generate
 
@@ -174,11 +177,17 @@ def test_names_of_runs(script: Any, arguments: list[str], name: str) -> None:
     assert script.EXAMPLE.run_name(options_of(script, *arguments)) == name
 
 
-def test_what_the_command_trains(script: Any, cache: Path) -> None:
+def test_what_the_command_trains(script: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     example = script.EXAMPLE
-    options = options_of(script, "--cache", str(cache))
+    options = options_of(script, "--cache", str(cache), "--model", "org/unread")
     assert example.module(options) is training
-    assert example.rl_options(options, training.RECIPE)["optimize"] == ["researcher"]
+    run = Run(example, options, PlainReporter())
+    assert trained_agents(run) == ["researcher"]
+    trainer, questions, held_out = script.prepare(run)
+    measured = LightningRL("org/unread", **training.rl_options(0, training.REAL_MODEL))
+    assert trainer.algorithm.config() == measured.config()
+    assert len(questions) == len(held_out) == 4
     assert list(training.AGENTS) == ["researcher"]
     assert len(training.load_tasks(cache, "test", training.RECIPE, PlainReporter())) == 4
     assert training.REAL_MODEL is recipes.REAL_MODEL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import runpy
 import subprocess
@@ -13,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from lightspan import conventions as c
 from lightspan.lightning.air import AIR
 from lightspan.lightning.episode import Call
 from lightspan.lightning.history import History
-from lightspan.messages import dump
-from lightspan.records import CallOutcome
-from lightspan.spans import Span, SpanKind, SpanStatus
+from lightspan.progress import SilentReporter
+from lightspan.schema import conventions as c
+from lightspan.schema.messages import dump
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.tokens import CallOutcome
 from lightspan.testing.tiny import tiny_model
-from sql_example import training, worlds
+from lightspan_examples.example import Run
+from sql_example import training
 from sql_example.prompts import check_prompt
 from sql_example.signals import draft_error
 
@@ -82,28 +83,37 @@ def script() -> Any:
     return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
-def test_its_runs_have_a_folder_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "folder"), [([], "runs/sql-seed0"), (["--air"], "runs/sql-air-seed0")]
+)
+def test_its_runs_have_a_folder_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], folder: str
+) -> None:
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     example = script().EXAMPLE
-    parser: argparse.ArgumentParser = example.parser("")
-    assert str(example.folder(parser.parse_args([]))) == "runs/sql-seed0"
-    assert str(example.folder(parser.parse_args(["--air"]))) == "runs/sql-air-seed0"
+    options = example.parser("").parse_args(arguments)
+    assert str(Run(example, options, SilentReporter()).folder) == folder
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_script(tmp_path: Path) -> None:
+def test_the_script(tmp_path: Path, sql_cache: Path) -> None:
     """A step with intermediate rewards is like any other, and says what they did."""
-    cache = tmp_path / "cache"
-    (cache / "data").mkdir(parents=True)
-    sizes: dict[worlds.Split, int] = {"train": 4, "dev": 1, "test": 1}
-    worlds.generate(cache / "data", worlds=sizes, questions_per_world=4)
-    (cache / "data" / "complete").touch()
-    tasks = training.load_tasks(cache, "train")
+    tasks = training.load_tasks(sql_cache, "train")
     texts = [task["schema"] + task["question"] for task in tasks]
     model = tiny_model(tmp_path / "model", seed=0, context=192, texts=texts)
     run = tmp_path / "run"
     command = [sys.executable, str(SCRIPT), "--air", "--model", str(model), "--steps", "1"]
-    command += ["--cache", str(cache), "--folder", str(run), "--held-out", "4", "--runners", "8"]
+    command += [
+        "--cache",
+        str(sql_cache),
+        "--folder",
+        str(run),
+        "--held-out",
+        "4",
+        "--runners",
+        "8",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())

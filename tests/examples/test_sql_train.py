@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
 
+from lightspan.progress import SilentReporter
 from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_examples.example import Run
 from lightspan_examples.script import main
-from sql_example import training, worlds
+from sql_example import training
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
 
@@ -47,7 +49,7 @@ def test_errors_are_one_line(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(training, "load_tasks", lambda *_: [{"id": "t"}])
-    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     missing = str(tmp_path / "no" / "such" / "model")
     folder = str(tmp_path / "run")
     for lora in ([], ["--lora"]):
@@ -77,15 +79,10 @@ def test_options_that_contradict(
 
 
 @pytest.fixture
-def few_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The cache with a world of few questions."""
-    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
-    data = tmp_path / "cache" / "data"
-    data.mkdir(parents=True)
-    sizes: dict[worlds.Split, int] = {"train": 2, "dev": 1, "test": 1}
-    worlds.generate(data, worlds=sizes, questions_per_world=4)
-    (data / "complete").touch()
-    return tmp_path / "cache"
+def few_tasks(monkeypatch: pytest.MonkeyPatch, sql_cache: Path) -> Path:
+    """The cache with a world of few questions; and torch keeps its threads."""
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+    return sql_cache
 
 
 def test_the_dry_run_at_an_endpoint(
@@ -125,6 +122,27 @@ def test_a_dry_run_that_shows_nothing_fails(
     assert printed.err.splitlines()[-1].startswith("train.py: all 16 ")
 
 
+@pytest.mark.parametrize("air", [False, True])
+def test_what_is_measured_is_what_the_command_trains(
+    script: Any, few_tasks: Path, air: bool
+) -> None:
+    arguments = ["--model", "org/unread", "--seed", "3", "--cache", str(few_tasks)]
+    options = script.EXAMPLE.parser("").parse_args([*arguments, *["--air"][: int(air)]])
+    trainer, questions, held_out = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))
+    measured = training.make_algorithm("org/unread", 3, training.REAL_MODEL, air=air)
+    assert trainer.algorithm.config() == measured.config()
+    assert trainer.settings.steps == training.REAL_MODEL.steps
+    assert (len(questions), len(held_out)) == (16, 4)
+
+
+@pytest.mark.parametrize(("given", "every"), [([], 3), (["--validate-every", "6"], 6)])
+def test_how_often_it_evaluates(script: Any, few_tasks: Path, given: list[str], every: int) -> None:
+    arguments = ["--model", "org/unread", "--steps", "6", "--cache", str(few_tasks), *given]
+    options = script.EXAMPLE.parser("").parse_args(arguments)
+    trainer, *_ = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))
+    assert trainer.settings.validate_every == every
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_dry_run_of_the_small_model(
@@ -137,7 +155,7 @@ def test_the_dry_run_of_the_small_model(
     recipe = training.RECIPE
     short = replace(recipe, imitation=replace(recipe.imitation, demonstrations=64))
     monkeypatch.setattr(training, "RECIPE", short)
-    monkeypatch.setattr("lightspan_examples.script._one_torch_thread", lambda device: None)
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     monkeypatch.chdir(tmp_path)
     arguments = ["--dev", "--runners", "2", "--cache", str(tmp_path / "cache")]
     assert main(script.EXAMPLE, script.__doc__, arguments) == 0

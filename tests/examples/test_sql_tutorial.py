@@ -21,13 +21,13 @@ pytest.importorskip("pyarrow")
 import pyarrow
 from pyarrow import parquet
 
-from lightspan.folders import RunFolder
 from lightspan.learners.torch import TorchLearner
-from lightspan.records import Mode
-from lightspan.rollouts import stored_episodes
-from lightspan.routing import Route
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import Route
 from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.testing.tiny import Family, tiny_model
+from lightspan.training.collector import stored_episodes
+from lightspan.training.folder import RunFolder
 
 pytestmark = pytest.mark.timeout(300)
 

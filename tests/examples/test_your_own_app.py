@@ -3,83 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
 import pytest
+from pages import PORT, Follower, blocks, printed  # type: ignore[import-not-found]
 from pyarrow import parquet
-
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-app.md"
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PORT = "8000"
-
-
-class Follower:
-    """Does what the page says, in an empty folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = str(_free_port())
-        self.printed: dict[str, str] = {}
-        """Command → what it printed."""
-        self._served: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text.replace(PORT, self.port))
-
-    def run(self, command: str) -> None:
-        program, *rest = shlex.split(command.replace(PORT, self.port))
-        module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
-        arguments = [sys.executable, *module, *rest]
-        if "serve" in rest:
-            self._serve(command, arguments)
-            return
-        done = subprocess.run(
-            arguments, cwd=self.folder, env=_environment(), capture_output=True, text=True
-        )
-        self.printed[command] = done.stdout
-        assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-
-    def _serve(self, command: str, arguments: list[str]) -> None:
-        log = self.folder / "serve.log"
-        self._output = log.open("wb")
-        self._served = subprocess.Popen(
-            arguments, cwd=self.folder, env=_environment(), stdout=self._output, stderr=self._output
-        )
-        deadline = time.monotonic() + 90
-        while "Ctrl-C stops" not in log.read_text():
-            assert self._served.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        self.printed[command] = log.read_text()
-
-    def stop(self) -> None:
-        if self._served is not None and self._output is not None:
-            self._served.send_signal(signal.SIGINT)
-            assert self._served.wait(30) == 0
-            self._output.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _environment() -> dict[str, str]:
-    """A newcomer's: the folder is importable, and no settings of the tests are left."""
-    left_out = ("PYTHONSAFEPATH", "PYTHONPATH", "OPENAI_API_KEY", "OPENAI_BASE_URL")
-    return {key: value for key, value in os.environ.items() if key not in left_out}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +16,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
     follower = Follower(tmp_path_factory.mktemp("newsroom"))
     installed = []
     try:
-        for kind, name, text in BLOCK.findall(PAGE.read_text()):
+        for kind, name, text in blocks("your-own-app.md"):
             if name:
                 follower.write(name, text)
             elif kind == "sh" and text.startswith("pip install "):
@@ -101,11 +30,6 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
         yield follower
     finally:
         follower.stop()
-
-
-def printed(followed: Follower, start: str) -> str:
-    [text] = [text for command, text in followed.printed.items() if command.startswith(start)]
-    return text
 
 
 @pytest.mark.slow

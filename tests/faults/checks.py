@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lightspan import conventions as c
-from lightspan.records import (
-    Attempt,
-    AttemptStatus,
-    CallOutcome,
-    Reward,
-    RolloutStatus,
-    TokenRecord,
-)
-from lightspan.spans import Span, SpanKind
-from lightspan.store import Store
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Attempt, AttemptStatus, RolloutStatus
+from lightspan.schema.reward import Reward
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores.protocol import Store
 
 
 async def check_all(store: Store, rollout_ids: list[str]) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 
 import openai
 
-import lightspan.emit as emit
+import lightspan.capture.emit as emit
+
+RETRIES = 1000
+"""Of a client whose gateway was killed: until the next one answers, however busy the machine."""
 
 
 def expected(question: str) -> str:
@@ -18,7 +21,7 @@ def expected(question: str) -> str:
 
 def answers(task: dict[str, Any]) -> float:
     """Asks once and streams once, with pauses."""
-    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=20) as client:
+    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", max_retries=RETRIES) as client:
         create: Any = client.chat.completions.create
         with emit.agent("writer"):
             whole = create(model="m", messages=_messages(f"{task['q']}a"))
@@ -32,7 +35,7 @@ def answers(task: dict[str, Any]) -> float:
 
 async def answers_async(task: dict[str, Any]) -> float:
     """The same, on a loop."""
-    async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", max_retries=20) as client:
+    async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", max_retries=RETRIES) as client:
         create: Any = client.chat.completions.create
         with emit.agent("writer"):
             whole = await create(model="m", messages=_messages(f"{task['q']}a"))

@@ -7,7 +7,7 @@ import sys
 
 from fault_apps import expected  # type: ignore[import-not-found]
 
-from lightspan.engines import GenerationRequest
+from lightspan.engines.protocol import GenerationRequest
 from lightspan.gateway import Gateway
 from lightspan.stores import open_store
 from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer

@@ -17,13 +17,13 @@ import psutil
 import pytest
 from app_environment import app_environment  # type: ignore[import-not-found]
 
-from lightspan.execution.peers import Presence, here
-from lightspan.folders import RunFolder
-from lightspan.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
-from lightspan.rollouts import stored_episodes
-from lightspan.store import Store
+from lightspan.runners.peers import Presence, here
+from lightspan.schema.records import AttemptStatus, Mode, PeerRole, Rollout, RolloutStatus
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
 from lightspan.testing.tiny import tiny_model
+from lightspan.training.collector import stored_episodes
+from lightspan.training.folder import RunFolder
 
 APPS = Path(__file__).parents[1] / "apps"
 APART = APPS / "apart"

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from lightspan import Command
-from lightspan.execution import RunnerPlan
-from lightspan.execution.local import LocalRunners
-from lightspan.records import Mode, Rollout, RolloutStatus
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
-from lightspan.testing.gateway_suite import until
+from lightspan.testing.conditions import until
 
 # Neither it nor its child hears SIGTERM; the child waits until it is killed, or told to end.
 PROGRAM = """
@@ -82,12 +82,13 @@ async def test_programs_end_with_their_runner(tmp_path: Path) -> None:
         await runners.start(plan)
         try:
             for kill in range(1, KILLS + 1):
-                await until_begun(folder, SLOTS * kill)
+                # after the first, those that it hit run again one by one
+                await until_begun(folder, SLOTS + kill - 1)
                 begun = list(notes(folder))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(runners.pids[0], signal.SIGKILL)
                 await until_gone(begun)
-            await until_begun(folder, SLOTS * (KILLS + 1))
+            await until_begun(folder, SLOTS + KILLS)
             (folder / "go").touch()
             async with asyncio.timeout(60):
                 while (await store.count()) != {RolloutStatus.SUCCEEDED: len(names)}:

@@ -8,16 +8,17 @@ import random
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightspan import threads, wire
-from lightspan.app import App
-from lightspan.records import Mode, Rollout, RolloutStatus
-from lightspan.routing import Route, Routing, Target
-from lightspan.runner import Runner, RunnerConfig
+from lightspan.capture import threads, wire
+from lightspan.runners.app import App
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema.records import Mode, Rollout, RolloutStatus
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 
 HERE = Path(__file__).parent
@@ -69,10 +70,11 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(570)
 @pytest.mark.usefixtures("quick_retries")
-async def test_kill_gateway(tmp_path: Path) -> None:
+async def test_kill_gateway(tmp_path: Path, moments: Callable[[Any], random.Random]) -> None:
     apps, checks = load("fault_apps"), load("checks")
-    randomly, port = random.Random("gateway"), free_port()
+    randomly, port = moments("gateway"), free_port()
     names = [f"ro-{number}" for number in range(60)]
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         target = Target(route=Route.POLICY, policy="policy")
@@ -96,8 +98,9 @@ async def test_kill_gateway(tmp_path: Path) -> None:
                 await asyncio.sleep(randomly.uniform(0.05, 0.5))
                 await asyncio.to_thread(end, process)
                 process = await asyncio.to_thread(start, store.url, port)
-            while (await store.count()) != {RolloutStatus.SUCCEEDED: len(names)}:
+            while (counts := await store.count()) != {RolloutStatus.SUCCEEDED: len(names)}:
                 assert not task.done()
+                assert RolloutStatus.FAILED not in counts, await store.attempts(names)
                 await asyncio.sleep(0.05)
         finally:
             runner.stop()

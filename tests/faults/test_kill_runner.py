@@ -9,16 +9,17 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightspan.execution import RunnerPlan
-from lightspan.execution.local import LocalRunners
 from lightspan.gateway import Gateway
-from lightspan.records import Mode, Rollout, RolloutStatus
-from lightspan.routing import Route, Routing, Target
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Mode, Rollout, RolloutStatus
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 from lightspan.testing.gateway_suite import shared_tokenizer
 from lightspan.testing.scripted_engine import ScriptedEngine
@@ -39,17 +40,23 @@ def load(name: str) -> Any:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(570)
 @pytest.mark.parametrize("app", ["answers", "answers_async"])
-async def test_kill_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: str) -> None:
-    monkeypatch.setattr("lightspan.execution.local.MAX_QUICK_DEATHS", 1000)
+async def test_kill_runners(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moments: Callable[[Any], random.Random],
+    app: str,
+) -> None:
+    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 1000)
     apps, checks = load("fault_apps"), load("checks")
-    tokenizer, randomly = shared_tokenizer(), random.Random(app)
+    tokenizer, randomly = shared_tokenizer(), moments(app)
 
     def script(request: Any) -> str:
         said = tokenizer.decode(request.prompt_ids).partition("user\n")[2]
         return str(apps.expected(said.split("\n")[0]))
 
-    engine = ScriptedEngine(tokenizer, script, pace_s=0.005)
+    engine = ScriptedEngine(tokenizer, script, pace_s=0.03)
     target = Target(route=Route.POLICY, policy="policy")
     names = [f"ro-{number}" for number in range(60)]
     async with (
@@ -75,7 +82,10 @@ async def test_kill_runners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app
             share = len(names) // KILLS
             for number in range(KILLS):  # a kill for every few rollouts: all hit work under way
                 await store.enqueue(rollouts[number * share : (number + 1) * share])
-                await asyncio.sleep(randomly.uniform(0.05, 0.6))
+                while not (await store.count()).get(RolloutStatus.RUNNING):
+                    runners.check()
+                    await asyncio.sleep(0.005)
+                await asyncio.sleep(randomly.uniform(0, 0.2))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(randomly.choice(runners.pids), signal.SIGKILL)
             while (await store.count()) != {RolloutStatus.SUCCEEDED: len(names)}:

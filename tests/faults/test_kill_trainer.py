@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from lightspan.checkpoints import TrainerState, latest, load_state
-from lightspan.folders import RunFolder
-from lightspan.records import AttemptStatus, Mode, RolloutState, RolloutStatus
+from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.testing.tiny import tiny_model
+from lightspan.training.checkpoints import TrainerState, latest, load_state
+from lightspan.training.folder import RunFolder
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 STEPS = 30
@@ -79,10 +81,10 @@ class Trainer:
         return children
 
 
-def test_killed_trainer_goes_on(tmp_path: Path) -> None:
+def test_killed_trainer_goes_on(tmp_path: Path, moments: Callable[[Any], random.Random]) -> None:
     model = tiny_model(tmp_path / "model", seed=0)
     folder, log = tmp_path / "run", tmp_path / "log"
-    trainer, rng = Trainer(folder, model, log), random.Random(20)
+    trainer, rng = Trainer(folder, model, log), moments(20)
     lives = 1
     while not trainer.live(rng):
         lives += 1

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from lightspan.statistics import paired_gain
+from lightspan.training.statistics import paired_gain
 
 
 def test_the_held_out_gain_is_above_zero() -> None:

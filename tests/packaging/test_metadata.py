@@ -55,6 +55,16 @@ def test_adapters_need_this_core(adapter: str) -> None:
     assert re.fullmatch(rf"lightspan~={major}\.{minor}(\.\d+)?", declared["lightspan"])
 
 
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_name_the_modules_of_their_frameworks(adapter: str) -> None:
+    """By these entry points the other adapters know that such code may bring agents."""
+    declared = project(ADAPTERS[adapter])
+    modules = declared["entry-points"]["lightspan.frameworks"]
+    assert set(modules.values()) == {f"lightspan_{adapter}"}
+    static = (ADAPTERS[adapter] / f"src/lightspan_{adapter}/_static.py").read_text()
+    assert all(f'"{module}"' in static for module in modules), "no framework is its own sibling"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_names_follow_the_folder(package: str) -> None:
     suffix = "" if package == "core" else "-" + package.replace("_", "-")

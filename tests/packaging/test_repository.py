@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 import stat
 import subprocess
 from pathlib import Path
 
+import noxfile
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_no_stubs() -> None:
     stubs = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted(ROOT.glob("packages/*/src/**/*.py"))
-        if path.parent.name != "testing"
+        if "testing" not in path.parts
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name) and node.id == "NotImplementedError"
     ]
@@ -101,33 +101,22 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
     assert (ROOT / ".ci/run").stat().st_mode & stat.S_IXUSR
 
 
-def constants_of(path: Path) -> dict[str, object]:
-    """The top-level names of a Python file whose values are literals."""
-    found: dict[str, object] = {}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            with contextlib.suppress(ValueError):
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
+def test_every_adapter_has_its_row_in_the_noxfile() -> None:
+    adapters = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")} - {"core"}
+    assert set(noxfile.ADAPTERS) == adapters
 
 
-@pytest.mark.parametrize("adapter", ["autogen", "crewai", "langgraph", "openai_agents"])
+@pytest.mark.parametrize("adapter", noxfile.ADAPTERS)
 def test_what_adapter_tests_are_skipped_without_is_expected_by_nox(adapter: str) -> None:
     """A session whose environment lacks a module fails: it would skip the tests and pass."""
+    suite = ROOT / "packages/core/src/lightspan/testing/adapter_suite"
     skipped = {
         name
-        for path in (ROOT / "tests/adapters").glob(f"test_{adapter}_*.py")
+        for path in [*(ROOT / "tests/adapters").glob(f"test_{adapter}_*.py"), *suite.glob("*.py")]
         for name in re.findall(r'importorskip\("([\w.]+)"\)', path.read_text())
     }
-    suite = (ROOT / "packages/core/src/lightspan/testing/adapter_suite.py").read_text()
-    skipped.update(re.findall(r'importorskip\("([\w.]+)"\)', suite))
-    names = constants_of(ROOT / "noxfile.py")
-    expected: set[str] = set()
-    for constant in ("EXPECTED", "EXPECTED_OF_LATEST"):
-        by_adapter = names[constant]
-        assert isinstance(by_adapter, dict)
-        expected.update(by_adapter[adapter])
-    assert skipped - expected == set()
+    expected = noxfile.expected_of(adapter, "latest")
+    assert skipped - set(expected) == set()
     assert "opentelemetry.distro" in skipped
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightspan.inspection import inspect_run
-from lightspan.statistics import paired_gain
+from lightspan.reports.inspect import inspect_run
+from lightspan.training.statistics import paired_gain
 
 
 @pytest.fixture(scope="module")

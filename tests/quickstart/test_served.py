@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import lightspan
-from lightspan import wire
-from lightspan.data import fingerprint, task_id
-from lightspan.folders import RunFolder
-from lightspan.statistics import paired_gain
+from lightspan.capture import wire
+from lightspan.training.data import fingerprint, task_id
+from lightspan.training.folder import RunFolder
+from lightspan.training.statistics import paired_gain
 
 CACHE = Path(__file__).parents[2] / "examples/sql/.cache"
 

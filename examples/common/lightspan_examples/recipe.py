@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightspan import Optimizer, PolicyLoss
+from lightspan import Optimizer
 from lightspan.algorithms.sft import Turns
 
 
@@ -16,13 +16,13 @@ class Imitation:
     demonstrations: int = 16_000
     batch: int = 16
     learning_rate: float = 3e-3
-    """Of AdamW, for what is no hidden matrix."""
+    """AdamW's, which learns all but the hidden matrices."""
     muon_learning_rate: float = 0.01
     warmup_steps: int = 30
     prompt_weight: float = 0.2
-    """Of the prompt's tokens in the loss; the answer's is 1."""
+    """Weight of the prompt's tokens in the loss; an answer's token has 1."""
     turns: Turns = "last"
-    """Of a chat that are imitated."""
+    """Which of a chat's answers are imitated."""
     vocabulary: int = 896
     """Pieces of the tokenizer, the bytes and the special tokens included."""
     context: int = 512
@@ -34,35 +34,36 @@ class Recipe:
     """Every setting of an example's training."""
 
     imitation: Imitation = field(default_factory=Imitation)
-    steps: int = 20
-    group_size: int = 8
-    tasks_per_step: int = 16
-    minibatches: int = 2
-    learning_rate: float = 4e-4
+    steps: int
+    group_size: int
+    """Rollouts of each task."""
+    tasks_per_step: int
+    minibatches: int
+    """Updates in each step."""
+    learning_rate: float
     decay: float | None = None
     """Share of the run over which the rate falls to a twentieth; None keeps it."""
-    temperature: float = 0.7
-    """Of rollouts and of evaluations, before and after."""
-    max_tokens: int = 48
-    """Of one answer of the model."""
+    temperature: float
+    """What rollouts and evaluations are sampled at, before, while and after training."""
+    max_tokens: int
+    """How long one answer of the model may be."""
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of LightningRL that it fixes."""
+        return {
+            "group_size": self.group_size,
+            "tasks_per_step": self.tasks_per_step,
+            "minibatches": self.minibatches,
+            "optimizer": Optimizer(
+                learning_rate=self.learning_rate, decay_steps=self._decay_steps()
+            ),
+            "temperature": self.temperature,
+            "failure_reward": 0.0,
+        }
 
-def rl_options(recipe: Recipe, seed: int) -> dict[str, Any]:
-    """The arguments of LightningRL that a recipe fixes."""
-    return {
-        "group_size": recipe.group_size,
-        "tasks_per_step": recipe.tasks_per_step,
-        "minibatches": recipe.minibatches,
-        "optimizer": Optimizer(learning_rate=recipe.learning_rate, decay_steps=decay_steps(recipe)),
-        "temperature": recipe.temperature,
-        "loss": PolicyLoss(clip_low=0.2, clip_high=0.28),
-        "failure_reward": 0.0,
-        "seed": seed,
-    }
-
-
-def decay_steps(recipe: Recipe) -> int | None:
-    """Updates over which the learning rate falls."""
-    if recipe.decay is None:
-        return None
-    return max(1, round(recipe.decay * recipe.steps * recipe.minibatches))
+    def _decay_steps(self) -> int | None:
+        """Updates over which the learning rate falls."""
+        if self.decay is None:
+            return None
+        return max(1, round(self.decay * self.steps * self.minibatches))

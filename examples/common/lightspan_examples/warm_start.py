@@ -6,57 +6,63 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from lightspan import SFT, Optimizer
 from lightspan.progress import Reporter
-from lightspan_examples import small_model
-from lightspan_examples.recipe import Imitation
-from lightspan_examples.small_model import Chat, build_model
+from lightspan_examples.recipe import Imitation, Recipe
 
 TOKENIZER_CHATS = 3000
 """Demonstrations that the tokenizer is fitted to."""
 
 
-def warm_start(
-    cache_dir: Path,
-    seed: int,
-    reporter: Reporter,
-    settings: Imitation,
-    demonstrate: Callable[[int, int], Sequence[Chat]],
-    sources: Iterable[ModuleType],
-) -> tuple[Path, float]:
-    """The small model, taught by demonstrations; cached by seed, settings and their sources.
+@dataclass(frozen=True)
+class WarmStart:
+    """The warm start of an example's small model: `start(cache_dir, seed, reporter)`."""
 
-    Args:
-        demonstrate: (how many, seed) → as many demonstrations, the assistant's message last.
-        sources: the modules that the demonstrations depend on.
+    recipe: Recipe
+    """The recipe of a caller that gives none."""
+    demonstrate: Callable[[int, int], Sequence[Mapping[str, Any]]]
+    """(how many, seed) → as many demonstrations, the assistant's message last."""
+    sources: Sequence[ModuleType]
+    """The modules that the demonstrations depend on."""
 
-    Returns:
-        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
-    """
-    folder = cache_dir / f"warm-start-{_digest(settings, sources)}-{seed}"
-    complete = folder / "complete"
-    if complete.exists():
-        reporter.line(f"warm start of seed {seed}: cached in {folder}")
-        return folder, float(complete.read_text())
-    reporter.line("warm start: a small model imitates imperfect demonstrations")
-    chats = demonstrate(settings.demonstrations, seed)
-    base = folder.with_name(f"{folder.name}-untrained")
-    build_model(
-        base,
-        chats[:TOKENIZER_CHATS],
-        seed=seed,
-        vocabulary=settings.vocabulary,
-        context=settings.context,
-    )
-    result = make_sft(base, seed, settings).fit(chats, folder, reporter=reporter)
-    shutil.rmtree(base)
-    complete.write_text(f"{result.seconds:.1f}")
-    return folder, result.seconds
+    def __call__(
+        self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
+    ) -> tuple[Path, float]:
+        """The small model, taught by demonstrations; cached by seed, settings and their sources.
+
+        Returns:
+            Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
+        """
+        # It loads torch, which runners do without: they import this module with the app.
+        from lightspan_examples import small_model
+
+        settings = (recipe or self.recipe).imitation
+        digest = _digest(settings, (*self.sources, small_model))
+        folder = cache_dir / f"warm-start-{digest}-{seed}"
+        complete = folder / "complete"
+        if complete.exists():
+            reporter.line(f"warm start of seed {seed}: cached in {folder}")
+            return folder, float(complete.read_text())
+        reporter.line("warm start: a small model imitates imperfect demonstrations")
+        chats = self.demonstrate(settings.demonstrations, seed)
+        base = folder.with_name(f"{folder.name}-untrained")
+        small_model.build_model(
+            base,
+            chats[:TOKENIZER_CHATS],
+            seed=seed,
+            vocabulary=settings.vocabulary,
+            context=settings.context,
+        )
+        result = make_sft(base, seed, settings).fit(chats, folder, reporter=reporter)
+        shutil.rmtree(base)
+        complete.write_text(f"{result.seconds:.1f}")
+        return folder, result.seconds
 
 
 def make_sft(
@@ -82,8 +88,8 @@ def make_sft(
 
 
 def _digest(settings: Imitation, sources: Iterable[ModuleType]) -> str:
-    """Of what a warm start depends on."""
+    """A name that changes with what a warm start depends on."""
     text = json.dumps(asdict(settings), sort_keys=True)
-    for module in (*sources, small_model):
+    for module in sources:
         text += inspect.getsource(module)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

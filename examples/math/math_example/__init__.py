@@ -2,7 +2,8 @@
 
 `app` is the program itself and knows nothing of lightspan; `calculator` evaluates arithmetic safely
 and `server` offers it over MCP; `expressions`, `words`, `worlds` and `demonstrations` generate the
-data, `calc_x` and `gsm8k` read published data; `reward` scores an answer.
+data, `calc_x` and `gsm8k` read published data; `reward` scores an answer. `training` puts them
+together, for `train.py`.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def evaluate(expression: str) -> Fraction:
     text = " ".join(_THOUSANDS.sub("", expression.translate(_SPELLINGS)).split())
     foreign = _FOREIGN.search(text)
     if foreign:
-        known = "numbers, + - * / // % ** ( )"
-        raise CalculatorError(f"only {known} are known, not {foreign.group()!r}")
+        allowed = "numbers, + - * / // % ** ( )"
+        raise CalculatorError(f"only {allowed} are known, not {foreign.group()!r}")
     return _value(_parse(text), text, 0)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from lightspan.errors import DataError
+from lightspan_examples.data import Loaded
 from math_example import calc_x, gsm8k
 from math_example.records import Record, Split, files_of, read
 from math_example.worlds import Task
@@ -18,17 +19,7 @@ LAYOUTS: Final[Mapping[str, Callable[[Record], Task | str]]] = {
 """How a record is read, by a field that it has."""
 
 
-class Loaded(NamedTuple):
-    """The tasks of a split, and what was left out."""
-
-    tasks: list[Task]
-    files: list[Path]
-    """The files that were read."""
-    skipped: list[str]
-    """Records that cannot be scored: which, and why."""
-
-
-def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded:
+def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded[Task]:
     """The tasks of a split of Calc-X or GSM8K, in the order of the files.
 
     Args:

@@ -39,8 +39,8 @@ class Record(NamedTuple):
             DataError: it is missing, no text, or blank.
         """
         if name not in self.fields:
-            found = ", ".join(map(str, self.fields)) or "none"
-            raise DataError(f"{self.where} has no field {name!r}; its fields: {found}")
+            names = ", ".join(map(str, self.fields)) or "none"
+            raise DataError(f"{self.where} has no field {name!r}; its fields: {names}")
         value = self.fields[name]
         if not isinstance(value, str):
             raise DataError(f"{self.where}: field {name!r} is {value!r}, not a text")
@@ -58,9 +58,9 @@ def files_of(directory: Path, split: Split) -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"--data {directory}: there is no such folder")
     for pattern in PATTERNS:
-        found = sorted(directory.glob(pattern.format(split=split)))
-        if found:
-            return found
+        files = sorted(directory.glob(pattern.format(split=split)))
+        if files:
+            return files
     wanted = ", ".join(pattern.format(split=split) for pattern in PATTERNS)
     raise DataError(f"--data {directory}: no file of the split {split}; one of {wanted}")
 

@@ -39,13 +39,13 @@ def exact_answer(reply: str, answer: str) -> float:
     Numbers are compared as rationals: `1,200`, `1200.0` and `$1200` are equal, `2/3` and `0.667`
     are not. An answer that is no number (a choice, such as `C`) is compared as a word.
     """
-    found = final_answer(reply)
+    final = final_answer(reply)
     wanted = number(answer)
     if wanted is not None:
-        return float(number(found) == wanted)
-    words = re.findall(r"\w+", found)
+        return float(number(final) == wanted)
+    words = re.findall(r"\w+", final)
     # "#### C) 12" names the choice first, "So the answer is C." last
-    word = "" if not words else words[-1] if found == reply else words[0]
+    word = "" if not words else words[-1] if final == reply else words[0]
     return float(word.casefold() == answer.strip().casefold())
 
 
@@ -67,8 +67,8 @@ def number(text: str) -> Fraction | None:
     matches = list(_NUMBER.finditer(_plain(text[-_READ:])))
     if not matches or len(matches[-1].group()) > _LONGEST:
         return None
-    found = matches[-1]
-    part = {name: re.sub("[,_]", "", part or "") for name, part in found.groupdict().items()}
+    last = matches[-1]
+    part = {name: re.sub("[,_]", "", part or "") for name, part in last.groupdict().items()}
     if part["bottom"]:
         if int(part["bottom"]) == 0:
             return None
@@ -81,15 +81,15 @@ def number(text: str) -> Fraction | None:
 def is_one_number(text: str) -> bool:
     """Whether a text is a number and at most its unit: `12 km/h`, but not `1 hour 30 minutes`."""
     plain = _plain(text).strip()
-    found = _NUMBER.match(plain)
-    return found is not None and _UNIT.fullmatch(plain, found.end()) is not None
+    match = _NUMBER.match(plain)
+    return match is not None and _UNIT.fullmatch(plain, match.end()) is not None
 
 
 def _plain(text: str) -> str:
     """LaTeX's numbers written as people type them: `1\\frac{1}{2}` is `1 1/2`."""
 
-    def typed(found: re.Match[str]) -> str:
-        before, top, bottom = found.groups()
+    def typed(fraction: re.Match[str]) -> str:
+        before, top, bottom = fraction.groups()
         return f"{before}{' ' if before else ''}{top}/{bottom}"
 
     if "\\" not in text:

@@ -20,6 +20,7 @@ from lightspan.progress import Reporter
 from lightspan_examples import recipe as common
 from lightspan_examples.data import report_loaded
 from lightspan_examples.recipe import Imitation
+from lightspan_examples.warm_start import WarmStart
 from math_example import (
     calculator,
     datasets,
@@ -50,7 +51,13 @@ class Recipe(common.Recipe):
 RECIPE = Recipe(
     imitation=Imitation(demonstrations=demonstrations.COUNT),
     steps=14,
+    group_size=8,
+    tasks_per_step=16,
+    minibatches=2,
+    learning_rate=4e-4,
     decay=1.0,  # at a constant rate one of five runs fell below its start
+    temperature=0.7,
+    max_tokens=48,
 )
 REAL_MODEL = replace(RECIPE, steps=400, learning_rate=1e-6, decay=None, max_tokens=512, max_calls=6)
 """The recipe for a model that was not built here; not yet run on a GPU."""
@@ -117,25 +124,14 @@ def _training_task(task: Task, recipe: Recipe) -> TrainingTask:
     return TrainingTask(**task, max_tokens=recipe.max_tokens, max_calls=recipe.max_calls)
 
 
-def warm_start(
-    cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe = RECIPE
-) -> tuple[Path, float]:
-    """The small model, taught by imperfect demonstrations; cached by recipe and seed.
-
-    Returns:
-        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
-    """
-    from lightspan_examples.warm_start import warm_start
-
-    sources = [demonstrations, worlds, words, expressions, calculator]
-    return warm_start(cache_dir, seed, reporter, recipe.imitation, chats, sources)
-
-
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
     """The demonstrations as chats."""
     return demonstrations.demonstrate(count, seed)
 
 
+warm_start = WarmStart(RECIPE, chats, [demonstrations, worlds, words, expressions, calculator])
+
+
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """The arguments of LightningRL that the recipe fixes."""
-    return {"optimize": TRAINED, **common.rl_options(recipe, seed)}
+    return {"optimize": TRAINED, "seed": seed, **recipe.settings}

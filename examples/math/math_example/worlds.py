@@ -170,7 +170,7 @@ def _tell(plot: Plot, split: Split, rng: random.Random) -> Problem | None:
 def _works_out(expression: Operation) -> bool:
     """Whether every number of things is whole, positive and not too large."""
     values = [value(step) for step in steps(expression)]
-    return all(found.denominator == 1 and 0 < found <= LARGEST for found in values)
+    return all(number.denominator == 1 and 0 < number <= LARGEST for number in values)
 
 
 _MANY: Final = ("start", "add", "subtract")

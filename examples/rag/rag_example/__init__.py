@@ -3,7 +3,7 @@
 `app` (OpenAI Agents SDK) and `crew` (CrewAI) are the program itself and know nothing of lightspan;
 `index` is its BM25 index of passages. `names`, `worlds` and `demonstrations` generate the data,
 `musique` reads MuSiQue's published files, `documents` a folder of one's own; `reward` scores an
-answer.
+answer. `training` and `crew_training` put them together, for `train.py`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Corpus:
     """Questions about passages."""
 
     name: str
-    """Of the index, in file names."""
+    """The index's name, in file names."""
     tasks: list[Task]
     passages: list[Passage]
     files: list[Path]
@@ -71,12 +71,12 @@ def json_lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except ValueError as error:
         raise DataError(f"{where} is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(entry, dict):
         raise DataError(f"{where} is no JSON object: each line has one question")
-    return found
+    return entry
 
 
 def text_of(entry: Mapping[str, Any], key: str, where: str) -> str:

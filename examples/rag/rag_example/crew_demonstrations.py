@@ -66,10 +66,10 @@ def demonstrate(count: int, seed: int = 0) -> list[Chat]:
 def work(question: Question, index: Index, rng: random.Random) -> list[Chat]:
     """One imperfect run of the crew: the searcher's chat and the answerer's."""
     steps = search_through(question, index, rng)
-    found = steps[-1].hit
-    line = describe([found])
+    last_hit = steps[-1].hit
+    line = describe([last_hit])
     searcher = [*opening(SEARCHER, question.text), *tool_messages(steps), _said(line)]
-    answerer = [*opening(ANSWERER, question.text, line), _said(spoken(_name(found, rng), rng))]
+    answerer = [*opening(ANSWERER, question.text, line), _said(spoken(_name(last_hit, rng), rng))]
     return [{"messages": searcher, "tools": TOOLS}, {"messages": answerer}]
 
 

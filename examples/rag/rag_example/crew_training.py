@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 # before CrewAI is imported: it asks the internet otherwise
@@ -16,8 +15,7 @@ from crewai import LLM
 
 import lightspan_crewai
 from lightspan import rollout
-from lightspan.progress import Reporter
-from lightspan_examples import recipe as common
+from lightspan_examples.warm_start import WarmStart
 from rag_example import (
     crew_demonstrations,
     demonstrations,
@@ -35,6 +33,8 @@ from rag_example.reward import score
 
 TRAINED = [SEARCHER.role, ANSWERER.role]
 """The agents that learn."""
+FROZEN = "base"
+"""What answers an agent that does not: the weights that training begins with."""
 AGENTS = (SEARCHER.role, ANSWERER.role)
 """Every agent of the crew: a misspelt name is an error before anything runs."""
 RECIPE = recipes.CREW
@@ -65,33 +65,25 @@ def _llm(max_tokens: int) -> LLM:
     )
 
 
-def warm_start(
-    cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe = RECIPE
-) -> tuple[Path, float]:
-    """The small model, taught by imperfect demonstrations; cached by recipe and seed.
-
-    Returns:
-        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
-    """
-    from lightspan_examples.warm_start import warm_start
-
-    sources = [crew_demonstrations, demonstrations, index, library, names, prompts, worlds]
-    return warm_start(cache_dir, seed, reporter, recipe.imitation, chats, sources)
-
-
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
     """The demonstrations as chats."""
     return crew_demonstrations.demonstrate(count, seed)
 
 
+warm_start = WarmStart(
+    RECIPE, chats, [crew_demonstrations, demonstrations, index, library, names, prompts, worlds]
+)
+
+
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """The arguments of LightningRL that the recipe fixes; an agent left out of `optimize` stays at
     the starting weights."""
-    return {"optimize": TRAINED, "frozen": "base", **common.rl_options(recipe, seed)}
+    return {"optimize": TRAINED, "frozen": FROZEN, "seed": seed, **recipe.settings}
 
 
 __all__ = [
     "AGENTS",
+    "FROZEN",
     "REAL_MODEL",
     "RECIPE",
     "TRAINED",

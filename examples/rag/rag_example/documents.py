@@ -29,7 +29,7 @@ MARKDOWN: Final = (".md", ".markdown")
 KINDS: Final = (".txt", *MARKDOWN)
 """Files that are read, by the end of their names."""
 WORDS: Final = 100
-"""Of a passage, at most."""
+"""Words that a passage has at most."""
 LARGEST: Final = 64 << 20
 """Bytes of one file."""
 
@@ -96,10 +96,10 @@ def read_passages(directory: str | Path, *, words: int = WORDS) -> tuple[list[Pa
         if not name.isascii() and (shown := _shown(name)) != name:
             name, reason = shown, "its name is not UTF-8: rename it"
         text, reason = ("", reason) if reason else _text(file)
-        found = list(cut(text, name, words=words))
-        if not found:
+        pieces = list(cut(text, name, words=words))
+        if not pieces:
             skipped.append(f"{name}: {reason or 'it has no text'}")
-        passages += found
+        passages += pieces
     if not passages:
         some = "; ".join(skipped[:3]) or "it is empty"
         raise DataError(f"{directory}: no document to read ({', '.join(KINDS)}): {some}")
@@ -150,8 +150,8 @@ def _marked(markdown: str) -> Iterator[tuple[tuple[int, str] | None, str]]:
         if fence:
             end = _FENCE_END.match(line)
             fence = "" if end and end[1].startswith(fence) else fence
-        elif found := _FENCE.match(line):
-            fence = found[1]
+        elif opening := _FENCE.match(line):
+            fence = opening[1]
         heading = None if fence else _HEADING.match(line)
         yield (len(heading[1]), heading[2]) if heading and heading[2] else None, line
 
@@ -214,8 +214,8 @@ def _divided(paragraph: str, words: int) -> Iterator[str]:
 def _files(directory: Path) -> Iterator[tuple[Path, str | None]]:
     """Files by name, with why they are not read; of a folder that is not entered only itself."""
     shut: list[OSError] = []
-    for found, folders, names in os.walk(directory, onerror=shut.append):
-        here = Path(found)
+    for folder, folders, names in os.walk(directory, onerror=shut.append):
+        here = Path(folder)
         for name in sorted(folders):
             if reason := _closed(here / name):
                 yield here / name, reason

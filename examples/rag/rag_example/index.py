@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import tantivy
 
 VERSION: Final = 1
-"""Of the layout of a saved index."""
+"""The layout of a saved index."""
 
 _ABOUT: Final = "passages.json"
 _WRITER_BYTES: Final = 128 << 20

@@ -46,21 +46,21 @@ def read(directory: str | Path, split: Split, *, limit: int | None = None) -> Co
         raise DataError(
             f"{directory}: no MuSiQue file for {split}; one of {', '.join(LISTS[split])}"
         )
-    passages: dict[tuple[str, str], Passage] = {}
+    by_text: dict[tuple[str, str], Passage] = {}
     tasks: list[Task] = []
     skipped: list[str] = []
     for where, entry in json_lines(file):
-        _add_paragraphs(passages, entry, split, where)
+        _add_paragraphs(by_text, entry, split, where)
         if entry.get("answerable", True) is not True:
             skipped.append(f"{where}: it cannot be answered")
         elif limit is None or len(tasks) < limit:
             tasks.append(_task(entry, where))
     if not tasks:
         raise DataError(f"{file} has no question that can be answered: {skipped[:3]}")
-    found = list(passages.values())
-    name = index_name(f"musique-{split}", found)
+    passages = list(by_text.values())
+    name = index_name(f"musique-{split}", passages)
     tasks = [{**task, "documents": name} for task in tasks]
-    return Corpus(name=name, tasks=tasks, passages=found, files=[file], skipped=skipped)
+    return Corpus(name=name, tasks=tasks, passages=passages, files=[file], skipped=skipped)
 
 
 def _find(directory: Path, names: Sequence[str]) -> Path | None:
@@ -71,7 +71,7 @@ def _find(directory: Path, names: Sequence[str]) -> Path | None:
 def _add_paragraphs(
     passages: dict[tuple[str, str], Passage], entry: Mapping[str, Any], split: Split, where: str
 ) -> None:
-    """Those that no earlier question had."""
+    """Add the paragraphs that no earlier question had."""
     paragraphs = entry.get("paragraphs")
     if not isinstance(paragraphs, list) or not all(isinstance(p, Mapping) for p in paragraphs):
         raise DataError(f"{where}: paragraphs has to be a list of objects")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightspan.progress import Reporter
 from lightspan_examples import recipe as common
-from lightspan_examples.data import generated, report_loaded
+from lightspan_examples.data import Loaded, generated, report_loaded
 from lightspan_examples.recipe import Imitation
 from rag_example import corpora, documents, musique, worlds
 from rag_example.demonstrations import COUNT, PASSAGES
@@ -33,10 +33,15 @@ class Recipe(common.Recipe):
 RECIPE = Recipe(
     imitation=Imitation(demonstrations=COUNT, batch=16, prompt_weight=0.1, turns="all"),
     steps=10,
+    group_size=8,
     tasks_per_step=8,
+    minibatches=2,
+    learning_rate=4e-4,
+    temperature=0.7,
+    max_tokens=48,
 )
 CREW = replace(RECIPE, imitation=replace(RECIPE.imitation, demonstrations=3 * COUNT // 2))
-"""That of the crew: its demonstrations are shared by two agents."""
+"""The crew's recipe: its demonstrations are shared by two agents."""
 REAL_MODEL = replace(
     RECIPE,
     steps=400,
@@ -79,7 +84,8 @@ def load_data(
     reader = musique if musique.is_here(source) else documents
     corpus = reader.read(source, split, limit=limit)
     beside = f"{len(corpus.passages):,} passages"
-    report_loaded(split, corpus, "questions", reporter, beside=beside)
+    loaded = Loaded(corpus.tasks, corpus.files, corpus.skipped)
+    report_loaded(split, loaded, "questions", reporter, beside=beside)
     corpus.save_index(cache)
     return [_training_task(task, cache, recipe) for task in corpus.tasks]
 

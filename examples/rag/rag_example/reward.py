@@ -32,14 +32,14 @@ def score(said: str, answers: Sequence[str]) -> float:
     """
     if not answers:
         raise ValueError("a question without a gold answer cannot be scored")
-    found = parse_answer(said)
-    best = max(f1(found, answer) for answer in answers)
+    answered = parse_answer(said)
+    best = max(f1(answered, answer) for answer in answers)
     return F1_WEIGHT * best + FORMAT_WEIGHT * is_well_formed(said)
 
 
-def f1(found: str, gold: str) -> float:
+def f1(answered: str, gold: str) -> float:
     """The harmonic mean of precision and recall of normalised words; 1.0 if neither has any."""
-    left, right = Counter(normalised(found)), Counter(normalised(gold))
+    left, right = Counter(normalised(answered)), Counter(normalised(gold))
     if not left or not right:
         return float(left == right)
     shared = (left & right).total()

@@ -7,7 +7,6 @@ and scores what it says last. The recipe is in `recipes`.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from agents import RunConfig
@@ -15,8 +14,7 @@ from openai import AsyncOpenAI
 
 import lightspan_openai_agents
 from lightspan import rollout
-from lightspan.progress import Reporter
-from lightspan_examples import recipe as common
+from lightspan_examples.warm_start import WarmStart
 from rag_example import demonstrations, index, library, names, prompts, worlds
 from rag_example.app import ask, researcher, run_config
 from rag_example.recipes import (
@@ -32,6 +30,8 @@ from rag_example.reward import score
 
 TRAINED = ["researcher"]
 """The agents that learn."""
+FROZEN = None
+"""No agent is left that does not."""
 AGENTS = lightspan_openai_agents.agents(researcher).paths
 """Every agent of the app: a misspelt name is an error before anything runs."""
 
@@ -61,32 +61,22 @@ def _config(max_tokens: int) -> RunConfig:
     )
 
 
-def warm_start(
-    cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe = RECIPE
-) -> tuple[Path, float]:
-    """The small model, taught by imperfect demonstrations; cached by recipe and seed.
-
-    Returns:
-        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
-    """
-    from lightspan_examples.warm_start import warm_start
-
-    sources = [demonstrations, index, library, names, prompts, worlds]
-    return warm_start(cache_dir, seed, reporter, recipe.imitation, chats, sources)
-
-
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
     """The demonstrations as chats."""
     return demonstrations.demonstrate(count, seed)
 
 
+warm_start = WarmStart(RECIPE, chats, [demonstrations, index, library, names, prompts, worlds])
+
+
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """The arguments of LightningRL that the recipe fixes."""
-    return {"optimize": TRAINED, **common.rl_options(recipe, seed)}
+    return {"optimize": TRAINED, "frozen": FROZEN, "seed": seed, **recipe.settings}
 
 
 __all__ = [
     "AGENTS",
+    "FROZEN",
     "REAL_MODEL",
     "RECIPE",
     "TRAINED",

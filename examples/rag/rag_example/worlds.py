@@ -56,9 +56,9 @@ class Relation:
     """What a fact says, in the words of questions and in those of documents."""
 
     asked: str
-    """In a question: "the birthplace of ..."."""
+    """What a question calls it: "the birthplace of ..."."""
     told: str
-    """In a passage: "Born in ..."; its first word is what a search needs."""
+    """What a passage calls it: "Born in ..."; its first word is what a search needs."""
     subject: Kind
     object: Kind
 
@@ -146,12 +146,12 @@ def generate(
     """
     tasks: dict[Split, list[Task]] = {}
     for split, count in worlds.items():
-        found: list[Task] = []
+        unordered: list[Task] = []
         for number in range(count):
             world = make_world(f"{split}-{number:02d}", split, seed=seed)
             Index.build(world.passages()).save(data_dir / _documents(world))
-            found += _tasks(world, make_questions(world, questions_per_world, seed=seed))
-        tasks[split] = random.Random(f"order {seed} {split}").sample(found, len(found))
+            unordered += _tasks(world, make_questions(world, questions_per_world, seed=seed))
+        tasks[split] = random.Random(f"order {seed} {split}").sample(unordered, len(unordered))
         lines = "".join(f"{json.dumps(task)}\n" for task in tasks[split])
         (data_dir / f"{split}.jsonl").write_text(lines, encoding="utf-8")
     return tasks
@@ -173,8 +173,8 @@ def pair_split(subject: str, object: str) -> Split:
     return shares.get(number % 6, "train")
 
 
-def _kinds(*found: str) -> Iterator[tuple[Kind, str]]:
-    for name in found:
+def _kinds(*entities: str) -> Iterator[tuple[Kind, str]]:
+    for name in entities:
         yield next(kind for kind in names.KINDS if name in names.NAMES[kind]), name
 
 
@@ -200,15 +200,15 @@ def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
         ValueError: the world has not so many.
     """
     rng = random.Random(f"questions {seed} {world.name}")
-    found: list[Question] = []
+    questions: list[Question] = []
     for number, hops in enumerate(HOPS):
         wanted = count * (number + 1) // len(HOPS) - count * number // len(HOPS)
         chains = list(_chains(world, hops))
         if wanted > len(chains):
             raise ValueError(f"world {world.name} has {len(chains)} questions of {hops} hops")
-        found += rng.sample(chains, wanted)
-    rng.shuffle(found)
-    return found
+        questions += rng.sample(chains, wanted)
+    rng.shuffle(questions)
+    return questions
 
 
 def _chains(world: World, hops: int) -> Iterator[Question]:

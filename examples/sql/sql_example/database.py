@@ -135,8 +135,8 @@ def _expansion(query: str) -> int:
     SQLite copies an expression at each mention, and with it whatever it mentions, so that thirty
     expressions that each mention the one before twice become a billion copies.
     """
-    found = (match.group() for match in _TOKEN.finditer(query))
-    tokens = [token.lower() for token in found if not token.startswith(("--", "/*"))]
+    texts = (match.group() for match in _TOKEN.finditer(query))
+    tokens = [token.lower() for token in texts if not token.startswith(("--", "/*"))]
     bare = Counter(token.strip("'\"`[]") for token in tokens)
     return math.prod(max(1, bare[name] - 1) for name in _common_table_names(tokens))
 

@@ -23,23 +23,23 @@ def execution_accuracy(query: str, task: Task, data_dir: str | Path) -> float:
         path = Path(data_dir) / name
         expected = execute(path, task["gold"])
         try:
-            found = execute(path, query)
+            answered = execute(path, query)
         except QueryError:
             return 0.0
-        if not same_result(found, expected, ordered=task["ordered"]):
+        if not same_result(answered, expected, ordered=task["ordered"]):
             return 0.0
     return 1.0
 
 
-def same_result(found: Result, expected: Result, *, ordered: bool) -> bool:
+def same_result(answered: Result, expected: Result, *, ordered: bool) -> bool:
     """Whether two results are equal as lists of rows, or as bags of rows unless `ordered`.
 
     Numbers are equal up to nine significant digits, whatever their type; a number never equals a
     text. A truncated result equals nothing.
     """
-    if found.truncated or expected.truncated or len(found.rows) != len(expected.rows):
+    if answered.truncated or expected.truncated or len(answered.rows) != len(expected.rows):
         return False
-    left, right = _comparable(found), _comparable(expected)
+    left, right = _comparable(answered), _comparable(expected)
     return left == right if ordered else Counter(left) == Counter(right)
 
 

@@ -17,9 +17,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from lightspan.errors import DataError
+from lightspan_examples.data import Loaded
 from sql_example.database import QueryError, execute, schema_text
 from sql_example.worlds import Task
 
@@ -41,17 +42,7 @@ _FIELDS: Final = ("db_id", "question", "query")
 _ORDER_BY: Final = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
-class Loaded(NamedTuple):
-    """The tasks of a split, and what was left out."""
-
-    tasks: list[Task]
-    files: list[Path]
-    """The lists that were read."""
-    skipped: list[str]
-    """Questions whose gold query cannot be scored: which, and why."""
-
-
-def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded:
+def load(directory: Path, split: Split, *, limit: int | None = None) -> Loaded[Task]:
     """The questions of a split whose gold query runs, in the order of the files.
 
     Args:
@@ -83,9 +74,9 @@ def _files(directory: Path, split: Split) -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"--data {directory}: there is no such folder")
     for names in LISTS[split]:
-        found = [directory / name for name in names if (directory / name).is_file()]
-        if found:
-            return found
+        files = [directory / name for name in names if (directory / name).is_file()]
+        if files:
+            return files
     wanted = ", ".join(name for names in LISTS[split] for name in names)
     raise DataError(f"--data {directory}: no list of questions for {split}; one of {wanted}")
 
@@ -93,12 +84,12 @@ def _files(directory: Path, split: Split) -> list[Path]:
 def _entries(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """(file and number, entry) for each question."""
     try:
-        found = _parquet(file) if file.suffix == ".parquet" else json.loads(file.read_bytes())
+        questions = _parquet(file) if file.suffix == ".parquet" else json.loads(file.read_bytes())
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise DataError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, list):
+    if not isinstance(questions, list):
         raise DataError(f"{file} is no list of questions")
-    for number, entry in enumerate(found):
+    for number, entry in enumerate(questions):
         where = f"{file.name}[{number}]"
         fields = entry if isinstance(entry, Mapping) else {}
         lacking = [name for name in _FIELDS if not isinstance(fields.get(name), str)]

@@ -19,6 +19,7 @@ from lightspan.progress import Reporter
 from lightspan_examples import recipe as common
 from lightspan_examples.data import generated, report_loaded
 from lightspan_examples.recipe import Imitation
+from lightspan_examples.warm_start import WarmStart
 from sql_example import demonstrations, spider, worlds
 from sql_example.app import Graph, State, build_graph, chat_model
 from sql_example.demonstrations import COUNT, TRUNCATE_LENGTH
@@ -39,7 +40,16 @@ class Recipe(common.Recipe):
     max_turns: int = 2
 
 
-RECIPE = Recipe(imitation=Imitation(demonstrations=COUNT))
+RECIPE = Recipe(
+    imitation=Imitation(demonstrations=COUNT),
+    steps=20,
+    group_size=8,
+    tasks_per_step=16,
+    minibatches=2,
+    learning_rate=4e-4,
+    temperature=0.7,
+    max_tokens=48,
+)
 REAL_MODEL = replace(RECIPE, steps=400, learning_rate=1e-6, max_tokens=512, max_turns=3)
 """The recipe for a model that was not built here; not yet run on a GPU."""
 AIR_OPTIONS: Mapping[str, Any] = {"air": AIR(signals=(draft_error,), scale=0.6), "gamma": 0.95}
@@ -92,11 +102,7 @@ def load_tasks(
 ) -> list[TrainingTask]:
     """The tasks of a split as `answer` takes them; databases are generated on the first call."""
     data = generated(cache_dir, worlds.generate, "databases and questions", reporter)
-    where, tokens, turns = str(data.resolve()), recipe.max_tokens, recipe.max_turns
-    return [
-        TrainingTask(**task, data=where, max_tokens=tokens, max_turns=turns)
-        for task in worlds.load(data, split)
-    ]
+    return [_training_task(task, data, recipe) for task in worlds.load(data, split)]
 
 
 def load_data(
@@ -110,31 +116,27 @@ def load_data(
     """The tasks of a split of Spider as `answer` takes them (see `sql_example.spider`)."""
     loaded = spider.load(data, split, limit=limit)
     report_loaded(split, loaded, "questions", reporter)
-    where, tokens, turns = str(data.resolve()), recipe.max_tokens, recipe.max_turns
-    return [
-        TrainingTask(**task, data=where, max_tokens=tokens, max_turns=turns)
-        for task in loaded.tasks
-    ]
+    return [_training_task(task, data, recipe) for task in loaded.tasks]
 
 
-def warm_start(
-    cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe = RECIPE
-) -> tuple[Path, float]:
-    """The small model, taught by imperfect demonstrations; cached by recipe and seed.
-
-    Returns:
-        Its folder, and the CPU-seconds that the learner spent, now or when it was cached.
-    """
-    from lightspan_examples.warm_start import warm_start
-
-    sources = [demonstrations, worlds]
-    return warm_start(cache_dir, seed, reporter, recipe.imitation, chats, sources)
+def _training_task(task: Task, data: Path, recipe: Recipe) -> TrainingTask:
+    return TrainingTask(
+        **task,
+        data=str(data.resolve()),
+        max_tokens=recipe.max_tokens,
+        max_turns=recipe.max_turns,
+    )
 
 
 def chats(count: int, seed: int) -> list[dict[str, Any]]:
     """The demonstrations as chats."""
-    found = demonstrations.demonstrate(count, seed=seed)
-    return [{"messages": list(demonstration.messages)} for demonstration in found]
+    return [
+        {"messages": list(demonstration.messages)}
+        for demonstration in demonstrations.demonstrate(count, seed=seed)
+    ]
+
+
+warm_start = WarmStart(RECIPE, chats, [demonstrations, worlds])
 
 
 def make_algorithm(
@@ -150,10 +152,10 @@ def make_algorithm(
     Args:
         air: with intermediate rewards (`AIR_OPTIONS`).
     """
-    more = AIR_OPTIONS if air else {}
-    return LightningRL(str(model), lora=lora, **{**rl_options(seed, recipe), **more})
+    options = {**rl_options(seed, recipe), **(AIR_OPTIONS if air else {})}
+    return LightningRL(str(model), lora=lora, **options)
 
 
 def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """The arguments of LightningRL that the recipe fixes."""
-    return {"optimize": TRAINED, "frozen": "base", **common.rl_options(recipe, seed)}
+    return {"optimize": TRAINED, "frozen": "base", "seed": seed, **recipe.settings}

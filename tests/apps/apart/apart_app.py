@@ -5,6 +5,7 @@ Tests put this folder on no path of theirs.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -35,8 +36,10 @@ def answer(task: dict[str, Any]) -> dict[str, float]:
 
 
 def naps(task: dict[str, Any]) -> float:
-    """No model; takes its time."""
+    """No model; takes its time, and waits until a file is there."""
     time.sleep(task.get("seconds", 0.0))
+    while "until" in task and not os.path.exists(task["until"]):
+        time.sleep(0.02)
     return 1.0
 
 

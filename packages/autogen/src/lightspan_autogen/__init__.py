@@ -6,7 +6,7 @@ lightspan_autogen.instrument()            # or runtime=LightspanRuntime(), for s
 lightspan_autogen.agents(team)            # what `optimize=` may name
 """
 
-from lightspan.instrumentation import require_framework, too_new
+from lightspan.capture.adapter import require_framework, too_new
 from lightspan_autogen._versions import FLOOR, FRAMEWORK
 
 _found = require_framework(FRAMEWORK, FLOOR)

@@ -7,7 +7,8 @@ methods through which teams, agents and tools are invoked are wrapped, in the cl
 them and in those that are defined later.
 
 A team's agents run in tasks of its runtime, which may have been started anywhere: what is acting is
-looked up by the team's id whenever a message is handled.
+looked up by the team's id whenever a message is handled. Agents of autogen-core itself, without a
+team, act where the message was sent (`_messages`).
 
 Errors of ours never reach the app: they mark the attempt as damaged.
 """
@@ -18,35 +19,63 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from types import FunctionType
 from typing import Any, Final, NamedTuple
 
 from autogen_agentchat.base import ChatAgent, Response, TaskResult, Team
 from autogen_agentchat.teams._group_chat._sequential_routed_agent import SequentialRoutedAgent
-from autogen_core import SingleThreadedAgentRuntime
+from autogen_core import BaseAgent, SingleThreadedAgentRuntime
 from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, StaticWorkbench, ToolResult, Workbench
 
-from lightspan import conventions, recording, scope
-from lightspan.emit import exception_attributes, text_of
-from lightspan.instrumentation import AdapterInstrumentor, Instrumentation, shortened
-from lightspan.messages import dump_json
-from lightspan.scope import Acting
-from lightspan.spans import SpanKind, SpanStatus
-from lightspan_autogen import _models
+from lightspan.capture import scope
+from lightspan.capture.adapter import (
+    AdapterInstrumentor,
+    Instrumentation,
+    damage,
+    follow,
+    shortened,
+    subclasses,
+)
+from lightspan.capture.patch import Patch
+from lightspan.capture.scope import Acting
+from lightspan.production import record
+from lightspan.schema import conventions
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.messages import dump_json
+from lightspan.schema.spans import SpanKind, SpanStatus, text_of
+from lightspan_autogen import _bypass, _messages
 from lightspan_autogen._identity import End, Opened, Role, enter, span_of
 
-_open: Final[dict[str, Opened]] = {}
-"""Span id → the invocation under way."""
-_roots: Final[dict[str, scope.Root]] = {}
-"""Span id of an invocation under way → the attempt that began with it, in production."""
-_runs: Final[dict[str, Acting]] = {}
-"""Team id → who is acting for everything that its runtime does."""
+
+@dataclass(slots=True)
+class _State:
+    """Of this process."""
+
+    open: dict[str, Opened] = field(default_factory=dict)
+    """Span id → the invocation under way."""
+    roots: dict[str, scope.Root] = field(default_factory=dict)
+    """Span id of an invocation under way → the attempt that began with it, in production."""
+    runs: dict[str, Acting] = field(default_factory=dict)
+    """Team id → who is acting for everything that its runtime does."""
+    patches: list[Patch] = field(default_factory=list)
+    is_everywhere: bool = False
+    """Whether all of AutoGen is watched, or the teams of a `LightspanRuntime` alone."""
+    lock: Any = field(default_factory=threading.RLock)
+
+
+_state: Final = _State()
 
 
 # --- who is invoked -------------------------------------------------------------------------
 def _agent(agent: Any, args: Any, kwargs: Any) -> Role:
     return Role(str(agent.name), agent)
+
+
+def _registered(agent: Any, args: Any, kwargs: Any) -> Role:
+    return Role(str(agent.id.type), agent)
 
 
 def _team(team: Any, args: Any, kwargs: Any) -> Role:
@@ -102,64 +131,70 @@ RoleOf = Callable[[Any, Any, Any], Role]
 
 def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None:
     """The invocation that begins; None outside a scope, or where it is under way already."""
-    if scope.pushed() is None:
+    current = scope.pushed()
+    if current is None:
         return None
-    around = scope.acting()
-    if around is None:
-        return None
+    around, root = scope.resolved(current), None
     try:
-        innermost = _open.get(around.parent_span_id or "")
+        innermost = _state.open.get(around.parent_span_id or "")
         if innermost is None and not _is_watched(owner):
             return None
         role = role_of(owner, args, kwargs)
-        root = scope.open_root(around, role.name, _task_in(args, kwargs))
-        opened = enter(around if root is None else root.acting, role, innermost)
+        if innermost is None:
+            around, root = _rooted(around, role, args, kwargs)
+        opened = enter(around, role, innermost)
         if opened is not None:
             _note(opened, root)
         return opened
     except Exception as error:
-        _damage(around, error)
+        damage(around.scope.recorder, _bypass.NAME, error)
         return None
 
 
+def _rooted(around: Acting, role: Role, args: Any, kwargs: Any) -> tuple[Acting, scope.Root | None]:
+    """Who is acting; in production, in the conversation's attempt, or in one that begins."""
+    conversation = _messages.conversation_of(around)
+    if conversation is not None and around.scope.is_outside:
+        around = conversation.acting
+    around, root = scope.begin(around, role.name, _task_in(args, kwargs))
+    if root is not None and conversation is not None:
+        around = conversation.begin(root)
+    return around, root
+
+
 def _task_in(args: Any, kwargs: Any) -> Any:
-    """What a team or an agent is asked; of a tool call, its first argument."""
+    """What a team or an agent is asked; of a tool call or a message, its first argument."""
     return kwargs.get("task", kwargs.get("messages", args[0] if args else None))
 
 
 def _note(opened: Opened, root: scope.Root | None) -> None:
-    _open[opened.span_id] = opened
+    _state.open[opened.span_id] = opened
     if root is not None:
-        _roots[opened.span_id] = root
+        _state.roots[opened.span_id] = root
     recorder = opened.inside.scope.recorder
     recorder.expect(opened.span_id, lambda: _end(opened, lambda: End(SpanStatus.UNSET)))
     if opened.role.is_team:
-        _runs.setdefault(_team_id(opened.role.owner), opened.inside)
+        _state.runs.setdefault(_team_id(opened.role.owner), opened.inside)
 
 
 def _end(opened: Opened, how: Callable[[], End], raised: BaseException | None = None) -> None:
     """The invocation has ended; what is told twice counts once."""
-    _open.pop(opened.span_id, None)
-    root = _roots.pop(opened.span_id, None)
-    if opened.role.is_team and _runs.get(_team_id(opened.role.owner)) is opened.inside:
-        del _runs[_team_id(opened.role.owner)]
+    _state.open.pop(opened.span_id, None)
+    root = _state.roots.pop(opened.span_id, None)
+    if opened.role.is_team and _state.runs.get(_team_id(opened.role.owner)) is opened.inside:
+        del _state.runs[_team_id(opened.role.owner)]
     recorder = opened.inside.scope.recorder
     if recorder.settle(opened.span_id):
         try:
             recorder.add(span_of(opened, how()))
         except Exception as error:
-            _damage(opened.inside, error)
+            damage(recorder, _bypass.NAME, error)
     if root is not None:
         root.close(raised)
 
 
 def _team_id(team: Any) -> str:
     return str(getattr(team, "_team_id", id(team)))
-
-
-def _damage(acting: Acting, error: Exception) -> None:
-    """Errors of ours damage the attempt; they never reach the app."""
-    acting.scope.recorder.damage(f"lightspan_autogen: {type(error).__name__}: {error}")
 
 
 # --- the wrappers ---------------------------------------------------------------------------
@@ -192,17 +227,18 @@ def _stream(
     @functools.wraps(original)
     async def invoke(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         opened = _begin(role_of, self, args, kwargs)
+        inside = None if opened is None else opened.inside
         items, last = _bound(original, self)(*args, **kwargs), None
         try:
             while True:
                 try:
-                    last = await _step(opened, items.__anext__())
+                    last = await _step(inside, items.__anext__())
                 except StopAsyncIteration:
                     break
                 yield last
         except BaseException as error:
             failure, final = error, last
-            await _step(opened, items.aclose())
+            await _step(inside, items.aclose())
             if opened is not None:
                 _end(opened, lambda: _raised(failure, final), failure)
             raise
@@ -212,10 +248,11 @@ def _stream(
     return invoke
 
 
-async def _step(opened: Opened | None, step: Awaitable[Any]) -> Any:
-    if opened is None:
+async def _step(inside: Acting | None, step: Awaitable[Any]) -> Any:
+    """Take it with this acting; None: with whoever acts."""
+    if inside is None:
         return await step
-    token = scope.set_acting(opened.inside)
+    token = scope.set_acting(inside)
     try:
         return await step
     finally:
@@ -227,16 +264,23 @@ def _handler(original: Callable[..., Awaitable[Any]], _: RoleOf) -> Callable[...
 
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-        acting = _runs.get(self.id.key)
-        if acting is None:
-            return await _bound(original, self)(*args, **kwargs)
-        token = scope.set_acting(acting)
-        try:
-            return await _bound(original, self)(*args, **kwargs)
-        finally:
-            scope.reset_acting(token)
+        inside = _state.runs.get(self.id.key)
+        return await _step(inside, _bound(original, self)(*args, **kwargs))
 
     return on_message_impl
+
+
+def _on_message(original: Callable[..., Awaitable[Any]], role_of: RoleOf) -> Callable[..., Any]:
+    """A message to an agent of autogen-core."""
+    invoke = _coroutine(original, role_of)
+
+    @functools.wraps(original)
+    async def on_message(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, _messages.NO_AGENTS):
+            return await _bound(original, self)(*args, **kwargs)
+        return await invoke(self, *args, **kwargs)
+
+    return on_message
 
 
 def _bound(original: Any, owner: Any) -> Any:
@@ -252,15 +296,14 @@ def _create(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
         bound, ask = _bound(original, self), _ask(self, args, kwargs)
         if ask is None:
             return await bound(*args, **kwargs)
-        token = _models.asking.set(ask)
+        if ask.is_uncached:
+            bound = self.client.create
         try:
-            result = await bound(*args, **kwargs)
+            result = await _step(ask.inside, bound(*args, **kwargs))
         except BaseException as error:
-            _models.guarded(_models.end, ask.acting, ask, None, error)
+            _bypass.guarded(_bypass.end, ask.acting, ask, None, error)
             raise
-        finally:
-            _models.asking.reset(token)
-        _models.guarded(_models.end, ask.acting, ask, result, None)
+        _bypass.guarded(_bypass.end, ask.acting, ask, result, None)
         return result
 
     return create
@@ -271,51 +314,38 @@ def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any
 
     @functools.wraps(original)
     async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        items, ask, last = _bound(original, self)(*args, **kwargs), _ask(self, args, kwargs), None
+        bound, ask, last = _bound(original, self), _ask(self, args, kwargs), None
+        if ask is not None and ask.is_uncached:
+            bound = self.client.create_stream
+        items = bound(*args, **kwargs)
+        inside = None if ask is None else ask.inside
         try:
             while True:
-                token = _models.asking.set(ask)
                 try:
-                    last = await items.__anext__()
+                    last = await _step(inside, items.__anext__())
                 except StopAsyncIteration:
                     break
-                finally:
-                    _reset_asking(token)
                 yield last
         except BaseException as error:
             await items.aclose()
             if ask is not None:
-                _models.guarded(_models.end, ask.acting, ask, None, error)
+                _bypass.guarded(_bypass.end, ask.acting, ask, None, error)
             raise
         if ask is not None:
-            _models.guarded(_models.end, ask.acting, ask, last, None)
+            _bypass.guarded(_bypass.end, ask.acting, ask, last, None)
 
     return create_stream
 
 
-def _ask(client: Any, args: Any, kwargs: Any) -> _models.Ask | None:
+def _ask(client: Any, args: Any, kwargs: Any) -> _bypass.Ask | None:
     current = scope.pushed()
-    if current is None or not (_is_everywhere or current.parent_span_id in _open):
+    if current is None or not (_state.is_everywhere or current.parent_span_id in _state.open):
         return None
-    ask: _models.Ask | None = _models.guarded(_models.begin, current, client, args, kwargs)
+    ask: _bypass.Ask | None = _bypass.guarded(_bypass.begin, current, current, client, args, kwargs)
     return ask
 
 
-def _reset_asking(token: Any) -> None:
-    try:
-        _models.asking.reset(token)
-    except ValueError:  # closed from another context
-        return
-
-
 # --- installing -----------------------------------------------------------------------------
-_lock = threading.RLock()
-_wrapped: Final[list[tuple[type, str, Any, Any]]] = []
-"""Class, attribute, what it was (`_INHERITED` for none of its own), and what it is."""
-_INHERITED: Final = object()
-_is_everywhere = False
-
-
 class _Wrapping(NamedTuple):
     """The methods of a class, and of all below it, that are wrapped."""
 
@@ -338,8 +368,8 @@ _WRAPPINGS: Final = (
 class LightspanRuntime(SingleThreadedAgentRuntime):
     """AutoGen's runtime, which tells lightspan who is acting in its teams, and in no others.
 
-    For teams made with `runtime=LightspanRuntime()`, started and stopped as any other. With
-    `instrument()` it is not needed, and changes nothing.
+    For agents registered with it and teams made with `runtime=LightspanRuntime()`; started and
+    stopped as any other. With `instrument()` it is not needed, and changes nothing.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -353,31 +383,23 @@ def instrument() -> Instrumentation:
     It may be called before or after teams and clients are built; twice is once. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
-    global _is_everywhere
-    with _lock:
-        if _is_everywhere:
+    with _state.lock:
+        if _state.is_everywhere:
             return Instrumentation(None)
         _install()
-        _is_everywhere = True
-        recording.hold(__name__)
+        _state.is_everywhere = True
+        record.hold(__name__)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`, and silence every `LightspanRuntime`; AutoGen is left as it was."""
-    global _is_everywhere
-    with _lock:
-        _is_everywhere = False
-        scope.unregister_resolver(_models.notice)
-        while _wrapped:
-            owner, name, before, ours = _wrapped.pop()
-            if vars(owner).get(name) is not ours:
-                continue  # somebody wrapped it, and keeps it; it does nothing any more
-            if before is _INHERITED:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-    recording.release(__name__)
+    with _state.lock:
+        _state.is_everywhere = False
+        scope.unregister_resolver(_bypass.notice)
+        while _state.patches:
+            _state.patches.pop().undo()
+    record.release(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):
@@ -389,30 +411,24 @@ class Instrumentor(AdapterInstrumentor):
 
 def _is_watched(owner: Any) -> bool:
     """Whether an invocation that is not inside another counts."""
-    return _is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
+    return _state.is_everywhere or isinstance(getattr(owner, "_runtime", None), LightspanRuntime)
 
 
 def _install() -> None:
-    with _lock:
-        if _wrapped:
+    with _state.lock:
+        if _state.patches:
             return
         _wrap(SequentialRoutedAgent, "on_message_impl", _handler, _team)
+        _wrap(BaseAgent, "on_message", _on_message, _registered)
+        for envelope in _messages.ENVELOPES:
+            _wrap(envelope, "__init__", _messages.envelope_init)
+        for name in _messages.PROCESSING:
+            _wrap(SingleThreadedAgentRuntime, name, _messages.processing)
         for wrapping in _WRAPPINGS:
-            for known in [wrapping.base, *_subclasses(wrapping.base)]:
+            for known in [wrapping.base, *subclasses(wrapping.base)]:
                 _wrap_class(known, wrapping)
-            _follow(wrapping)
-        scope.register_resolver(_models.notice)
-
-
-def _subclasses(base: type) -> list[type]:
-    found: dict[type, None] = {}
-    queue: list[type] = list(type.__subclasses__(base))
-    while queue:
-        known = queue.pop()
-        if known not in found:
-            found[known] = None
-            queue += type.__subclasses__(known)
-    return list(found)
+            _state.patches.append(follow(wrapping.base, partial(_wrap_new, wrapping)))
+        scope.register_resolver(_bypass.notice)
 
 
 def _wrap_class(known: type, wrapping: _Wrapping) -> None:
@@ -422,32 +438,19 @@ def _wrap_class(known: type, wrapping: _Wrapping) -> None:
         function = vars(known).get(name)
         if not isinstance(function, FunctionType) or hasattr(function, "__isabstractmethod__"):
             continue
-        is_stream = inspect.isasyncgenfunction(function)
-        if is_stream or inspect.iscoroutinefunction(function):
+        is_coroutine = inspect.iscoroutinefunction(function)
+        # one that is no generator itself may return one, as that of AutoGen's cache does
+        is_stream = not is_coroutine and name.endswith("_stream")
+        if is_stream or is_coroutine:
             make = wrapping.stream if is_stream else wrapping.coroutine
             _wrap(known, name, make, wrapping.role_of)
 
 
-def _wrap(owner: type, name: str, make: Callable[..., Any], role_of: RoleOf) -> None:
-    before = vars(owner)[name]
-    ours = make(before, role_of)
-    _wrapped.append((owner, name, before, ours))
-    setattr(owner, name, ours)
+def _wrap(owner: type, name: str, make: Callable[..., Any], *role_of: RoleOf) -> None:
+    original = vars(owner)[name]
+    _state.patches.append(Patch(owner, name, lambda patch: make(original, *role_of)))
 
 
-def _follow(wrapping: _Wrapping) -> None:
-    """Wrap the classes that are defined from now on."""
-    base: Any = wrapping.base
-    own = vars(base).get("__init_subclass__", _INHERITED)
-
-    def init_subclass(cls: type, **kwargs: Any) -> None:
-        if own is _INHERITED:
-            super(base, cls).__init_subclass__(**kwargs)
-        else:
-            own.__func__(cls, **kwargs)
-        with _lock:
-            _wrap_class(cls, wrapping)
-
-    ours: Any = classmethod(init_subclass)  # type: ignore[arg-type]
-    _wrapped.append((base, "__init_subclass__", own, ours))
-    base.__init_subclass__ = ours
+def _wrap_new(wrapping: _Wrapping, defined: type) -> None:
+    with _state.lock:
+        _wrap_class(defined, wrapping)

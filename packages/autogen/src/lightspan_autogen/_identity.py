@@ -15,16 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from lightspan import conventions
-from lightspan.instrumentation import shortened
-from lightspan.routing import join_path
-from lightspan.scope import Acting, Frame
-from lightspan.spans import (
+from lightspan.capture.adapter import shortened
+from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
+from lightspan.schema import conventions
+from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanKind,
     SpanStatus,
-    clean_attributes,
     new_span_id,
     now_ns,
 )
@@ -92,37 +90,26 @@ def _goes_on(innermost: Role, role: Role) -> bool:
 
 def span_of(opened: Opened, end: End) -> Span:
     """The span of an invocation that has ended now."""
-    scope, role = opened.inside.scope, opened.role
+    role = opened.role
     attributes = _agent(opened) if role.kind is SpanKind.AGENT else _tool(opened)
-    return Span(
+    return make_span(
+        opened.around,
+        f"{attributes[conventions.OPERATION_NAME]} {role.name}",
+        role.kind,
+        {**attributes, **end.attributes},
         span_id=opened.span_id,
-        parent_id=opened.around.parent_span_id,
-        name=f"{attributes[conventions.OPERATION_NAME]} {role.name}",
-        kind=role.kind,
-        trace_id=scope.trace_id,
-        rollout_id=scope.rollout_id,
-        attempt_id=scope.attempt_id,
         start_ns=opened.start_ns,
         end_ns=now_ns(),
         status=end.status,
         status_message=end.message,
-        attributes=clean_attributes({**attributes, **end.attributes}),
     )
 
 
 def _agent(opened: Opened) -> Attributes:
-    name, outer = opened.role.name, opened.around.frames
-    attributes: Attributes = {
-        conventions.OPERATION_NAME: "invoke_agent",
-        conventions.AGENT_NAME: name,
-        conventions.AGENT_PATH: _path(opened),
-        conventions.OPENINFERENCE_KIND: "AGENT",
-        conventions.OPENINFERENCE_AGENT: name,
-        conventions.OPENINFERENCE_NODE: name,
+    return {
+        **agent_attributes(opened.role.name, opened.around.frames),
+        conventions.AGENT_PATH: opened.inside.path,
     }
-    if outer:
-        attributes[conventions.OPENINFERENCE_PARENT] = outer[-1].name
-    return attributes
 
 
 def _tool(opened: Opened) -> Attributes:
@@ -130,14 +117,10 @@ def _tool(opened: Opened) -> Attributes:
     attributes: Attributes = {
         conventions.OPERATION_NAME: "execute_tool",
         conventions.TOOL_NAME: role.name,
-        conventions.AGENT_PATH: _path(opened),
+        conventions.AGENT_PATH: opened.inside.path,
         conventions.OPENINFERENCE_KIND: "TOOL",
         conventions.TOOL_CALL_ARGUMENTS: shortened(role.arguments),
     }
     if role.owner:
         attributes[conventions.TOOL_CALL_ID] = str(role.owner)
     return attributes
-
-
-def _path(opened: Opened) -> str:
-    return join_path(frame.name for frame in opened.inside.frames)

@@ -7,16 +7,19 @@ time: only classes of AutoGen's own, and tools that are functions which refer to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any, Final
 
 from autogen_agentchat.agents import UserProxyAgent
 from autogen_agentchat.base import ChatAgent, Team
+from autogen_core import SingleThreadedAgentRuntime
 from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-from lightspan.references import names_in, referred
-from lightspan.routing import AgentPaths, join_path
+from lightspan.capture.references import enclosed, names_in, referred, root_of
+from lightspan.capture.search import AgentSearch, Where
+from lightspan.schema.routing import AgentPaths
+from lightspan_autogen._messages import NO_AGENTS
 
 _OWN: Final = ("autogen_agentchat", "autogen_core", "autogen_ext")
 _CALLED: Final = (
@@ -28,87 +31,97 @@ _CALLED: Final = (
     "_workbench",
 )
 """Where AutoGen's classes keep what they invoke."""
+_DEEPEST: Final = 50
+"""Names in a path: an agent that can reach itself would have paths without end."""
 
 
 def agents(app: Any) -> AgentPaths:
     """The paths of the agents in a team (or agent) that ask a model.
 
     A team is among them if its manager asks one (`SelectorGroupChat`, `MagenticOneGroupChat`); an
-    agent that a person plays (`UserProxyAgent`) is not.
+    agent that a person plays (`UserProxyAgent`) is not. Of a runtime, all that are registered with
+    it are.
 
     Args:
-        app: a team, an agent, or a list of them.
+        app: a team, an agent, a runtime, or a list of them.
     """
-    found = _Search()
-    for thing in app if isinstance(app, list | tuple) else [app]:
-        found.look(thing, ())
-    return AgentPaths(tuple(found.paths), found.complete)
+    return _Search().search(app, _Where())
 
 
-@dataclass(slots=True)
-class _Search:
-    paths: dict[str, None] = field(default_factory=dict)
-    complete: bool = True
-    seen: dict[tuple[int, tuple[str, ...]], Any] = field(default_factory=dict)
-    """What was looked at, kept alive so that ids stay unique."""
+@dataclass(frozen=True, slots=True)
+class _Where(Where):
+    holder: str | None = field(default=None, compare=False)
+    """The name of the agent that holds what is there, if an agent does."""
 
-    def look(self, thing: Any, names: tuple[str, ...], inside: Any = None) -> None:
-        """Look at a team, agent, workbench or tool; `inside` is the agent that holds it."""
-        if (id(thing), names) in self.seen or len(names) > 50:
+
+class _Search(AgentSearch[_Where]):
+    installed = _OWN
+
+    def visit(self, thing: Any, where: _Where) -> None:
+        if len(where.names) > _DEEPEST:
             return
-        self.seen[id(thing), names] = thing
-        if isinstance(thing, Team):
-            self._team(thing, (*names, thing.name))
+        if isinstance(thing, list | tuple):
+            self.look_at_all(thing, where)
+        elif isinstance(thing, SingleThreadedAgentRuntime):
+            self._runtime(thing, where)
+        elif isinstance(thing, Team):
+            self._team(thing, where.within(thing.name))
         elif isinstance(thing, ChatAgent):
-            is_wrapped = isinstance(inside, ChatAgent) and inside.name == thing.name
-            self._agent(thing, names if is_wrapped else (*names, thing.name))
+            self._agent(thing, where if where.holder == thing.name else where.within(thing.name))
         elif isinstance(thing, FunctionTool):
-            self._function(thing._func, names)
+            self._tool(thing._func, where)
         elif isinstance(thing, BaseTool | Workbench):
-            self._inside(thing, names, None)
+            self._inside(thing, where, None)
         elif callable(thing):
-            self._function(thing, names)
+            self._tool(thing, where)
 
-    def _team(self, team: Any, names: tuple[str, ...]) -> None:
+    def _runtime(self, runtime: Any, where: _Where) -> None:
+        """Who is registered; which of them ask a model, or one another, is not seen."""
+        self.complete = False
+        for name, factory in runtime._agent_factories.items():
+            made = [one for at, one in runtime._instantiated_agents.items() if at.type == name]
+            kinds = [one for one in (*enclosed(factory), *map(type, made)) if isinstance(one, type)]
+            if any(issubclass(kind, NO_AGENTS) for kind in kinds):
+                continue
+            inside = where.within(name)
+            self.add(inside)
+            for held in (one for agent in made for one in vars(agent).values()):
+                if isinstance(held, ChatAgent | Team):
+                    self.look(held, replace(inside, holder=name))
+
+    def _team(self, team: Any, where: _Where) -> None:
         if hasattr(team, "_model_client"):
-            self._add(names)
-        self._inside(team, names, None)
+            self.add(where)
+        self._inside(team, where, None)
 
-    def _agent(self, agent: Any, names: tuple[str, ...]) -> None:
+    def _agent(self, agent: Any, where: _Where) -> None:
         asks = getattr(agent, "_model_client", None) is not None or hasattr(agent, "_client")
         if asks or (not _is_own(agent) and not isinstance(agent, UserProxyAgent)):
-            self._add(names)
-        self._inside(agent, names, agent)
+            self.add(where)
+        self._inside(agent, where, agent.name)
 
-    def _inside(self, thing: Any, names: tuple[str, ...], agent: Any) -> None:
+    def _inside(self, thing: Any, where: _Where, holder: str | None) -> None:
         if not _is_own(thing):
             self.complete = False
         for attribute in _CALLED:
             held = getattr(thing, attribute, None)
             for one in held if isinstance(held, list | tuple) else [held]:
                 if one is not None:
-                    self.look(one, names, agent)
+                    self.look(one, replace(where, holder=holder))
 
-    def _function(self, function: Any, names: tuple[str, ...]) -> None:
+    def _tool(self, function: Any, where: _Where) -> None:
         """A tool of the user's: agents that it refers to can be seen, those it builds cannot."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
             return
         for held in referred(function, set(names_in(function.__code__)), installed=_OWN):
-            if isinstance(held, ChatAgent | Team | BaseTool):
-                self.look(held, names)
-            elif _module(held).split(".")[0] in _OWN:
+            if isinstance(held, ChatAgent | Team | BaseTool | SingleThreadedAgentRuntime):
+                self.look(held, replace(where, holder=None))
+            elif root_of(held) in _OWN:
                 self.complete = False
-
-    def _add(self, names: tuple[str, ...]) -> None:
-        self.paths[join_path(names)] = None
 
 
 def _is_own(thing: Any) -> bool:
     """Whether the class is AutoGen's: what a user's class does cannot be seen."""
-    return type(thing).__module__.split(".")[0] in _OWN
-
-
-def _module(thing: Any) -> str:
-    return str(getattr(thing, "__module__", None) or getattr(thing, "__name__", "") or "")
+    return root_of(type(thing)) in _OWN

@@ -10,13 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightspan.algorithms import Policy
     from lightspan.algorithms.lightning_rl import LightningRL
+    from lightspan.algorithms.protocol import Policy
     from lightspan.algorithms.sft import SFT
-    from lightspan.app import rollout
-    from lightspan.command import Command
-    from lightspan.connecting import connect
-    from lightspan.emit import (
+    from lightspan.capture.emit import (
         agent,
         current_attempt_id,
         emit_annotation,
@@ -27,53 +24,56 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
-    from lightspan.execution.external import ExternalRunners
-    from lightspan.execution.local import LocalRunners
-    from lightspan.learners import LoRA, Optimizer, PolicyLoss
+    from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
     from lightspan.lightning.air import AIR
-    from lightspan.llm import LLM
-    from lightspan.recorded import tasks_from_store
-    from lightspan.recording import record
-    from lightspan.redaction import map_text
-    from lightspan.resources import PromptTemplate
-    from lightspan.scoring import feedback
+    from lightspan.production.connect import connect
+    from lightspan.production.feedback import feedback
+    from lightspan.production.record import record
+    from lightspan.production.redact import map_text
+    from lightspan.runners.app import rollout
+    from lightspan.runners.command.command import Command
+    from lightspan.runners.external import ExternalRunners
+    from lightspan.runners.local import LocalRunners
+    from lightspan.schema.llm import LLM
+    from lightspan.schema.resources import PromptTemplate
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
+    from lightspan.training.data import tasks_from_store
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
-    "Command": "lightspan.command",
+    "Command": "lightspan.runners.command.command",
     "DevReport": "lightspan.trainer",
-    "ExternalRunners": "lightspan.execution.external",
+    "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
-    "LLM": "lightspan.llm",
+    "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
-    "LoRA": "lightspan.learners",
-    "LocalRunners": "lightspan.execution.local",
-    "Optimizer": "lightspan.learners",
-    "Policy": "lightspan.algorithms",
-    "PolicyLoss": "lightspan.learners",
-    "PromptTemplate": "lightspan.resources",
+    "LoRA": "lightspan.learners.protocol",
+    "LocalRunners": "lightspan.runners.local",
+    "Optimizer": "lightspan.learners.protocol",
+    "Policy": "lightspan.algorithms.protocol",
+    "PolicyLoss": "lightspan.learners.protocol",
+    "PromptTemplate": "lightspan.schema.resources",
     "SFT": "lightspan.algorithms.sft",
     "Trainer": "lightspan.trainer",
-    "agent": "lightspan.emit",
-    "connect": "lightspan.connecting",
-    "current_attempt_id": "lightspan.emit",
-    "emit_annotation": "lightspan.emit",
-    "emit_exception": "lightspan.emit",
-    "emit_message": "lightspan.emit",
-    "emit_object": "lightspan.emit",
-    "emit_reward": "lightspan.emit",
-    "feedback": "lightspan.scoring",
-    "map_text": "lightspan.redaction",
+    "agent": "lightspan.capture.emit",
+    "connect": "lightspan.production.connect",
+    "current_attempt_id": "lightspan.capture.emit",
+    "emit_annotation": "lightspan.capture.emit",
+    "emit_exception": "lightspan.capture.emit",
+    "emit_message": "lightspan.capture.emit",
+    "emit_object": "lightspan.capture.emit",
+    "emit_reward": "lightspan.capture.emit",
+    "feedback": "lightspan.production.feedback",
+    "map_text": "lightspan.production.redact",
     "open_store": "lightspan.stores",
-    "operation": "lightspan.emit",
-    "record": "lightspan.recording",
-    "rollout": "lightspan.app",
-    "tasks_from_store": "lightspan.recorded",
-    "tool": "lightspan.emit",
+    "operation": "lightspan.capture.emit",
+    "record": "lightspan.production.record",
+    "rollout": "lightspan.runners.app",
+    "tasks_from_store": "lightspan.training.data",
+    "tool": "lightspan.capture.emit",
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Every error that lightspan raises. A class's docstring is its default message.
+"""The errors that lightspan raises. A class's docstring is its default message.
 
 LightspanError
 ├── ConfigError              an option that cannot be honoured, or contradicts another
@@ -23,6 +23,9 @@ LightspanError
     ├── CancelledError       a generation that was cancelled
     ├── EngineMemoryError    the engine ran out of memory; an OutOfMemoryError too
     └── EngineClosedError
+
+Narrower ones stand beside what raises them: `engines.protocol.PromptRefused` and `EndpointRefused`,
+`runners.command.reward.ProgramError`.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ class StoreFormatError(StoreError):
 class NotFoundError(StoreError, KeyError):
     """The store does not know this id."""
 
-    def __str__(self) -> str:  # KeyError would print the repr
+    def __str__(self) -> str:  # `KeyError` shows its message in quotes, with escapes
         return str(self.args[0])
 
 

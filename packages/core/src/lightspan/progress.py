@@ -1,13 +1,39 @@
-"""What a person sees while it runs: bars on a terminal, plain lines elsewhere."""
+"""Progress for a person who watches: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from typing import Any, Final, Protocol, TextIO
 
 PLAIN_INTERVAL_S: Final = 10.0
+
+_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but newline and tab, and those that turn the direction of writing."""
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may get it: what would command the terminal is written out (`\\x1b`).
+
+    Names, answers and errors come from apps and models. Every line that is printed passes here.
+    """
+    return _CONTROL.sub(_written_out, text.replace("\r\n", "\n"))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+def many(count: int, what: str) -> str:
+    """A count with its noun, such as `1 row` or `2 rows`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text for a person, as `printable` makes it; None: to the standard output."""
+    print(printable(text), file=stream or sys.stdout, flush=True)
 
 
 class Reporter(Protocol):
@@ -31,10 +57,10 @@ class Reporter(Protocol):
 
 
 class PlainReporter:
-    """A line when something ends, and at most one every `interval_s` while it goes on.
+    """Plain lines: one when something ends, and at most one every `interval_s` while it goes on.
 
     Args:
-        stream: where lines go; None for the standard output of the moment.
+        stream: where lines go; None for the standard output, whatever that is when a line is said.
         interval_s: between two lines of progress.
     """
 
@@ -62,7 +88,7 @@ class PlainReporter:
         self._title = ""
 
     def line(self, text: str) -> None:
-        print(text.rstrip(), file=self._stream or sys.stdout, flush=True)
+        say(text.rstrip(), self._stream)
 
     def _left(self) -> str:
         if not self._done:
@@ -104,11 +130,11 @@ class TerminalReporter:
     def start(self, title: str, total: int) -> None:
         self.finish()
         self._progress.start()
-        self._task = self._progress.add_task(title, total=total, values="")
+        self._task = self._progress.add_task(printable(title), total=total, values="")
 
     def advance(self, count: int = 1, **values: float | str) -> None:
         if self._task is not None:
-            self._progress.update(self._task, advance=count, values=describe(values))
+            self._progress.update(self._task, advance=count, values=printable(describe(values)))
 
     def finish(self, summary: str = "") -> None:
         if self._task is not None:
@@ -120,11 +146,11 @@ class TerminalReporter:
             self.line(summary)
 
     def line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class SilentReporter:
-    """Says nothing."""
+    """A reporter that says nothing."""
 
     def start(self, title: str, total: int) -> None: ...
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightspan.algorithms import Algorithm
-from lightspan.app import App, as_app
-from lightspan.checks import check_number
-from lightspan.command import check_served
-from lightspan.data import load_distinct, load_tasks
-from lightspan.dryrun import DevReport, DryRun
-from lightspan.engines import TokenEngine
-from lightspan.engines.devices import check_device_name
+from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError
-from lightspan.execution import Runners
-from lightspan.folders import RunFolder
-from lightspan.learners import Learner
 from lightspan.lightning.selection import check_agents
-from lightspan.llm import LLM
-from lightspan.loops import run_sync
-from lightspan.progress import Reporter, default_reporter
-from lightspan.records import Json
-from lightspan.results import Evaluation, FitResult
-from lightspan.session import Session, Settings
-from lightspan.sinks import MetricSink, checked_sinks
+from lightspan.progress import Reporter
+from lightspan.reports.dry_run import DevReport, DryRun
+from lightspan.runners.app import App, as_app
+from lightspan.runners.command.command import check_served
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Json
+from lightspan.stores.event_loop import run_sync
+from lightspan.training.data import load_distinct, load_tasks
+from lightspan.training.folder import RunFolder
+from lightspan.training.loop import TrainingLoop
+from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.session import Session
+from lightspan.training.settings import TrainerSettings, takes
 
 __all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
 
@@ -55,7 +50,7 @@ class Trainer:
         max_frozen_calls: calls that frozen agents may make to endpoints (where the app points, or
             an `LLM`), over all lives of the run; above that `fit` stops after the batch.
         sinks: where metrics go beside the folder: `"tensorboard"`, `"wandb"`, `"mlflow"`,
-            `"trackio"`, or a sink of `lightspan.sinks`.
+            `"trackio"`, or a sink of `lightspan.training.sinks`.
         reporter: where progress goes.
         lease_s: seconds of silence after which a runner's attempts are lost.
 
@@ -63,78 +58,24 @@ class Trainer:
         ConfigError: an option that cannot be honoured.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        *,
-        runners: int | Runners = 8,
-        steps: int | None = None,
-        epochs: float = 1.0,
-        folder: str | Path | None = None,
-        validate_every: int | None = None,
-        checkpoint_every: int = 1,
-        engine: TokenEngine | None = None,
-        learner: Learner | None = None,
-        store: str | None = None,
-        device: str = "cpu",
-        engine_options: Mapping[str, Any] | None = None,
-        learner_options: Mapping[str, Any] | None = None,
-        metric: str = "reward",
-        max_frozen_calls: int | None = None,
-        sinks: Sequence[str | MetricSink] = (),
-        reporter: Reporter | None = None,
-        lease_s: float = 30.0,
-    ) -> None:
-        if steps is not None and steps < 0:
-            raise ConfigError(f"steps={steps} must not be negative")
-        check_number("epochs", epochs, above=0)
-        check_number("lease_s", lease_s, above=0)
-        if checkpoint_every < 1:
-            raise ConfigError(f"checkpoint_every={checkpoint_every} must be at least 1")
-        if validate_every is not None and validate_every < 1:
-            raise ConfigError(f"validate_every={validate_every} must be at least 1, or None")
-        if max_frozen_calls is not None and max_frozen_calls < 0:
-            raise ConfigError(f"max_frozen_calls={max_frozen_calls} must not be negative")
-        if engine is not None and engine_options:
-            raise ConfigError("engine_options are of the embedded engine: leave engine= out")
-        if learner is not None and learner_options:
-            raise ConfigError("learner_options are of the embedded learner: leave learner= out")
-        if engine is None or learner is None:
-            check_device_name(device)
-        run = RunFolder(Path(folder) if folder is not None else _fresh_folder())
-        self._named = folder is not None
-        self.settings = Settings(
-            algorithm=algorithm,
-            folder=run,
-            reporter=reporter or default_reporter(),
-            runners=runners,
-            steps=steps,
-            epochs=epochs,
-            validate_every=validate_every,
-            checkpoint_every=checkpoint_every,
-            engine=engine,
-            learner=learner,
-            store_url=store or run.store_url,
-            device=device,
-            engine_options=dict(engine_options or {}),
-            learner_options=dict(learner_options or {}),
-            metric=metric,
-            max_frozen_calls=max_frozen_calls,
-            sinks=checked_sinks(sinks),
-            lease_s=lease_s,
-        )
+    @takes(TrainerSettings)
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
 
     @property
     def algorithm(self) -> Algorithm:
+        """What is learned, and how."""
         return self.settings.algorithm
 
     @property
     def folder(self) -> RunFolder:
-        return self.settings.folder
+        """That of the run."""
+        return self.settings.run_folder
 
     @property
     def reporter(self) -> Reporter:
-        return self.settings.reporter
+        """Where progress goes."""
+        return self.settings.progress
 
     def fit(
         self,
@@ -243,7 +184,7 @@ class Trainer:
             if finished is not None:
                 return finished
             await session.open()
-            return await session.train()
+            return await TrainingLoop(session).run()
 
     async def _evaluate(self, app: App, tasks: list[Json], resume: bool) -> Evaluation:
         async with Session(self.settings, app, tasks) as session:
@@ -259,16 +200,6 @@ class Trainer:
         return app
 
     def _checked(self, resume: bool) -> bool:
-        if resume and not self._named:
+        if resume and self.settings.folder is None:
             raise ConfigError("resume=True needs the folder of the run to go on with (folder=)")
         return resume
-
-
-def _fresh_folder() -> Path:
-    """`runs/<date and time>`, with a number if it is taken."""
-    stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
-    path, number = Path("runs") / stem, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{stem}-{number}"
-    return path

@@ -6,7 +6,7 @@ lightspan_crewai.instrument()             # or LightspanListener(), as CrewAI's 
 lightspan_crewai.agents(crew)             # what `optimize=` may name
 """
 
-from lightspan.instrumentation import require_framework, too_new
+from lightspan.capture.adapter import require_framework, too_new
 from lightspan_crewai._versions import FLOOR, FRAMEWORK
 
 _found = require_framework(FRAMEWORK, FLOOR)

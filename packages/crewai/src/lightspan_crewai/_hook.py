@@ -5,7 +5,9 @@ label a request. So `emit` itself is watched, which runs in the context in which
 There the frame of a crew, flow, task or agent is pushed when it begins and taken off when it ends;
 CrewAI copies contexts to all threads and tasks that it starts.
 
-A coroutine that is cancelled emits no end. The asynchronous `kickoff`s are watched for that.
+A coroutine that is cancelled emits no end. The asynchronous `kickoff`s are watched for that. And a
+crew emits its beginning after the callbacks before it and its end before the callbacks after it: so
+its `kickoff`s say themselves when it begins and ends.
 
 Errors never reach the app: they mark the attempt as damaged.
 """
@@ -16,9 +18,8 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
 
@@ -27,17 +28,27 @@ from crewai.events import BaseEventListener, crewai_event_bus
 from crewai.flow.flow import Flow
 from crewai.llms.base_llm import BaseLLM
 
-from lightspan import conventions, recording, scope
-from lightspan.emit import exception_attributes, text_of
-from lightspan.instrumentation import AdapterInstrumentor, Instrumentation, as_json, shown
-from lightspan.spans import SpanStatus
+from lightspan.capture import scope
+from lightspan.capture.adapter import (
+    AdapterInstrumentor,
+    Instrumentation,
+    as_json,
+    damage,
+    place_of,
+    shown,
+    subclasses,
+)
+from lightspan.capture.patch import Patch
+from lightspan.production import record
+from lightspan.schema import conventions
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_crewai._identity import (
     End,
     Entry,
     Ids,
     Kind,
     Name,
-    Place,
     Start,
     Trail,
     begin,
@@ -49,18 +60,30 @@ from lightspan_crewai._identity import (
 
 
 class _Open(NamedTuple):
-    """What has begun in this context and not ended, with what was pushed before each."""
+    """What has begun in this context and not ended, with who acted before each."""
 
-    current: scope.Scope
-    """A trail that an earlier attempt left behind is none of this one's."""
-    trail: Trail
-    before: tuple[scope.Acting, ...]
+    trail: Trail = ()
+    before: tuple[scope.Acting, ...] = ()
 
 
-_open: ContextVar[_Open | None] = ContextVar("lightspan_crewai_open", default=None)
-_roots: Final[dict[int, scope.Root]] = {}
-"""Identity of a scope → the attempt that began with a trail's outermost, in production."""
-_lock = threading.RLock()
+_NOTHING: Final = _Open()
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process."""
+
+    watches: list[Patch] = field(default_factory=list)
+    """What is wrapped of CrewAI's, and of the clients that users wrote."""
+    clients: weakref.WeakSet[type] = field(default_factory=weakref.WeakSet)
+    """Subclasses of BaseLLM that are watched, or CrewAI's own."""
+    roots: dict[int, scope.Root] = field(default_factory=dict)
+    """Identity of a scope → the attempt that began with a trail's outermost, in production."""
+    lock: Any = field(default_factory=threading.RLock)
+
+
+_state: Final = _State()
+_NAME: Final = "lightspan_crewai"
 
 
 # --- events ---------------------------------------------------------------------------------
@@ -75,7 +98,7 @@ def observe(source: Any, event: Any) -> None:
     try:
         note(read(source, event))
     except Exception as error:
-        _damage(current, error)
+        damage(current.scope.recorder, _NAME, error)
 
 
 def note(event: Start | End | None) -> None:
@@ -85,74 +108,61 @@ def note(event: Start | End | None) -> None:
         return
     try:
         if isinstance(event, Start):
-            _begin(_attempted(current, event), event)
+            scope.register_resolver(resolve)
+            name = event.name.filled if event.name is not None else str(event.kind)
+            around, root = scope.begin(current, name, event.given, besides=resolve)
+            if root is not None:
+                _state.roots[id(root.acting.scope)] = root
+                current = root.acting
+            _begin(around, event, current)
         else:
             _end(current, event)
     except Exception as error:
-        _damage(current, error)
-
-
-def _attempted(current: scope.Acting, start: Start) -> scope.Acting:
-    """Who is acting; in production, outside every attempt, in one of its own."""
-    name = start.name.filled if start.name is not None else str(start.kind)
-    root = scope.open_root(current, name, start.given)
-    if root is None:
-        return current
-    _roots[id(root.acting.scope)] = root
-    scope.set_acting(root.acting)
-    return root.acting
+        damage(current.scope.recorder, _NAME, error)
 
 
 def _left(current: scope.Scope, error: BaseException | str | None) -> None:
     """The outermost of an attempt's trail has ended."""
-    root = _roots.pop(id(current), None)
+    root = _state.roots.pop(id(current), None)
     if root is not None:
         scope.set_acting(None)
         root.close(error)
 
 
-def _begin(current: scope.Acting, start: Start) -> None:
-    scope.register_resolver(resolve)
-    known = _known(current)
-    given = _given(current)
-    trail, abandoned = begin(known.trail, start, _place(given), current.scope.routing.rules)
+def _begin(around: scope.Acting, start: Start, pushed: scope.Acting) -> None:
+    """Something begins, with this acting around it; as pushed, for when it has ended."""
+    opened = _opened(around)
+    trail, abandoned = begin(opened.trail, start, place_of(around), around.scope.routing.rules)
     for entry in abandoned:
-        _record(current.scope, entry, given_up(entry))
-    before = known.before[: len(trail) - 1]
-    base = known.before[len(trail) - 1] if abandoned else current
-    inside = trail[-1].inside
-    scope.set_acting(replace(given, frames=inside.frames, parent_span_id=inside.span_id))
-    _open.set(_Open(current.scope, trail, (*before, base)))
-    _expect(current.scope, trail[-1])
+        _record(around.scope, entry, given_up(entry))
+    before = opened.before[: len(trail) - 1]
+    base = opened.before[len(trail) - 1] if abandoned else pushed
+    inside, notes = trail[-1].inside, {**around.notes, _NAME: _Open(trail, (*before, base))}
+    scope.set_acting(scope.Acting(around.scope, inside.frames, inside.span_id, notes))
+    _expect(around.scope, trail[-1])
 
 
 def _end(current: scope.Acting, event: End) -> None:
-    known = _known(current)
-    trail, entry, abandoned = end(known.trail, event)
+    opened = _opened(current)
+    trail, entry, abandoned = end(opened.trail, event)
     if entry is None:
         return
     for inner in abandoned:
         _record(current.scope, inner, given_up(inner))
     _record(current.scope, entry, event)
-    _go_back(known, trail, event.message if event.status is SpanStatus.ERROR else None)
+    error = event.message if event.status is SpanStatus.ERROR else None
+    _go_back(current, len(trail), error)
 
 
-def _go_back(known: _Open, trail: Trail, error: BaseException | str | None) -> None:
-    """This context is where it was before what followed `trail` began."""
-    depth = len(trail)
-    scope.set_acting(known.before[depth])
-    _open.set(_Open(known.current, trail, known.before[:depth]) if trail else None)
-    if not trail:
-        _left(known.current, error)
+def _go_back(current: scope.Acting, depth: int, error: BaseException | str | None) -> None:
+    """This context is where it was when its trail was of this depth."""
+    scope.set_acting(_opened(current).before[depth])
+    if not depth:
+        _left(current.scope, error)
 
 
-def _known(current: scope.Acting) -> _Open:
-    known = _open.get()
-    return (
-        known
-        if known is not None and known.current is current.scope
-        else _Open(current.scope, (), ())
-    )
+def _opened(current: scope.Acting) -> _Open:
+    return cast("_Open", current.notes.get(_NAME, _NOTHING))
 
 
 def _expect(current: scope.Scope, entry: Entry) -> None:
@@ -164,7 +174,7 @@ def _expect(current: scope.Scope, entry: Entry) -> None:
 def _record(current: scope.Scope, entry: Entry, event: End) -> None:
     if entry.records and not current.recorder.settle(_token(entry)):
         return
-    ids = Ids(current.rollout_id, current.attempt_id, current.trace_id)
+    ids = Ids(current.rollout_id, current.attempt_id, current.trace_id, current.gateway_url)
     for span in spans(entry, event, ids):
         current.recorder.add(span)
 
@@ -173,18 +183,23 @@ def _token(entry: Entry) -> str:
     return f"lightspan_crewai {entry.inside.span_id}"
 
 
-def _damage(current: scope.Acting, error: Exception) -> None:
-    """Errors of ours damage the attempt; they never reach the app."""
-    reason = f"lightspan_crewai: {type(error).__name__}: {text_of(error)}"
-    current.scope.recorder.damage(reason)
-
-
 # --- what events say ------------------------------------------------------------------------
-def _crew_started(source: Any, event: Any) -> Start:
+def _crew_started(source: Any, event: Any) -> Start | None:
+    current = scope.pushed()
+    trail = () if current is None else _opened(current).trail
+    if any(entry.start.key == _kickoff_key(source) for entry in trail):
+        return None  # its kickoff said so
+    return _crew(source, id(source), getattr(event, "inputs", None))
+
+
+def _crew(crew: Any, key: Hashable, given: Any) -> Start:
     _watch_clients()
-    name = crew_name(source)
-    plain = None if name is None else _plain(name)
-    return Start(Kind.CREW, id(source), plain, given=getattr(event, "inputs", None))
+    name = crew_name(crew)
+    return Start(Kind.CREW, key, None if name is None else _plain(name), given=given)
+
+
+def _kickoff_key(crew: Any) -> Hashable:
+    return ("kickoff", id(crew))
 
 
 def _flow_started(source: Any, event: Any) -> Start | None:
@@ -229,7 +244,7 @@ def _call_started(source: Any, event: Any) -> Start:
     body = {"model": event.model, "messages": event.messages, "tools": event.tools}
     for key in ("temperature", "top_p", "max_tokens", "stream", "seed", "n"):
         body[key] = getattr(event, key, None)
-    return Start(Kind.CALL, event.call_id, name, body)
+    return Start(Kind.CALL, event.call_id, name, body, client=source)
 
 
 def _succeeded(kind: Kind, key: Callable[[Any, Any], Hashable]) -> Callable[[Any, Any], End]:
@@ -374,54 +389,18 @@ def _arguments(arguments: Any) -> str:
 # --- who is acting --------------------------------------------------------------------------
 def resolve(acting: scope.Acting) -> None:
     """Frames are pushed, so there is nothing to add: it notes that a client asks (`Resolver`)."""
-    known = _open.get()
-    if known is None or known.current is not acting.scope:
-        return
-    for entry in reversed(known.trail):
+    for entry in reversed(_opened(acting).trail):
         if entry.start.kind is not Kind.CALL:
             return
         entry.asked = True
 
 
-def _given(acting: scope.Acting) -> scope.Acting:
-    """Who is acting, by all other resolvers."""
-    for resolver in scope.resolvers():
-        if resolver is not resolve:
-            acting = resolver(acting) or acting
-    return acting
-
-
-def _place(acting: scope.Acting) -> Place:
-    return Place(acting.frames, acting.parent_span_id)
-
-
 # --- what is watched ------------------------------------------------------------------------
-class _Watch:
-    """One attribute of a class of CrewAI's, wrapped while `on`."""
-
-    def __init__(self, owner: type, name: str, make: Callable[[Any, _Watch], Any]) -> None:
-        self.on = True
-        self._owner, self._name = owner, name
-        self._had = name in vars(owner)
-        self._original = vars(owner).get(name)
-        self._ours = make(getattr(owner, name), self)
-        setattr(owner, name, self._ours)
-
-    def undo(self) -> None:
-        """Leave the class as it was. What somebody wrapped since stays, and does nothing."""
-        self.on = False
-        if vars(self._owner).get(self._name) is not self._ours:
-            return
-        if self._had:
-            setattr(self._owner, self._name, self._original)
-        else:
-            delattr(self._owner, self._name)
+def _watch(owner: type, name: str, make: Callable[[Any, Patch], Any]) -> Patch:
+    return Patch(owner, name, functools.partial(make, getattr(owner, name)))
 
 
-_watches: list[_Watch] = []
-
-
-def _emitting(original: Any, watch: _Watch) -> Any:
+def _emitting(original: Any, watch: Patch) -> Any:
     @functools.wraps(original)
     def emit(self: Any, source: Any, event: Any) -> Any:
         try:
@@ -433,13 +412,13 @@ def _emitting(original: Any, watch: _Watch) -> Any:
     return emit
 
 
-def _kicking_off(original: Any, watch: _Watch) -> Any:
+def _kicking_off(original: Any, watch: Patch) -> Any:
     @functools.wraps(original)
     async def kickoff(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = scope.pushed()
         if current is None or not watch.on:
             return await original(self, *args, **kwargs)
-        depth = len(_known(current).trail)
+        depth = len(_opened(current).trail)
         try:
             return await original(self, *args, **kwargs)
         except BaseException as error:
@@ -449,67 +428,111 @@ def _kicking_off(original: Any, watch: _Watch) -> Any:
     return kickoff
 
 
+def _crew_kicking_off(original: Any, watch: Patch) -> Any:
+    @functools.wraps(original)
+    def kickoff(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Kickoff(self, args, kwargs, watch):
+            return original(self, *args, **kwargs)
+
+    return kickoff
+
+
+def _crew_kicking_off_async(original: Any, watch: Patch) -> Any:
+    @functools.wraps(original)
+    async def akickoff(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Kickoff(self, args, kwargs, watch):
+            return await original(self, *args, **kwargs)
+
+    return akickoff
+
+
+class _Kickoff:
+    """A crew from before its first callback until after its last."""
+
+    def __init__(
+        self, crew: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
+    ) -> None:
+        checkpoint = args[2] if len(args) > 2 else kwargs.get("from_checkpoint")
+        is_restored = getattr(checkpoint, "restore_from", None) is not None
+        is_told_of = crew.stream or is_restored  # by another kickoff, which does the work
+        self._current = None if is_told_of or not watch.on else scope.pushed()
+        self._crew = crew
+        self._given = args[0] if args else kwargs.get("inputs")
+
+    def __enter__(self) -> None:
+        if self._current is not None:
+            note(_crew(self._crew, _kickoff_key(self._crew), self._given))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._current is None:
+            return
+        key = _kickoff_key(self._crew)
+        if error is None:
+            note(End(Kind.CREW, key))
+        elif isinstance(error, Exception):
+            told = exception_attributes(error)
+            note(End(Kind.CREW, key, SpanStatus.ERROR, text_of(error), told))
+        else:
+            depth = len(_opened(self._current).trail)
+            _unwind(scope.pushed() or self._current, depth, error)
+
+
 def _unwind(current: scope.Acting, depth: int, error: BaseException) -> None:
     """A coroutine was left: whatever began in it and has not ended was abandoned."""
     try:
-        known = _known(current)
-        if len(known.trail) <= depth:
+        trail = _opened(current).trail
+        if len(trail) <= depth:
             return
-        for entry in reversed(known.trail[depth:]):
+        for entry in reversed(trail[depth:]):
             _record(current.scope, entry, given_up(entry))
-        _go_back(known, known.trail[:depth], error)
+        _go_back(current, depth, error)
     except Exception as error:
-        _damage(current, error)
+        damage(current.scope.recorder, _NAME, error)
 
 
 # --- clients of the user's own --------------------------------------------------------------
-_clients: weakref.WeakSet[type] = weakref.WeakSet()
-"""Subclasses of BaseLLM that are watched, or CrewAI's own."""
-
-
 def _watch_clients() -> None:
     """Watch the model clients that users wrote: they need not emit any event."""
-    for kind in _subclasses(BaseLLM):
-        if kind in _clients:
+    for kind in subclasses(BaseLLM):
+        if kind in _state.clients:
             continue
-        with _lock:
-            if kind in _clients or not _watches:
+        with _state.lock:
+            if kind in _state.clients or not _state.watches:
                 continue
-            _clients.add(kind)
+            _state.clients.add(kind)
             if not kind.__module__.startswith("crewai."):
                 own = [name for name in ("call", "acall") if name in vars(kind)]
-                _watches.extend(_Watch(kind, name, _calling) for name in own)
+                _state.watches += [_watch(kind, name, _calling) for name in own]
 
 
-def _subclasses(kind: Any) -> Iterator[type]:
-    for inner in kind.__subclasses__():
-        yield inner
-        yield from _subclasses(inner)
-
-
-def _calling(original: Any, watch: _Watch) -> Any:
+def _calling(original: Any, watch: Patch) -> Any:
     if inspect.iscoroutinefunction(original):
 
         @functools.wraps(original)
         async def acall(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with _Call(self, args, kwargs, watch) as call:
+            with _ModelCall(self, args, kwargs, watch) as call:
                 return call.answered(await original(self, *args, **kwargs))
 
         return acall
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Call(self, args, kwargs, watch) as call:
+        with _ModelCall(self, args, kwargs, watch) as call:
             return call.answered(original(self, *args, **kwargs))
 
     return call
 
 
-class _Call:
+class _ModelCall:
     """One call of a client of the user's own."""
 
     def __init__(
-        self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: _Watch
+        self, client: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: Patch
     ) -> None:
         self._current = scope.pushed() if watch.on else None
         self._key = object()
@@ -519,6 +542,7 @@ class _Call:
             self._key,
             role_of(kwargs.get("from_agent")),
             {"model": getattr(client, "model", None), "messages": messages},
+            client=client,
         )
         self._answer: dict[str, Any] = {}
 
@@ -568,26 +592,28 @@ def instrument() -> Instrumentation:
     It may be called before or after crews and models are built; twice is once. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
-    with _lock:
-        if _watches:
+    with _state.lock:
+        if _state.watches:
             return Instrumentation(None)
-        _watches.append(_Watch(type(crewai_event_bus), "emit", _emitting))
-        for owner, name in ((Crew, "akickoff"), (Agent, "kickoff_async"), (Flow, "kickoff_async")):
-            _watches.append(_Watch(owner, name, _kicking_off))
+        _state.watches.append(_watch(type(crewai_event_bus), "emit", _emitting))
+        _state.watches.append(_watch(Crew, "kickoff", _crew_kicking_off))
+        _state.watches.append(_watch(Crew, "akickoff", _crew_kicking_off_async))
+        for owner in (Agent, Flow):
+            _state.watches.append(_watch(owner, "kickoff_async", _kicking_off))
         scope.register_resolver(resolve)
-        recording.hold(__name__)
+        record.hold(__name__)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`; CrewAI is left as it was."""
-    with _lock:
-        for watch in reversed(_watches):
+    with _state.lock:
+        for watch in reversed(_state.watches):
             watch.undo()
-        _watches.clear()
-        _clients.clear()
+        _state.watches.clear()
+        _state.clients.clear()
         scope.unregister_resolver(resolve)
-    recording.release(__name__)
+    record.release(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):

@@ -27,11 +27,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from lightspan import conventions
-from lightspan.bypassing import bypassing_attributes, outcome_of
-from lightspan.routing import Rule, join_path, matches
-from lightspan.scope import Frame
-from lightspan.spans import (
+from lightspan.capture.adapter import Place, error_attributes
+from lightspan.capture.bypass import (
+    Client,
+    bypassing_attributes,
+    client_of,
+    is_at_gateway,
+    outcome_of,
+)
+from lightspan.capture.scope import Frame, agent_attributes
+from lightspan.schema import conventions
+from lightspan.schema.routing import Rule, join_path, matches
+from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanKind,
@@ -68,13 +75,6 @@ class Name(NamedTuple):
     """Of a role."""
 
 
-class Place(NamedTuple):
-    """Where something happens: the agents around it, and the innermost open span."""
-
-    frames: tuple[Frame, ...] = ()
-    span_id: str | None = None
-
-
 class Start(NamedTuple):
     """Something begins."""
 
@@ -87,6 +87,8 @@ class Start(NamedTuple):
     """A tool's arguments; the request of a model call, as an OpenAI client would send it."""
     given: Any = None
     """The input of a crew, a flow or a lone agent."""
+    client: Any = None
+    """Of a model call."""
 
 
 class End(NamedTuple):
@@ -107,6 +109,7 @@ class Ids(NamedTuple):
     rollout_id: str
     attempt_id: str
     trace_id: str
+    gateway_url: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -231,7 +234,8 @@ def _is_acting(trail: Trail, start: Start) -> bool:
 def spans(entry: Entry, event: End, ids: Ids) -> list[Span]:
     """What is recorded of something that ended: of an agent, a tool, a call that nobody saw."""
     found = []
-    if entry.start.kind is Kind.CALL and not entry.asked:
+    is_unseen = entry.start.kind is Kind.CALL and not entry.asked
+    if is_unseen and not is_at_gateway(_client(entry), ids.gateway_url):
         found.append(_span(entry, SpanKind.LLM, entry.inside, new_span_id(), event, ids))
     if entry.records:
         is_tool = entry.start.kind is Kind.TOOL
@@ -271,25 +275,17 @@ def _subject(entry: Entry, kind: SpanKind) -> str:
 
 
 def _agent_attributes(entry: Entry, event: End) -> Attributes:
-    name = entry.inside.frames[-1].name
-    attributes: Attributes = {
-        conventions.OPERATION_NAME: "invoke_agent",
-        conventions.AGENT_NAME: name,
-        conventions.AGENT_PATH: _path(entry.inside),
-        conventions.OPENINFERENCE_KIND: "AGENT",
-        conventions.OPENINFERENCE_AGENT: name,
-        conventions.OPENINFERENCE_NODE: name,
-        **_errors(event),
+    return {
+        **agent_attributes(entry.inside.frames[-1].name, entry.around.frames),
+        conventions.AGENT_PATH: entry.inside.path,
+        **error_attributes(event.attributes),
     }
-    if entry.around.frames:
-        attributes[conventions.OPENINFERENCE_PARENT] = entry.around.frames[-1].name
-    return attributes
 
 
 def _tool_attributes(entry: Entry, event: End) -> Attributes:
     return {
         conventions.OPERATION_NAME: "execute_tool",
-        conventions.AGENT_PATH: _path(entry.inside),
+        conventions.AGENT_PATH: entry.inside.path,
         conventions.OPENINFERENCE_KIND: "TOOL",
         **entry.start.attributes,
         **event.attributes,
@@ -298,28 +294,20 @@ def _tool_attributes(entry: Entry, event: End) -> Attributes:
 
 def _call_attributes(entry: Entry, event: End) -> Attributes:
     """Of a model call that bypassed the OpenAI SDK: its structure, and no tokens."""
-    outcome = outcome_of(event.status)
+    outcome, client = outcome_of(event.status), _client(entry)
     return {
-        conventions.AGENT_PATH: _path(entry.inside),
+        conventions.AGENT_PATH: entry.inside.path,
         **bypassing_attributes(entry.start.attributes, event.attributes, outcome),
-        **_errors(event),
+        **({} if client is None else client.attributes()),
+        **error_attributes(event.attributes),
     }
 
 
-_ERROR_KEYS: Final = (
-    conventions.ERROR_TYPE,
-    conventions.EXCEPTION_TYPE,
-    conventions.EXCEPTION_MESSAGE,
-    conventions.EXCEPTION_STACKTRACE,
-)
-
-
-def _errors(event: End) -> Attributes:
-    return {key: event.attributes[key] for key in _ERROR_KEYS if key in event.attributes}
-
-
-def _path(place: Place) -> str:
-    return join_path(frame.name for frame in place.frames)
+def _client(entry: Entry) -> Client | None:
+    if entry.start.client is None:
+        return None
+    native = 'crewai.LLM(model="openai/…")'
+    return client_of(entry.start.client, entry.inside.path, native)
 
 
 def given_up(entry: Entry) -> End:

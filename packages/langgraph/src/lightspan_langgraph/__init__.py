@@ -6,7 +6,7 @@ lightspan_langgraph.instrument()          # or {"callbacks": [LightspanCallback(
 lightspan_langgraph.agents(graph)         # what `optimize=` may name
 """
 
-from lightspan.instrumentation import require_framework, too_new
+from lightspan.capture.adapter import require_framework, too_new
 from lightspan_langgraph._versions import FLOOR, FRAMEWORK
 
 _found = require_framework(FRAMEWORK, FLOOR)

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -24,39 +24,64 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers import context as langchain_context
 from langgraph.errors import GraphBubbleUp
 
-from lightspan import conventions, recording, scope
-from lightspan.bypassing import bypassing_call
-from lightspan.emit import exception_attributes
-from lightspan.instrumentation import AdapterInstrumentor, Instrumentation, shown
-from lightspan.spans import Span, SpanStatus
-from lightspan_langgraph import _models
-from lightspan_langgraph._identity import End, Place, RunKind, RunTree, Start
+from lightspan.capture import scope
+from lightspan.capture.adapter import (
+    AdapterInstrumentor,
+    Instrumentation,
+    damage,
+    place_of,
+    shown,
+)
+from lightspan.capture.bypass import bypassing_call, is_at_gateway, is_routed
+from lightspan.capture.patch import Patch
+from lightspan.capture.recorder import Recorder, Unrecorded
+from lightspan.production import record
+from lightspan.schema import conventions
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.spans import SpanStatus, text_of
+from lightspan_langgraph import _bypass, _cache
+from lightspan_langgraph._identity import End, RunKind, RunTree, Start
+from lightspan_langgraph._prebuilt import is_running_prebuilt
 
+_NAME: Final = "lightspan_langgraph"
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 """Interrupted, abandoned."""
 
 
-class _Attempt:
+class _AttemptRuns:
     """The runs of one attempt and where its spans go; it does not keep the recorder alive."""
 
     def __init__(self, current: scope.Scope) -> None:
         self.tree = RunTree(current.rollout_id, current.attempt_id, current.trace_id)
         self.recorder = weakref.ref(current.recorder)
-        self.scope = replace(current, recorder=scope.Unrecorded())
+        self.scope = replace(current, recorder=Unrecorded())
         """The attempt without its recorder."""
-        self.asks: dict[UUID, _models.Asking] = {}
+        self.asks: dict[UUID, _bypass.Asking] = {}
         """Open model run → the call that it is of."""
         self.root: Callable[[], scope.Root | None] = lambda: None
         """In production: what the runs are in, while it is open."""
 
 
-_attempts: weakref.WeakKeyDictionary[scope.Recorder, _Attempt] = weakref.WeakKeyDictionary()
-"""An attempt's runs are forgotten as soon as nobody holds its recorder."""
-_owners: weakref.WeakValueDictionary[UUID, _Attempt] = weakref.WeakValueDictionary()
-"""The attempt of each open run: a run may end in another context than it began in."""
-_roots: Final[dict[UUID, scope.Root]] = {}
-"""Open run → the attempt that began with it, in production."""
-_lock = threading.Lock()
+@dataclass(slots=True)
+class _State:
+    """Of this process."""
+
+    attempts: weakref.WeakKeyDictionary[Recorder, _AttemptRuns] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """An attempt's runs are forgotten as soon as nobody holds its recorder."""
+    owners: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
+    """The attempt of each open run: a run may end in another context than it began in."""
+    roots: dict[UUID, scope.Root] = field(default_factory=dict)
+    """Open run → the attempt that began with it, in production."""
+    patches: list[Patch] = field(default_factory=list)
+    """Of LangChain's caches."""
+    lock: Any = field(default_factory=threading.RLock)
+
+
+_state: Final = _State()
 
 
 # --- the handler ----------------------------------------------------------------------------
@@ -92,8 +117,8 @@ class LightspanCallback(BaseCallbackHandler):
             _start(RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
-        if _models.asking.get() is not None:
-            _models.asking.set(None)  # the request is out: what is called now is not the model's
+        if _bypass.asking.get() is not None:
+            _bypass.asking.set(None)  # the request is out: what is called now is not the model's
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **event: Any) -> None:
         _end(run_id, _succeeded, None)
@@ -119,34 +144,32 @@ def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any 
     if current is None:
         return
     try:
-        scope.register_resolver(resolve)
+        _watch()
         name = _name(serialized, event)
         current = _attempted(current, kind, name, event, given)
         _note_start(current, kind, name, event, given)
     except Exception as error:
-        _damage(current.scope.recorder, error)
+        damage(current.scope.recorder, _NAME, error)
 
 
 def _attempted(
     current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
 ) -> scope.Acting:
     """Who is acting; in production, in the attempt of the runs around, or in one of its own."""
-    if not scope.is_outside(current):
-        return current
-    known = _root_of(event.get("parent_run_id") or _current_run())
-    if known is not None:
-        return known.acting
-    root = scope.open_root(current, None if kind is RunKind.MODEL else name, given)
-    if root is None:
-        return current
-    _roots[event["run_id"]] = root
-    _attempt(root.acting.scope).root = weakref.ref(root)
-    return root.acting
+    if current.scope.is_outside:
+        around = _root_of(event.get("parent_run_id") or _current_run())
+        current = current if around is None else around.acting
+    label = None if kind is RunKind.MODEL else name
+    current, root = scope.begin(current, label, given, before=resolve)
+    if root is not None:
+        _state.roots[event["run_id"]] = root
+        _attempt(root.acting.scope).root = weakref.ref(root)
+    return current
 
 
 def _root_of(run_id: UUID | None) -> scope.Root | None:
     """In production: the open attempt of a run."""
-    attempt = None if run_id is None else _owners.get(run_id)
+    attempt = None if run_id is None else _state.owners.get(run_id)
     return None if attempt is None else attempt.root()
 
 
@@ -160,54 +183,58 @@ def _note_start(
             parent_id=event.get("parent_run_id") or _current_run(),  # `generate` does not inherit
             kind=kind,
             name=name,
-            pushed=_place(_given(current)),
+            pushed=place_of(current),
             metadata=event.get("metadata") or {},
             attributes=_tool_called(event, given) if kind is RunKind.TOOL else {},
+            runs_prebuilt=is_running_prebuilt(name) if kind is RunKind.CHAIN else None,
         )
     )
-    _owners[run_id] = attempt
+    _state.owners[run_id] = attempt
     if forgotten is not None:
-        _owners.pop(forgotten, None)
+        _state.owners.pop(forgotten, None)
         attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
-        attempt.asks[run_id] = _models.begin(run_id, given, name, event, attempt.asks)
+        attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, attempt.asks)
 
 
 def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
-    root, attempt = _roots.pop(run_id, None), _owners.pop(run_id, None)
+    root, attempt = _state.roots.pop(run_id, None), _state.owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
     if attempt is None or recorder is None:
         return
     try:
         end, ask = describe(run_id, what), attempt.asks.pop(run_id, None)
-        if ask is not None and not ask.is_seen and not _models.is_cached(what):
-            recorder.add(_bypassing(attempt, ask, end, what))
+        if ask is not None and not ask.is_seen:
+            _record_bypassing(attempt, recorder, ask, end, what)
         for span in attempt.tree.end(end):
             recorder.add(span)
     except Exception as error:
-        _damage(recorder, error)
+        damage(recorder, _NAME, error)
     if root is not None:
         is_error = isinstance(what, BaseException) and not isinstance(what, _NO_ERRORS)
         root.close(what if is_error else None)
 
 
-def _bypassing(attempt: _Attempt, ask: _models.Asking, end: End, said: Any) -> Span:
-    """The call of a model client that did not use the OpenAI SDK."""
+def _record_bypassing(
+    attempt: _AttemptRuns, recorder: Recorder, ask: _bypass.Asking, end: End, said: Any
+) -> None:
+    """Add the call of a model client that did not use the OpenAI SDK."""
     place = attempt.tree.inside(end.run_id)
-    return bypassing_call(
-        scope.Acting(attempt.scope, place.frames, place.span_id),
-        _models.request(ask, end.run_id),
-        _models.answer(said),
+    acting = scope.Acting(attempt.scope, place.frames, place.span_id)
+    client = None if _bypass.is_cached(said) else _bypass.client(ask, acting.path)
+    if is_at_gateway(client, attempt.scope.gateway_url):
+        return
+    call = bypassing_call(
+        acting,
+        _bypass.request(ask, end.run_id),
+        _bypass.answer(said),
         start_ns=ask.start_ns,
         status=end.status,
         message=end.message,
         attributes=end.attributes,
+        client=client,
     )
-
-
-def _damage(recorder: scope.Recorder, error: Exception) -> None:
-    """Errors of ours damage the attempt; they never reach the app."""
-    recorder.damage(f"lightspan_langgraph: {type(error).__name__}: {error}")
+    recorder.add(call)
 
 
 def _succeeded(run_id: UUID, _: Any) -> End:
@@ -217,7 +244,7 @@ def _succeeded(run_id: UUID, _: Any) -> End:
 def _failed(run_id: UUID, error: BaseException) -> End:
     if isinstance(error, _NO_ERRORS):
         return End(run_id, SpanStatus.UNSET)
-    return End(run_id, SpanStatus.ERROR, str(error), exception_attributes(error))
+    return End(run_id, SpanStatus.ERROR, text_of(error), exception_attributes(error))
 
 
 def _tool_returned(run_id: UUID, output: Any) -> End:
@@ -250,31 +277,37 @@ def _shown(value: Any) -> str:
     return shown(value.content if isinstance(value, ToolMessage) else value)
 
 
-def _attempt(current: scope.Scope) -> _Attempt:
-    attempt = _attempts.get(current.recorder)
+def _attempt(current: scope.Scope) -> _AttemptRuns:
+    attempt = _state.attempts.get(current.recorder)
     if attempt is not None:
         return attempt
-    with _lock:
-        return _attempts.setdefault(current.recorder, _Attempt(current))
+    with _state.lock:
+        return _state.attempts.setdefault(current.recorder, _AttemptRuns(current))
 
 
 # --- who is acting --------------------------------------------------------------------------
 def resolve(acting: scope.Acting) -> scope.Acting | None:
     """Who really acts, by LangChain's runs; None where no run is known (`scope.Resolver`)."""
-    root = _root_around() if scope.is_outside(acting) else None
+    return _resolved(acting, is_call=True)
+
+
+def _resolved(acting: scope.Acting, *, is_call: bool) -> scope.Acting | None:
+    """The same; `is_call`: for somebody who records a model call."""
+    root = _root_around() if acting.scope.is_outside else None
     if root is not None:
-        return resolve(root.acting) or root.acting
-    attempt = _attempts.get(acting.scope.recorder)
+        inside = replace(root.acting, notes=acting.notes)  # which other adapters' resolvers read
+        return _resolved(inside, is_call=is_call) or inside
+    attempt = _state.attempts.get(acting.scope.recorder)
     if attempt is None:
         return None
     try:
-        ask = _models.asking.get()
-        if ask is not None:
+        ask = _bypass.asking.get()
+        if ask is not None and is_call:
             ask.is_seen = True
         model = None if ask is None else ask.last
-        place = attempt.tree.place(_place(acting), _current_run(), model)
+        place = attempt.tree.place(place_of(acting), _current_run(), model)
     except Exception as error:
-        _damage(acting.scope.recorder, error)
+        damage(acting.scope.recorder, _NAME, error)
         return None
     if place is None:
         return None
@@ -283,7 +316,7 @@ def resolve(acting: scope.Acting) -> scope.Acting | None:
 
 def _root_around() -> scope.Root | None:
     """In production: the attempt of the calling context's run, which pushed nothing."""
-    ask = _models.asking.get()
+    ask = _bypass.asking.get()
     return _root_of(None if ask is None else ask.last) or _root_of(_current_run())
 
 
@@ -291,19 +324,6 @@ def _current_run() -> UUID | None:
     """The chain or tool run of the calling context."""
     config = var_child_runnable_config.get()
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
-
-
-def _given(acting: scope.Acting) -> scope.Acting:
-    """What `resolve` will be given in this context: the resolvers before it have had their say."""
-    for resolver in scope.resolvers():
-        if resolver is resolve:
-            break
-        acting = resolver(acting) or acting
-    return acting
-
-
-def _place(acting: scope.Acting) -> Place:
-    return Place(acting.frames, acting.parent_span_id)
 
 
 # --- installing -----------------------------------------------------------------------------
@@ -331,24 +351,26 @@ def instrument() -> Instrumentation:
     It may be called before or after graphs and models are built; twice is once. As a context
     manager (`with instrument():`) it is undone at the end of the block.
     """
-    with _lock:
+    with _state.lock:
         if _is_installed():
             return Instrumentation(None)
         langchain_context.register_configure_hook(
             _everywhere, inheritable=True, handle_class=LightspanCallback
         )
-        scope.register_resolver(resolve)
-        recording.hold(__name__)
+        _watch()
+        record.hold(__name__)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`; LangChain is left as it was."""
-    with _lock:
+    with _state.lock:
         hooks = langchain_context._configure_hooks
         hooks[:] = [hook for hook in hooks if hook[0] is not _everywhere]
         scope.unregister_resolver(resolve)
-    recording.release(__name__)
+        while _state.patches:
+            _state.patches.pop().undo()
+    record.release(__name__)
 
 
 class Instrumentor(AdapterInstrumentor):
@@ -356,6 +378,26 @@ class Instrumentor(AdapterInstrumentor):
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
+
+
+def _watch() -> None:
+    """What a callback alone needs too: to be asked who acts, and no cache where none may answer."""
+    scope.register_resolver(resolve)
+    if not _state.patches:
+        with _state.lock:
+            _state.patches = _state.patches or _cache.switch(_is_cache_off)
+
+
+def _is_cache_off() -> bool:
+    current = scope.pushed()
+    if current is None or current.scope.gateway_url is None:
+        return False
+    try:
+        acting = scope.resolved(current, besides=resolve)
+        return is_routed(_resolved(acting, is_call=False) or acting)
+    except Exception as error:
+        damage(current.scope.recorder, _NAME, error)
+        return False
 
 
 def _is_installed() -> bool:

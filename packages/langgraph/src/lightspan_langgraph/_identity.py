@@ -14,7 +14,7 @@ the order in which they were entered. A boundary is, the first that applies nami
    keeps quiet (`create_react_agent`, an agent that calls itself, in an older langgraph any nested
    agent) is known by its first node, a prebuilt one; then the graph's name is the agent's;
 3. the run of a graph node (the first run of a new `langgraph_checkpoint_ns`), unless it is one of
-   the nodes that prebuilt agents consist of.
+   the nodes that prebuilt agents consist of (`_prebuilt`).
 
 A node that holds just an agent of the same name is that agent: one frame, not two.
 """
@@ -30,10 +30,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from lightspan import conventions
-from lightspan.routing import join_path
-from lightspan.scope import Frame
-from lightspan.spans import (
+from lightspan.capture.adapter import Place, error_attributes
+from lightspan.capture.scope import Frame, agent_attributes
+from lightspan.schema import conventions
+from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanKind,
@@ -60,13 +60,6 @@ _REACT_NODES: Final = frozenset(
 _PREBUILT_NODES: Final = _REACT_NODES | {"model"}
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
-_ERROR_KEYS: Final = (
-    conventions.ERROR_TYPE,
-    conventions.EXCEPTION_TYPE,
-    conventions.EXCEPTION_MESSAGE,
-    conventions.EXCEPTION_STACKTRACE,
-)
-
 OPEN_LIMIT: Final = 20_000
 """Runs of one attempt that may be open at once; the longest untouched one is forgotten first."""
 CLOSED_LIMIT: Final = 256
@@ -74,19 +67,19 @@ CLOSED_LIMIT: Final = 256
 
 
 def is_prebuilt_node(name: str) -> bool:
-    """Whether a node of this name is part of a prebuilt agent (or LangGraph's own)."""
+    """Whether a node of this name is part of a prebuilt agent (or LangGraph's own), by the name."""
     return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or name.startswith("__")
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:
-    """The name of the agent that a graph is, None if it is none or has no name.
+    """The name of the agent that a graph is, None if it has no name.
 
     Args:
         name: the graph's name.
-        node: its first node.
+        node: its first node, a prebuilt one.
         metadata: of the graph's run, inherited keys included.
     """
-    if name == _UNNAMED_GRAPH or not is_prebuilt_node(node):
+    if name == _UNNAMED_GRAPH:
         return None
     says_its_name = metadata.get(_MADE_BY_KEY) == _CREATE_AGENT and node not in _REACT_NODES
     return name if not says_its_name or name == metadata.get(_AGENT_KEY) else None
@@ -97,13 +90,6 @@ class RunKind(StrEnum):
     MODEL = "model"
     TOOL = "tool"
     RETRIEVER = "retriever"
-
-
-class Place(NamedTuple):
-    """Where something happens: the agents around it, and the innermost open span."""
-
-    frames: tuple[Frame, ...] = ()
-    span_id: str | None = None
 
 
 class Start(NamedTuple):
@@ -118,6 +104,13 @@ class Start(NamedTuple):
     metadata: Mapping[str, Any] = {}
     attributes: Mapping[str, Any] = {}
     """What a tool run puts on its span."""
+    runs_prebuilt: bool | None = None
+    """Of a node: whether what it runs is a prebuilt agent's; None where the name says it."""
+
+    @property
+    def is_prebuilt(self) -> bool:
+        """Of a node: whether it is part of a prebuilt agent."""
+        return is_prebuilt_node(self.name) if self.runs_prebuilt is None else self.runs_prebuilt
 
 
 class End(NamedTuple):
@@ -195,7 +188,7 @@ class RunTree:
                 return None
             parent = self._find(event.parent_id)
             if parent is not None and _is_node(event, parent):
-                _settle_graph(parent, event.name)
+                _settle_graph(parent, event)
             self._open[event.run_id] = _enter(next(self._orders), event, parent)
             return self._forget()
 
@@ -258,8 +251,11 @@ class RunTree:
         if span.kind is SpanKind.TOOL:
             attributes = _tool_attributes(span, {**run.start.attributes, **event.attributes})
         else:
-            errors = {k: v for k, v in event.attributes.items() if k in _ERROR_KEYS}
-            attributes = {**_agent_attributes(span), **errors}
+            attributes = {
+                **agent_attributes(span.name, span.around.frames),
+                conventions.AGENT_PATH: span.inside.path,
+                **error_attributes(event.attributes),
+            }
         return Span(
             span_id=span.inside.span_id or new_span_id(),
             name=f"{attributes[conventions.OPERATION_NAME]} {span.name}",
@@ -319,7 +315,7 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
         return None
     if run.agent_name and run.agent_name != (parent.agent_name if parent else None):
         return run.agent_name
-    if run.is_node and not is_prebuilt_node(run.start.name):
+    if run.is_node and not run.start.is_prebuilt:
         return run.start.name
     return None
 
@@ -332,13 +328,13 @@ def _is_node(event: Start, parent: _Run | None) -> bool:
     return is_new and is_named and event.kind is RunKind.CHAIN
 
 
-def _settle_graph(graph: _Run, node: str) -> None:
+def _settle_graph(graph: _Run, node: Start) -> None:
     """At a graph's first node: see whether the graph is an agent that has kept quiet so far."""
-    if graph.settled or graph.is_node or node.startswith("__"):
+    if graph.settled or graph.is_node or node.name.startswith("__"):
         return
     graph.settled = True
-    name = graph_agent_name(graph.start.name, node, graph.start.metadata)
-    if name is not None:
+    name = graph_agent_name(graph.start.name, node.name, graph.start.metadata)
+    if name is not None and node.is_prebuilt:
         _add_frame(graph, name)
 
 
@@ -360,32 +356,14 @@ def _open_span(run: _Run, kind: SpanKind, name: str, inside: Place) -> None:
     run.inside = inside
 
 
-def _agent_attributes(span: _OpenSpan) -> Attributes:
-    attributes: Attributes = {
-        conventions.OPERATION_NAME: "invoke_agent",
-        conventions.AGENT_NAME: span.name,
-        conventions.AGENT_PATH: _path(span.inside),
-        conventions.OPENINFERENCE_KIND: "AGENT",
-        conventions.OPENINFERENCE_AGENT: span.name,
-        conventions.OPENINFERENCE_NODE: span.name,
-    }
-    if span.around.frames:
-        attributes[conventions.OPENINFERENCE_PARENT] = span.around.frames[-1].name
-    return attributes
-
-
 def _tool_attributes(span: _OpenSpan, more: Mapping[str, Any]) -> Attributes:
     return {
         conventions.OPERATION_NAME: "execute_tool",
         conventions.TOOL_NAME: span.name,
-        conventions.AGENT_PATH: _path(span.inside),
+        conventions.AGENT_PATH: span.inside.path,
         conventions.OPENINFERENCE_KIND: "TOOL",
         **clean_attributes(more),
     }
-
-
-def _path(place: Place) -> str:
-    return join_path(frame.name for frame in place.frames)
 
 
 def _text(value: Any) -> str | None:

@@ -6,7 +6,7 @@ lightspan_openai_agents.instrument()      # or add_trace_processor(LightspanProc
 lightspan_openai_agents.agents(triage)    # what `optimize=` may name
 """
 
-from lightspan.instrumentation import require_framework, too_new
+from lightspan.capture.adapter import require_framework, too_new
 from lightspan_openai_agents._versions import FLOOR, FRAMEWORK
 
 _found = require_framework(FRAMEWORK, FLOOR)

@@ -13,12 +13,15 @@ Errors never reach the app: they mark the attempt as damaged.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -34,38 +37,61 @@ from agents.tracing import (
     setup,
 )
 
-from lightspan import conventions, recording, scope
-from lightspan.emit import exception_attributes, text_of
-from lightspan.instrumentation import AdapterInstrumentor, Instrumentation, shown
-from lightspan.records import Mode
-from lightspan.spans import SpanStatus
+from lightspan.capture import scope
+from lightspan.capture.adapter import AdapterInstrumentor, Instrumentation, damage, shown
+from lightspan.capture.patch import Patch
+from lightspan.capture.recorder import Recorder
+from lightspan.production import record
+from lightspan.schema import conventions
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.records import Mode
+from lightspan.schema.spans import SpanStatus, text_of
+from lightspan_openai_agents import _bypass
 from lightspan_openai_agents._identity import (
     GUARDRAIL_TRIGGERED,
     HANDOFF_FROM,
     HANDOFF_TO,
     MODEL_CALLS,
+    NAME,
     End,
     Operation,
     OperationKind,
     Origin,
     begin,
-    bypassing_call,
     hand_over,
+    note_asked,
     span_of,
 )
 
 _MAY_BYPASS: Final = (OperationKind.TURN, *MODEL_CALLS)
 _KINDS: Final = {kind.value: kind for kind in OperationKind}
 
-_operation: ContextVar[Operation | None] = ContextVar(
-    "lightspan_openai_agents_operation", default=None
+_watched: Final[ContextVar[_Watched | None]] = ContextVar(
+    "lightspan_openai_agents_span", default=None
 )
-"""The innermost operation of this context."""
-_watched: ContextVar[_Watched | None] = ContextVar("lightspan_openai_agents_span", default=None)
-"""The span of the SDK's that is current in this context."""
-_handed: weakref.WeakKeyDictionary[scope.Recorder, dict[str, Origin]] = weakref.WeakKeyDictionary()
-"""Handoffs of an attempt whose agents are in no run (SDKs without `task` spans)."""
-_lock = threading.RLock()
+"""The span of the SDK's that is current in this context.
+
+The SDK's own spans have no room for ours, and an app may keep none but `get_current_span()` to end
+one by. It is no note of `scope.Acting`: most such spans change nothing of who acts.
+"""
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process."""
+
+    handed: weakref.WeakKeyDictionary[Recorder, dict[str, Origin]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """Handoffs of an attempt whose agents are in no run (SDKs without `task` spans)."""
+    provider: _Provider | None = None
+    tool_context: Patch | None = None
+    """Of `ToolContext`'s maker."""
+    models: list[Patch] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock)
+
+
+_state: Final = _State()
 
 
 # --- operations -----------------------------------------------------------------------------
@@ -78,19 +104,15 @@ class _Open:
         """What was being handled already when it began: not its error."""
         self.root: scope.Root | None = None
         """The attempt that began with it, in production."""
-        self._is_current = is_current
-        self._tokens: tuple[Token[Any], Token[Any]] | None = None
+        self._token: Token[scope.Acting | None] | None = None
         if is_current:
-            inside = operation.inside
-            self._tokens = (_operation.set(operation), scope.set_acting(inside))
+            self._token = scope.set_acting(operation.inside.noting(NAME, operation))
 
     def leave(self) -> None:
         """Nothing acts in it any more."""
-        if self._tokens is None:
-            return
-        (operation, acting), self._tokens = self._tokens, None
-        scope.reset_acting(acting)
-        _reset(_operation, operation)
+        token, self._token = self._token, None
+        if token is not None:
+            scope.reset_acting(token)
 
 
 def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
@@ -102,23 +124,21 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
     recorder = current.scope.recorder
     try:
         scope.register_resolver(_resolve)  # the processor may be all that there is
-        acting = _given(current)
-        label = str(getattr(data, "name", None) or data.type)
-        root = scope.open_root(acting, label) if is_current else None
-        acting = acting if root is None else root.acting
+        acting, root = scope.resolved(current, besides=_resolve), None  # no model is asked now
+        if is_current:
+            label = str(getattr(data, "name", None) or data.type)
+            acting, root = scope.begin(acting, label, besides=_resolve)
         recorder = acting.scope.recorder
-        parent = _operation.get()
-        if parent is not None and parent.around.scope is not acting.scope:
-            parent = None
         name = str(getattr(data, "name", None) or "")
-        operation = begin(kind, name, acting, parent, _handed.get(recorder))
+        parent = acting.notes.get(NAME)
+        operation = begin(kind, name, acting, parent, _state.handed.get(recorder))
         opened = _Open(operation, is_current=is_current)
         opened.root = root
         if operation.inside is not operation.around:
             recorder.expect(_key(operation), lambda: _record(operation, End(SpanStatus.UNSET)))
         return opened
     except Exception as error:
-        _damage(recorder, error)
+        damage(recorder, NAME, error)
         return None
 
 
@@ -139,14 +159,14 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
         end = _ending(operation, data, reported, error)
         _record(operation, end)
         if operation.kind in _MAY_BYPASS:
-            _record_bypassing(operation, data, end)
+            _bypass.hear(operation, data, end)
         if operation.kind is OperationKind.HANDOFF:
-            known = _handed.setdefault(recorder, {})
-            hand_over(operation, data.from_agent or "", data.to_agent or "", known)
+            handed = _state.handed.setdefault(recorder, {})
+            hand_over(operation, data.from_agent or "", data.to_agent or "", handed)
         if opened.root is not None:
             opened.root.close(error or (end.message if end.status is SpanStatus.ERROR else None))
     except Exception as error:
-        _damage(recorder, error)
+        damage(recorder, NAME, error)
 
 
 def _record(operation: Operation, end: End) -> None:
@@ -157,40 +177,6 @@ def _record(operation: Operation, end: End) -> None:
     span = span_of(operation, end)
     if span is not None:
         recorder.add(span)
-
-
-def _record_bypassing(operation: Operation, data: Any, end: End) -> None:
-    """Add the call of a model client that does not use the OpenAI SDK: structure, no tokens."""
-    if operation.asked:
-        return
-    model = getattr(data, "model", None)
-    said = getattr(data, "response", None)
-    answer = {} if said is None else said.model_dump(mode="json", warnings=False)
-    request = {"model": model or answer.get("model") or ""}
-    given = getattr(data, "input", None)
-    if given is not None:
-        request["messages" if operation.kind is OperationKind.GENERATION else "input"] = given
-    answer = answer or _completion(getattr(data, "output", None), data.usage)
-    span = bypassing_call(operation, request, answer, end)
-    if span is not None:
-        operation.around.scope.recorder.add(span)
-
-
-def _completion(output: Any, usage: Any) -> dict[str, Any]:
-    """A chat completion of what the SDK's span tells of an answer."""
-    told = [one for one in output or () if isinstance(one, Mapping)]
-    whole = next((one for one in told if "output" in one), None)
-    if whole is not None:
-        return dict(whole)
-    used = usage or {}
-    choices = [
-        {"index": n, "message": dict(one), "finish_reason": "stop"} for n, one in enumerate(told)
-    ]
-    counts = {
-        "prompt_tokens": used.get("input_tokens"),
-        "completion_tokens": used.get("output_tokens"),
-    }
-    return {"choices": choices, "usage": counts}
 
 
 def _key(operation: Operation) -> str:
@@ -238,18 +224,6 @@ _DESCRIBED: Final[dict[OperationKind, Callable[[Operation, Any], dict[str, Any]]
     OperationKind.HANDOFF: _handoff_said,
     OperationKind.GUARDRAIL: _guardrail_said,
 }
-
-
-def _damage(recorder: scope.Recorder, error: Exception) -> None:
-    """Errors of ours damage the attempt; they never reach the app."""
-    recorder.damage(f"lightspan_openai_agents: {type(error).__name__}: {error}")
-
-
-def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
-    try:
-        variable.reset(token)
-    except ValueError:  # the token's context is gone: an abandoned generator
-        return
 
 
 # --- the processor --------------------------------------------------------------------------
@@ -332,7 +306,8 @@ class _Watched(Span[Any]):
             _end(opened, self._inner.span_data, self._reported or self._inner.error)
         token, self._token = self._token, None
         if token is not None:
-            _reset(_watched, token)
+            with contextlib.suppress(ValueError):  # another context: an abandoned generator
+                _watched.reset(token)
 
     def set_error(self, error: Any) -> None:
         self._reported = error
@@ -401,7 +376,7 @@ class _Provider(TraceProvider):
     @property
     def inner(self) -> TraceProvider:
         if self._inner is None:
-            with _lock:
+            with _state.lock:
                 self._inner = self._inner or self._default()
         return self._inner
 
@@ -426,11 +401,11 @@ class _Provider(TraceProvider):
         span, watched = self.inner.get_current_span(), _watched.get()
         return watched if watched is not None and watched.inner is span else span
 
-    def create_trace(self, *args: Any, **options: Any) -> Trace:
-        made = self.inner.create_trace(*args, **options)
+    def create_trace(self, name: str, *args: Any, **options: Any) -> Trace:
+        made = self.inner.create_trace(name, *args, **options)
         current = scope.pushed() if self.on else None
-        if current is not None and scope.is_outside(current):
-            _watch_trace(made)
+        if current is not None and current.scope.is_outside:
+            _watch_trace(made, name, is_off=bool(options.get("disabled")))
         return made
 
     def get_current_trace(self) -> Trace | None:
@@ -475,9 +450,13 @@ class _Provider(TraceProvider):
 
 
 # --- traces, in production ------------------------------------------------------------------
-def _watch_trace(trace: Trace) -> None:
-    """Make the trace an attempt of its own, as far as it is not in one when it starts."""
-    watched = _WatchedTrace(trace)
+def _watch_trace(trace: Trace, name: str, *, is_off: bool) -> None:
+    """Make the trace an attempt of its own, as far as it is not in one when it starts.
+
+    A disabled trace says that its name is `no-op`. Where a run is disabled, the SDK makes one for
+    what goes before it, too, in which nothing happens (`is_off`).
+    """
+    watched = _WatchedTrace(trace, name, is_off)
     trace.start = watched.start  # type: ignore[method-assign]
     trace.finish = watched.finish  # type: ignore[method-assign]
 
@@ -485,16 +464,17 @@ def _watch_trace(trace: Trace) -> None:
 class _WatchedTrace:
     """A trace whose runs are one attempt; it behaves as it did."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, name: str, is_off: bool) -> None:
         self._start, self._finish = trace.start, trace.finish
-        self._name = str(trace.name or "")
+        self._name, self._is_off = name, is_off
         self._root: scope.Root | None = None
         self._token: Token[scope.Acting | None] | None = None
         self._handled: BaseException | None = None
 
     def start(self, mark_as_current: bool = False) -> None:
         self._handled = sys.exception()
-        root = scope.open_root(scope.pushed(), self._name) if mark_as_current else None
+        current = scope.pushed() if mark_as_current else None
+        root = None if current is None else scope.begin(current, self._name, besides=_resolve)[1]
         if root is not None:
             self._root, self._token = root, scope.set_acting(root.acting)
         self._start(mark_as_current)
@@ -504,7 +484,11 @@ class _WatchedTrace:
         if root is not None and self._token is not None:
             scope.reset_acting(self._token)
             raised = sys.exception()
-            root.close(None if raised is self._handled else raised)
+            error = None if raised is self._handled else raised
+            if self._is_off and error is None:
+                root.close_unless_empty()
+            else:
+                root.close(error)
         self._finish(reset_current)
 
 
@@ -546,10 +530,9 @@ class _OutsideRollouts(TracingProcessor):
 
 def _in_rollout() -> bool:
     current = scope.pushed()
-    if current is None or current.scope.mode is Mode.PRODUCTION:
+    if current is None or current.scope.is_outside:
         return False
-    ambient = scope.ambient()
-    return ambient is None or current.scope is not ambient.scope
+    return current.scope.mode is not Mode.PRODUCTION
 
 
 def _silenced(processor: TracingProcessor) -> TracingProcessor:
@@ -578,7 +561,7 @@ _MAKER: Final = "from_agent_context"
 """Of `ToolContext`: called once in each tool's span, with the id that the span does not have."""
 
 
-def _noting(original: Any) -> Any:
+def _noting(original: Any, _: Patch) -> Any:
     def from_agent_context(cls: Any, *args: Any, **options: Any) -> Any:
         made = original.__get__(None, cls)(*args, **options)
         _note_tool(made)
@@ -588,46 +571,46 @@ def _noting(original: Any) -> Any:
 
 
 def _note_tool(context: Any) -> None:
-    operation = _operation.get()
+    current = scope.pushed()
+    operation = None if current is None else current.notes.get(NAME)
     if operation is None or operation.kind is not OperationKind.TOOL or operation.tool_call_id:
         return
     try:
         operation.tool_call_id = str(context.tool_call_id or "")
         operation.arguments = shown(context.tool_arguments or "")
     except Exception as error:
-        _damage(operation.around.scope.recorder, error)
+        damage(operation.around.scope.recorder, NAME, error)
 
 
 # --- installing -----------------------------------------------------------------------------
-_provider: _Provider | None = None
-_made_context: Any = None
-"""`ToolContext`'s own maker while ours is in its place."""
-
-
 def instrument() -> Instrumentation:
     """Record every run of the Agents SDK in this process under the names of its agents.
 
     It may be called before or after agents are built; twice is once. As a context manager
     (`with instrument():`) it is undone at the end of the block.
     """
-    with _lock:
+    with _state.lock:
         if _is_installed():
             return Instrumentation(None)
         _wrap_provider()
         _wrap_tool_context()
+        _state.models = _bypass.wrap()
         scope.register_resolver(_resolve)
-        recording.hold(__name__)
+        record.hold(__name__)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`; the SDK is left as it was, with the processors that the app gave it."""
-    global _provider
-    recording.release(__name__)
-    with _lock:
+    record.release(__name__)
+    with _state.lock:
         scope.unregister_resolver(_resolve)
-        _unwrap_tool_context()
-        provider, _provider = _provider, None
+        if _state.tool_context is not None:
+            _state.tool_context.undo()
+            _state.tool_context = None
+        while _state.models:
+            _state.models.pop().undo()
+        provider, _state.provider = _state.provider, None
         if provider is None:
             return
         provider.on = False
@@ -644,37 +627,20 @@ class Instrumentor(AdapterInstrumentor):
 
 
 def _is_installed() -> bool:
-    return _provider is not None
+    return _state.provider is not None
 
 
 def _wrap_provider() -> None:
-    global _provider
     inner = setup.GLOBAL_TRACE_PROVIDER
     _exchange_default(inner, _silenced)
-    _provider = _Provider(inner)
-    set_trace_provider(_provider)
+    _state.provider = _Provider(inner)
+    set_trace_provider(_state.provider)
 
 
 def _wrap_tool_context() -> None:
-    global _made_context
-    _made_context = vars(ToolContext).get(_MAKER)
-    if _made_context is not None:
-        setattr(ToolContext, _MAKER, _noting(_made_context))
-
-
-def _unwrap_tool_context() -> None:
-    global _made_context
-    if _made_context is not None:
-        setattr(ToolContext, _MAKER, _made_context)
-        _made_context = None
-
-
-def _given(acting: scope.Acting) -> scope.Acting:
-    """Who is acting, by all other resolvers: no model is asked now, which `_resolve` would note."""
-    for resolver in scope.resolvers():
-        if resolver is not _resolve:
-            acting = resolver(acting) or acting
-    return acting
+    original = vars(ToolContext).get(_MAKER)
+    if original is not None:
+        _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
 
 
 def _resolve(acting: scope.Acting) -> scope.Acting | None:
@@ -683,16 +649,15 @@ def _resolve(acting: scope.Acting) -> scope.Acting | None:
     Who acts is pushed, so there is nothing to say. It is noted that this call did not bypass the
     SDK, and seen to that the app has not put another provider in our place.
     """
-    operation = _operation.get()
-    if operation is not None:
-        operation.asked = True
-    if setup.GLOBAL_TRACE_PROVIDER is _provider or _provider is None:
+    operation: Operation | None = acting.notes.get(NAME)
+    note_asked(operation)
+    if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return None
-    with _lock:
+    with _state.lock:
         replaced = setup.GLOBAL_TRACE_PROVIDER
-        if replaced is _provider or _provider is None:
+        if replaced is _state.provider or _state.provider is None:
             return None
-        _provider.on = False
+        _state.provider.on = False
         _wrap_provider()
     if replaced is not None and replaced.get_current_trace() is not None:
         acting.scope.recorder.damage(

@@ -24,11 +24,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from lightspan import bypassing, conventions
-from lightspan.emit import make_span
-from lightspan.routing import join_path
-from lightspan.scope import Acting, Frame
-from lightspan.spans import (
+from lightspan.capture import bypass
+from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
+from lightspan.schema import conventions
+from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanKind,
@@ -37,7 +36,10 @@ from lightspan.spans import (
     new_span_id,
     now_ns,
 )
+from lightspan.schema.tokens import CallOutcome
 
+NAME: Final = "lightspan_openai_agents"
+"""Of the adapter: its note is the innermost operation of a context."""
 HANDOFF_FROM: Final = "lightspan.handoff.from"
 """The agent that hands over: on the span of the handoff, and on the link of its heir."""
 HANDOFF_TO: Final = "lightspan.handoff.to"
@@ -45,7 +47,7 @@ GUARDRAIL_TRIGGERED: Final = "lightspan.guardrail.triggered"
 
 
 class OperationKind(StrEnum):
-    """What an operation is; the values are the SDK's own."""
+    """What an operation is; the values are the SDK's own, but for a model that is asked."""
 
     RUN = "task"
     TURN = "turn"
@@ -55,10 +57,12 @@ class OperationKind(StrEnum):
     TOOL = "function"
     HANDOFF = "handoff"
     GUARDRAIL = "guardrail"
+    MODEL = "a model is asked"
 
 
 MODEL_CALLS: Final = (OperationKind.GENERATION, OperationKind.RESPONSE)
-_WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.TURN, *MODEL_CALLS)
+_OF_MODELS: Final = (*MODEL_CALLS, OperationKind.MODEL)
+_WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.TURN, *_OF_MODELS)
 
 
 class End(NamedTuple):
@@ -92,10 +96,27 @@ class Operation:
     tool_call_id: str = ""
     arguments: str = ""
     asked: bool = False
-    """Of a turn or a model call: the OpenAI SDK asked a model in it, so core knows of the call."""
+    """Of a turn or a model call: an operation in it tells of the call, or core does, because the
+    OpenAI SDK was asked."""
+    told: list[Told] = field(default_factory=list)
+    """Of a model that is asked: what the SDK's spans inside say of it, and nobody else."""
     start_ns: int = field(default_factory=now_ns)
     handed: dict[str, Origin] = field(default_factory=dict)
     """Name of an agent that was handed to → who handed over; until it begins."""
+
+
+class Told(NamedTuple):
+    """A model call, as far as somebody knows it."""
+
+    operation: Operation
+    """A turn or a model call that has ended."""
+    request: Mapping[str, Any]
+    """As the body of an OpenAI request."""
+    answer: Mapping[str, Any]
+    """As an OpenAI completion or response."""
+    end: End
+    model: Any = None
+    """The SDK's object that asked, where it is known."""
 
 
 def begin(
@@ -115,17 +136,26 @@ def begin(
         handed: who was handed to, and by whom, where no operation is around.
     """
     operation = Operation(kind, name, around, around, parent)
-    if kind in MODEL_CALLS and parent is not None:
-        parent.asked = True  # which is this operation's to tell
+    if kind is OperationKind.MODEL:
+        note_asked(parent)  # which is this operation's to tell
+    elif kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
+        parent.asked = True
     if kind in _WITHOUT_SPAN or (kind is OperationKind.AGENT and not name):
         return operation
-    operation.inside = replace(around, parent_span_id=new_span_id())
+    span_id, frames = new_span_id(), around.frames
     if kind is OperationKind.AGENT:
-        frame = Frame(name, str(operation.inside.parent_span_id))
-        operation.inside = replace(operation.inside, frames=(*around.frames, frame))
-        known = handed if parent is None else parent.handed
-        operation.origin = (known or {}).pop(name, None)
+        frames = (*frames, Frame(name, span_id))
+        waiting = handed if parent is None else parent.handed
+        operation.origin = (waiting or {}).pop(name, None)
+    operation.inside = replace(around, frames=frames, parent_span_id=span_id)
     return operation
+
+
+def note_asked(operation: Operation | None) -> None:
+    """Somebody who knows more of it asks a model in this operation."""
+    while operation is not None:
+        operation.asked = True
+        operation = operation.parent if operation.kind in _OF_MODELS else None
 
 
 def hand_over(
@@ -170,22 +200,29 @@ def span_of(operation: Operation, end: End) -> Span | None:
 
 
 def bypassing_call(
-    operation: Operation, request: Mapping[str, Any], answer: Mapping[str, Any], end: End
+    operation: Operation,
+    request: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    end: End,
+    model: Any = None,
 ) -> Span | None:
-    """The LLM span of a model call that core could not see; None if it saw it.
+    """The LLM span of a model call that core could not see; None where there may be none.
 
     A turn without any model call made one that not even the SDK's tracing knows of.
 
-    Args:
-        operation: a turn or a model call that has ended.
-        request: what is known of it, as the body of an OpenAI request.
-        answer: what is known of it, as an OpenAI completion or response.
-        end: how it ended.
+    See `Told` for the arguments.
     """
     has_failed = end.status is not SpanStatus.OK
-    if operation.asked or (operation.kind is OperationKind.TURN and has_failed):
+    if operation.kind is OperationKind.TURN and has_failed:
         return None
-    return bypassing.bypassing_call(
+    client = None
+    if model is not None:
+        path = operation.around.path
+        client = bypass.client_of(model, path, "agents.OpenAIChatCompletionsModel")
+    if bypass.is_at_gateway(client, operation.around.scope.gateway_url):
+        return None
+    is_cancelled = end.attributes.get(conventions.ERROR_TYPE) == "CancelledError"
+    return bypass.bypassing_call(
         operation.around,
         request,
         answer,
@@ -193,6 +230,8 @@ def bypassing_call(
         status=end.status,
         message=end.message,
         attributes=end.attributes,
+        outcome=CallOutcome.CANCELLED if is_cancelled else None,
+        client=client,
     )
 
 
@@ -207,18 +246,11 @@ _Described = tuple[str, SpanKind, Mapping[str, Any]]
 
 
 def _agent(operation: Operation) -> _Described:
-    name, frames = operation.name, operation.around.frames
     attributes: Attributes = {
-        conventions.OPERATION_NAME: "invoke_agent",
-        conventions.AGENT_NAME: name,
-        conventions.AGENT_PATH: join_path(frame.name for frame in operation.inside.frames),
-        conventions.OPENINFERENCE_KIND: "AGENT",
-        conventions.OPENINFERENCE_AGENT: name,
-        conventions.OPENINFERENCE_NODE: name,
+        **agent_attributes(operation.name, operation.around.frames),
+        conventions.AGENT_PATH: operation.inside.path,
     }
-    if frames:
-        attributes[conventions.OPENINFERENCE_PARENT] = frames[-1].name
-    return f"invoke_agent {name}", SpanKind.AGENT, attributes
+    return f"invoke_agent {operation.name}", SpanKind.AGENT, attributes
 
 
 def _tool(operation: Operation) -> _Described:

@@ -5,6 +5,10 @@ import lightspan.agl as agl               # was: import agentlightning as agl
 `agl.LitAgent`, `agl.Trainer` with `fit` and `dev`, `agl.VERL(config)`, `agl.LLM`, the resource
 `main_llm` and `emit_*` mean what they meant there. `agent_match` is a regular expression, here and
 nowhere else in lightspan. What maps to what, and what is missing: `docs/from-agent-lightning.md`.
+
+`_agents` and `_resources` are what an agent's code sees, with `_emit` and `_logs`. `_trainer` runs
+it: `_verl` says what a configuration means here, `_algorithm` is LightningRL for an `agent_match`,
+`_travel` brings an agent to the runners, and `_dev` tries one out with resources of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents: the class `LitAgent`, functions as agents, and the tracer that they ask for a handler."""
+"""Agents: the class `LitAgent`, functions as agents, and the tracer that gives them a handler."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Made:
         self._fields = dict(vars(agent))
 
     def changes(self, agent: LitAgent[Any]) -> list[str]:
-        """Attributes that were set since, which making it again would lose."""
+        """The attributes that were set since, and that making it again would lose."""
         ours = (_MADE, "__orig_class__")
         now = {name: value for name, value in vars(agent).items() if name not in ours}
         missing = object()
@@ -73,8 +73,8 @@ class Made:
         )
 
 
-class _Recording(ABCMeta):
-    """Notes what each agent was made from."""
+class _Remembering(ABCMeta):
+    """Notes what each agent was made from. A metaclass: subclasses need not call our `__init__`."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         agent = super().__call__(*args, **kwargs)
@@ -83,7 +83,7 @@ class _Recording(ABCMeta):
         return agent
 
 
-class LitAgent(Generic[T], metaclass=_Recording):
+class LitAgent(Generic[T], metaclass=_Remembering):
     """Base class of agents: override `rollout`, or `rollout_async`.
 
     `training_rollout` and `validation_rollout` (and their async forms) may be overridden where
@@ -169,7 +169,7 @@ def _not_there(agent: LitAgent[Any], method: str) -> str:
 
 
 def made(agent: LitAgent[Any]) -> Made | None:
-    """How the agent was made; None if its class got round saying so."""
+    """How the agent was made; None if it came about without a call of its class."""
     return getattr(agent, _MADE, None)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from lightspan.algorithms.lightning_rl import LightningRL
-from lightspan.records import Json
-from lightspan.routing import Routing, Rule
+from lightspan.schema.records import Json
+from lightspan.schema.routing import Routing, Rule
 
 
 class MatchedRL(LightningRL):
-    """Trains the agents in whose name `agent_match` is found (None: every call). The calls of the
-    others get the moving weights and are not trained, as the tutorial describes it.
+    """Trains the agents in whose name `agent_match` is found (None: every call). The others are
+    answered by the moving weights and not trained, as the tutorial describes it.
 
     Like the original, and unlike `LightningRL`, it goes by URL: a judge that an agent asks at an
     endpoint of its own is left alone.

@@ -1,4 +1,5 @@
-"""`dev`: run an agent on a few tasks in this process, and say what it did."""
+"""`dev` with resources: an agent runs on a few tasks in this process, and a summary says what it
+did."""
 
 from __future__ import annotations
 
@@ -15,15 +16,14 @@ import msgspec
 from lightspan.agl._agents import FunctionalLitAgent, LitAgent, made
 from lightspan.agl._resources import NamedResources
 from lightspan.agl._travel import AgentApp, Agents, make_again
-from lightspan.data import fingerprint
-from lightspan.health import app_failed, check_rewards
 from lightspan.lightning.episode import Episode
-from lightspan.records import Json, Mode, Rollout, new_id
-from lightspan.rollouts import read_episodes
-from lightspan.routing import Route, Rule, Target
-from lightspan.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
-from lightspan.store import Store
+from lightspan.lightning.health import app_failed, check_rewards
+from lightspan.runners.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
+from lightspan.schema.records import Json, Mode, Rollout, fingerprint, new_id
+from lightspan.schema.routing import Route, Rule, Target
 from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.training.collector import read_episodes
 
 _KEY = "OPENAI_API_KEY"
 
@@ -42,14 +42,14 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
     agent_match: str | None
 
     def text(self) -> str:
-        """For people."""
+        """The summary for people."""
         scored = [reward for reward in self.rewards if reward is not None]
         mean = f", mean reward {math.fsum(scored) / len(scored):.3f}" if scored else ""
         lines = [f"{len(self.rewards)} rollouts, {len(scored)} scored{mean}"]
         for number, reward in enumerate(self.rewards):
             why = self.failures.get(number)
-            told = f"failed: {why}" if why else "no reward" if reward is None else f"{reward:g}"
-            lines.append(f"  task {number}: {told}")
+            outcome = f"failed: {why}" if why else "no reward" if reward is None else f"{reward:g}"
+            lines.append(f"  task {number}: {outcome}")
         for path, count in sorted(self.calls.items()):
             what = "would be trained" if path in self.trained else "would not be trained"
             lines.append(f"  agent {path}: {count} calls, {what}")
@@ -83,13 +83,13 @@ async def try_out(
     ]
     make = _maker(agent)  # the agent itself stays as it is, for `fit` to make it again
     app = AgentApp(Agents(make or (lambda: agent)), resources)
-    slots = runners if make is not None else 1
+    slots = runners if make is not None else 1  # a single agent works on one task at a time
     async with open_store("memory:") as store:
         await store.enqueue(planned)
         with _environment():
             await _work(store, Runner(store, app, RunnerConfig(slots=slots, run_id=run_id)), run_id)
-        found = {s.rollout.rollout_id: s for s in await store.rollouts(run_id=run_id)}
-        ordered = [found[rollout.rollout_id] for rollout in planned]
+        states = {s.rollout.rollout_id: s for s in await store.rollouts(run_id=run_id)}
+        ordered = [states[rollout.rollout_id] for rollout in planned]
         return _summary(await read_episodes(store, ordered), agent_match)
 
 
@@ -97,7 +97,7 @@ def _rollout(task: Json, mode: Mode, run_id: str, number: int) -> Rollout:
     return Rollout(
         rollout_id=f"{run_id}-{number}",
         task=task,
-        task_id=f"{number}-{fingerprint(task)}",
+        task_id=f"{number}-{fingerprint(task)}",  # equal tasks are tried apart
         run_id=run_id,
         mode=mode,
         timeout_s=600.0,

@@ -1,17 +1,17 @@
-"""What an agent may say while it works, under the original's names and arguments.
+"""`emit_*`: what an agent may say while it works, under the original's names and arguments.
 
 Outside a rollout every function does nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lightspan import emit
+from lightspan.capture import emit
 from lightspan.errors import RewardError
-from lightspan.messages import dump_json
-from lightspan.spans import Span
+from lightspan.schema.messages import dump_json
+from lightspan.schema.spans import Span
 
 
 def emit_reward(
@@ -30,15 +30,11 @@ def emit_reward(
         propagate: False says nothing.
 
     Raises:
-        RewardError: what is no reward; dimensions without a primary one.
+        RewardError: `reward` is none, or has dimensions and no primary one.
     """
     if isinstance(reward, Mapping) and primary_key not in reward:
         raise RewardError(f"emit_reward of {sorted(reward)} needs primary_key=, one of these names")
-    if not propagate:
-        return None
-    if attributes:
-        emit_annotation(attributes)
-    return emit.emit_reward(reward, primary=primary_key)
+    return _said(lambda: emit.emit_reward(reward, primary=primary_key), attributes, propagate)
 
 
 def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Span | None:
@@ -49,34 +45,33 @@ def emit_annotation(annotation: Mapping[str, Any], propagate: bool = True) -> Sp
 def emit_message(
     message: str, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Span | None:
-    """A line of text for people; `attributes` are kept as an annotation."""
-    if not propagate:
-        return None
-    if attributes:
-        emit_annotation(attributes)
-    return emit.emit_message(message)
+    """Say a line of text for people; `attributes` are kept as an annotation."""
+    return _said(lambda: emit.emit_message(message), attributes, propagate)
 
 
 def emit_object(
     object: Any, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Span | None:
-    """Any value as JSON; `attributes` are kept as an annotation."""
-    if not propagate:
-        return None
-    if attributes:
-        emit_annotation(attributes)
-    return emit.emit_object(object)
+    """Keep any value as JSON; `attributes` are kept as an annotation."""
+    return _said(lambda: emit.emit_object(object), attributes, propagate)
 
 
 def emit_exception(
     exception: BaseException, attributes: Mapping[str, Any] | None = None, propagate: bool = True
 ) -> Span | None:
-    """An exception that the agent handled itself; `attributes` are kept as an annotation."""
+    """Keep an exception that the agent handled itself; `attributes` are kept as an annotation."""
+    return _said(lambda: emit.emit_exception(exception), attributes, propagate)
+
+
+def _said(
+    say: Callable[[], Span | None], attributes: Mapping[str, Any] | None, propagate: bool
+) -> Span | None:
+    """Say something, after its attributes; `propagate=False` says nothing, as in the original."""
     if not propagate:
         return None
     if attributes:
         emit_annotation(attributes)
-    return emit.emit_exception(exception)
+    return say()
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ def setup_logging(
     """Show log lines of lightspan, and of the loggers in `apply_to`.
 
     Args:
-        level: of all of them.
+        level: the least that is shown.
         console: write to the standard error.
         propagate: hand lines to the root logger too.
         submodule_levels: logger → its own level.
@@ -36,20 +36,26 @@ def setup_logging(
     for handler in handlers:
         handler.setFormatter(formatter or logging.Formatter(FORMAT))
     for name in ("lightspan", *(apply_to or ())):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
-        logger.propagate = propagate
+        _set(logging.getLogger(name), handlers, level, propagate)
     for name, own in (submodule_levels or {}).items():
         logging.getLogger(name).setLevel(own)
 
 
 def configure_logger(level: int = logging.INFO, name: str = "lightspan") -> logging.Logger:
-    """One logger that writes to the console; its handlers are replaced."""
+    """The logger of this name, made to write to the console only."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     logger = logging.getLogger(name)
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
-    logger.propagate = False
+    _set(logger, [handler], level, propagate=False)
     return logger
+
+
+def _set(
+    logger: logging.Logger,
+    handlers: Sequence[logging.Handler],
+    level: int | str,
+    propagate: bool,
+) -> None:
+    logger.handlers[:] = handlers  # replaced: scripts that set up twice would show each line twice
+    logger.setLevel(level)
+    logger.propagate = propagate

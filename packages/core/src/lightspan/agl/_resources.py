@@ -1,4 +1,4 @@
-"""What an agent is handed: resources, and the rollout it works on."""
+"""Resources and rollouts as an agent is handed them, under the original's names."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class ProxyLLM(LLM):
     rollout_id: str = ""
     attempt_id: str = ""
 
-    def get_base_url(self, *args: Any, **kwargs: Any) -> str:
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """What to give a client as `base_url`.
 
         Args:
-            args: the rollout's and the attempt's id, or nothing.
-            kwargs: likewise, by name.
+            rollout_id: that of the attempt, or nothing.
+            attempt_id: likewise.
 
         Raises:
-            ConfigError: they are of another attempt, whose calls this one cannot make.
+            ConfigError: they name another attempt, whose calls this one cannot make.
         """
-        asked = _ids(*args, **kwargs)
+        asked = rollout_id, attempt_id
         if asked not in ((None, None), (self.rollout_id, self.attempt_id)):
             raise ConfigError(
                 f"get_base_url: {asked} is not this attempt, which is "
@@ -68,12 +68,6 @@ class ProxyLLM(LLM):
             api_key=self.api_key,
             sampling_parameters=dict(self.sampling_parameters),
         )
-
-
-def _ids(
-    rollout_id: str | None = None, attempt_id: str | None = None
-) -> tuple[str | None, str | None]:
-    return rollout_id, attempt_id
 
 
 @dataclass(kw_only=True)
@@ -139,10 +133,10 @@ class AttemptedRollout(Rollout):
 
 
 def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
-    """The resources, checked.
+    """The resources of `initial_resources=`.
 
     Raises:
-        ConfigError: something that is no resource.
+        ConfigError: one of them is no resource.
     """
     for name, resource in (resources or {}).items():
         if not isinstance(resource, LLM | PromptTemplate):

@@ -13,16 +13,17 @@ from lightspan.agl._agents import LitAgent, Tracer, defines_rollout
 from lightspan.agl._resources import NamedResources, check_resources
 from lightspan.agl._verl import VERL, Plan
 from lightspan.errors import ConfigError, DataError, UnsupportedError
-from lightspan.loops import run_sync
-from lightspan.records import Json
+from lightspan.progress import say
+from lightspan.schema.records import Json
+from lightspan.stores.event_loop import run_sync
 
 if TYPE_CHECKING:
     from lightspan.agl._dev import DevSummary
     from lightspan.algorithms.lightning_rl import LightningRL
-    from lightspan.app import App
-    from lightspan.dryrun import DevReport
-    from lightspan.results import FitResult
+    from lightspan.reports.dry_run import DevReport
+    from lightspan.runners.app import App
     from lightspan.trainer import Trainer as CoreTrainer
+    from lightspan.training.results import FitResult
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,7 +55,7 @@ class Trainer:
     """Trains an agent, or tries it out.
 
     Args:
-        n_runners: rollouts at once.
+        n_runners: how many rollouts run at once.
         n_workers: the same, under its older name.
         algorithm: `VERL(config)`; None for `dev` alone.
         adapter: `{"agent_match": "regular expression"}`.
@@ -73,8 +74,8 @@ class Trainer:
         max_tasks: must be None.
 
     Raises:
-        ConfigError: an option that is malformed.
-        UnsupportedError: one that cannot be honoured; the message names what to use.
+        ConfigError: an option is malformed.
+        UnsupportedError: an option cannot be honoured; the message names what to use.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Trainer:
         """Train.
 
         Args:
-            agent: whose class is at the top level of a module, or of the script.
+            agent: one whose class is at the top level of a module, or of the script.
             train_dataset: tasks to learn from.
             val_dataset: held-out tasks.
 
@@ -192,14 +193,14 @@ class Trainer:
         """
         _check_agent(agent)
         named = {"train_dataset": train_dataset, "dev_dataset": dev_dataset}
-        given = {name: data for name, data in named.items() if data is not None}
-        train = [task for name, data in given.items() for task in as_tasks(data, name)]
+        datasets = {name: data for name, data in named.items() if data is not None}
+        train = [task for name, data in datasets.items() for task in as_tasks(data, name)]
         val = [] if val_dataset is None else as_tasks(val_dataset, "val_dataset")
         if not train and not val:
             raise ConfigError("dev needs tasks: dev(agent, train_dataset=…)")
-        found = self._try_out(agent, train, val)
-        print(found.text())
-        return found
+        outcome = self._try_out(agent, train, val)
+        say(outcome.text())
+        return outcome
 
     def _try_out(
         self, agent: LitAgent[Any], train: list[Json], val: list[Json]

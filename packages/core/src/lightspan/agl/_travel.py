@@ -1,4 +1,4 @@
-"""How an agent reaches the runners: as the name of its class and what it was made from.
+"""Travel of an agent to the runners: as the name of its class and what it was made from.
 
 A runner is told what to run as `module:name`. For an agent that is `agents` of this module and the
 description of the agent, as an attribute that is made when it is asked for.
@@ -24,11 +24,11 @@ from lightspan.agl._resources import (
     ProxyLLM,
     RolloutMode,
 )
-from lightspan.app import App, find, reference
+from lightspan.capture.scope import pushed
 from lightspan.errors import AppError
-from lightspan.llm import LLM
-from lightspan.records import Json, Mode, Rollout
-from lightspan.scope import current_scope
+from lightspan.runners.app import App, find, reference
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Json, Mode, Rollout
 
 
 class MainLLM(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """`module:name` of its class, of its function, or of itself."""
     llm: MainLLM
     args: list[Json] | None = None
-    """To make it with; None if `agent` is not a class."""
+    """Arguments to make it with; None if `agent` is not a class."""
     kwargs: dict[str, Json] = {}
 
 
@@ -104,6 +104,7 @@ def _not_plain(how: Made) -> str | None:
 
 
 def _same(value: Any, returned: Any) -> bool:
+    """Whether they are equal, types included: to Python 1 equals True and 1.0."""
     if type(value) is not type(returned):
         return False
     if isinstance(value, dict):
@@ -116,7 +117,7 @@ def _same(value: Any, returned: Any) -> bool:
 def _global_name(agent: LitAgent[Any]) -> str | None:
     """`module:name` of an agent at the top level of a module other than the script."""
     for module_name, module in list(sys.modules.items()):
-        if module_name in ("__main__", "__mp_main__"):
+        if module_name in ("__main__", "__mp_main__"):  # a runner's own script is another
             continue
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is agent:
@@ -197,8 +198,8 @@ class AgentApp(App):
 
 
 def _view(rollout: Rollout, mode: RolloutMode) -> AttemptedRollout:
-    scope = current_scope()
-    attempt_id = scope.attempt_id if scope is not None else ""
+    current = pushed()
+    attempt_id = current.scope.attempt_id if current is not None else ""
     return AttemptedRollout(
         rollout_id=rollout.rollout_id,
         input=rollout.task,
@@ -228,13 +229,13 @@ agents: Final = _Described()
 
 
 def _arrived(description: Description) -> LitAgent[Any]:
-    found = find(description.agent, "agent")
+    target = find(description.agent, "agent")
     if description.args is None:
-        if isinstance(found, LitAgent):
-            return found
-        return FunctionalLitAgent(found, **description.kwargs)
+        if isinstance(target, LitAgent):
+            return target
+        return FunctionalLitAgent(target, **description.kwargs)
     try:
-        return make_again(found, description.args, description.kwargs)
+        return make_again(target, description.args, description.kwargs)
     except Exception as error:
         raise AppError(
             f"the agent {description.agent} cannot be made: {type(error).__name__}: {error}"
@@ -242,7 +243,7 @@ def _arrived(description: Description) -> LitAgent[Any]:
 
 
 def make_again(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LitAgent[Any]:
-    """An agent like one that was made from these."""
+    """An agent like the one that was made from these."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # said when the first was made
         return kind(*args, **kwargs)  # type: ignore[no-any-return]

@@ -21,9 +21,9 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners import LoRA, Optimizer, PolicyLoss
-from lightspan.records import Json
-from lightspan.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
+from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+from lightspan.schema.records import Json
+from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
 
 _ROLLOUT, _ACTOR, _MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "model"))
 _BETAS: Final = f"{_ACTOR}.optim.betas"
@@ -240,7 +240,7 @@ class Plan:
     trainer: Mapping[str, Any]
     """Arguments of `lightspan.Trainer`."""
     loggers: Sequence[str]
-    """Names of `lightspan.sinks.SINKS` that are asked for."""
+    """Names of `lightspan.training.sinks.SINKS` that are asked for."""
     project: str
     experiment: str | None
     resume: bool

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from lightspan.algorithms import Algorithm, Metrics, Policy, PolicySpec, World, local_model
-from lightspan.algorithms.measures import (
+from lightspan.algorithms.metrics import (
     alarms,
     batch_metrics,
     merge_updates,
@@ -25,16 +25,11 @@ from lightspan.algorithms.measures import (
     saw_nothing,
     why_nothing,
 )
-from lightspan.checks import check_kind, check_number, check_whole, is_number
-from lightspan.engines import EngineCapabilities
+from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.replays import without_mismatches
+from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners import (
-    LearnerCapabilities,
-    LoRA,
-    Optimizer,
-    PolicyLoss,
-    check_lora,
-)
+from lightspan.learners.protocol import LearnerCapabilities, LoRA, Optimizer, PolicyLoss, check_lora
 from lightspan.lightning.advantages import Estimator, Unit, groups_without_variance
 from lightspan.lightning.air import AIR
 from lightspan.lightning.batch import (
@@ -48,16 +43,94 @@ from lightspan.lightning.batch import (
 from lightspan.lightning.credit import Credit, discounted, parse_credit
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
-from lightspan.records import Json, Mode, Sampling
-from lightspan.routing import Routing, agent_name
+from lightspan.schema.checks import check_kind, check_number, check_whole, is_number
+from lightspan.schema.records import Json, Mode
+from lightspan.schema.routing import Routing, agent_name
+from lightspan.schema.tokens import Sampling
 
 DEFAULT_POLICY = "policy"
-_NEVER_NONE: Final = ("group_size", "tasks_per_step", "minibatches", "resample")
+_LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0}
+"""Whole numbers, and the least that each may be."""
+_LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
+"""The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
 
-class LightningRL(Algorithm):
+@dataclass(kw_only=True, eq=False, frozen=True)
+class LightningSettings:
+    """The settings of `LightningRL`, which describes them: checked, and filled in if left out."""
+
+    model: str | Path = field(kw_only=False)
+    optimize: Optimize = "*"
+    frozen: Frozen = None
+    estimator: Estimator = "grpo"
+    unit: Unit = "rollout"
+    credit: Literal["terminal", "discounted"] | Credit | None = None
+    gamma: float | None = None
+    air: AIR | bool | None = None
+    weight: Weight = "rollout"
+    group_size: int = 8
+    tasks_per_step: int = 16
+    minibatches: int = 1
+    resample: int = 0
+    learning_rate: float | None = None
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    max_length: int | None = None
+    failure_reward: float | None = None
+    timeout_s: float | None = 600.0
+    max_staleness: int | None = None
+    lora: LoRA | None = None
+    loss: PolicyLoss | None = None
+    optimizer: Optimizer | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+        air = _air(self.air)
+        credit = self.credit or ("terminal" if air is None else "discounted")
+        rate = self.learning_rate or (1e-6 if self.lora is None else 1e-5)
+        filled_in = {
+            "model": local_model(self.model),
+            "air": air,
+            "credit": _credit(credit, self.gamma),
+            "loss": self.loss or PolicyLoss(),
+            "optimizer": self.optimizer or Optimizer(learning_rate=rate),
+        }
+        for name, value in filled_in.items():
+            object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        for name, low in _LEAST.items():
+            check_whole(name, getattr(self, name), low)
+        for name, low in _LEAST_IF_GIVEN.items():
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), low)
+        for name in ("learning_rate", "timeout_s"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0)
+        if self.group_size == 1 and self.estimator != "reinforce++":
+            raise ConfigError(
+                f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
+                'teaches nothing; use 2 or more, or estimator="reinforce++"'
+            )
+        if not is_number(self.temperature) or self.temperature <= 0:
+            raise ConfigError(f"temperature={self.temperature!r}: training needs a positive one")
+        if self.failure_reward is not None and not is_number(self.failure_reward):
+            raise ConfigError(f"failure_reward={self.failure_reward!r} must be finite, or None")
+        check_lora(self.lora)
+        check_kind("loss", self.loss, PolicyLoss)
+        check_kind("optimizer", self.optimizer, Optimizer)
+        if self.optimizer is not None and self.learning_rate is not None:
+            raise ConfigError("give learning_rate or optimizer, not both")
+
+
+# What a wrong or missing setting is told: the class that people call.
+LightningSettings.__init__.__qualname__ = "LightningRL.__init__"
+
+
+class LightningRL(LightningSettings, Algorithm):
     """Reinforcement learning for the agents of an app.
 
     Args:
@@ -94,133 +167,42 @@ class LightningRL(Algorithm):
         ConfigError: an option that does not exist, is outside its range or contradicts another.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        optimize: Optimize = "*",
-        frozen: Frozen = None,
-        estimator: Estimator = "grpo",
-        unit: Unit = "rollout",
-        credit: Literal["terminal", "discounted"] | Credit | None = None,
-        gamma: float | None = None,
-        air: AIR | bool | None = None,
-        weight: Weight = "rollout",
-        group_size: int = 8,
-        tasks_per_step: int = 16,
-        minibatches: int = 1,
-        resample: int = 0,
-        learning_rate: float | None = None,
-        temperature: float = 1.0,
-        max_tokens: int | None = None,
-        max_length: int | None = None,
-        failure_reward: float | None = None,
-        timeout_s: float | None = 600.0,
-        max_staleness: int | None = None,
-        lora: LoRA | None = None,
-        loss: PolicyLoss | None = None,
-        optimizer: Optimizer | None = None,
-        seed: int = 0,
-    ) -> None:
-        _check_whole(group_size=group_size, tasks_per_step=tasks_per_step, minibatches=minibatches)
-        _check_whole(low=0, resample=resample, max_staleness=max_staleness)
-        _check_whole(max_tokens=max_tokens)
-        # a prompt token and an answer token
-        _check_whole(low=2, max_length=max_length)
-        _check_positive(learning_rate=learning_rate, timeout_s=timeout_s)
-        if group_size == 1 and estimator != "reinforce++":
-            raise ConfigError(
-                f"estimator={estimator!r} compares the rollouts of a task: group_size=1 teaches "
-                'nothing; use 2 or more, or estimator="reinforce++"'
-            )
-        if not is_number(temperature) or temperature <= 0:
-            raise ConfigError(f"temperature={temperature!r}: training needs a positive one")
-        if failure_reward is not None and not is_number(failure_reward):
-            raise ConfigError(f"failure_reward={failure_reward!r} must be finite, or None")
-        check_lora(lora)
-        check_kind("loss", loss, PolicyLoss)
-        check_kind("optimizer", optimizer, Optimizer)
-        if optimizer is not None and learning_rate is not None:
-            raise ConfigError("give learning_rate or optimizer, not both")
-        self.model = local_model(model)
-        self.lora = lora
-        self.frozen = frozen
-        self._group_size = group_size
-        self._tasks_per_step = tasks_per_step
-        self._minibatches = minibatches
-        self.resample = resample
-        self._failure_reward = failure_reward
-        self._timeout_s = timeout_s
-        self._seed = seed
-        self._loss = loss or PolicyLoss()
-        if learning_rate is None:
-            learning_rate = 1e-6 if lora is None else 1e-5
-        self._optimizer = optimizer or Optimizer(learning_rate=learning_rate)
-        shaping = _air(air)
-        if credit is None:
-            credit = "terminal" if shaping is None else "discounted"
+    name = "lightning_rl"
+    # what these are once `LightningSettings` has filled them in
+    model: str
+    credit: Credit
+    air: AIR | None
+    loss: PolicyLoss
+    optimizer: Optimizer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._batch_config = BatchConfig(
-            estimator=estimator,
-            unit=unit,
-            credit=_credit(credit, gamma),
-            air=shaping,
-            weight=weight,
-            max_length=max_length,
-            max_staleness=max_staleness,
+            estimator=self.estimator,
+            unit=self.unit,
+            credit=self.credit,
+            air=self.air,
+            weight=self.weight,
+            max_length=self.max_length,
+            max_staleness=self.max_staleness,
             # KL and entropy teach where the reward does not
             keep_zero_advantages=bool(self.loss.kl or self.loss.entropy),
         )
-        sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-        named = _pattern_names(optimize)
+        named = _pattern_names(self.optimize)
         selection = Selection.of(
-            named, frozen, default_policy=_only_policy(named, frozen), sampling=sampling
+            named,
+            self.frozen,
+            default_policy=_only_policy(named, self.frozen),
+            sampling=Sampling(temperature=self.temperature, max_tokens=self.max_tokens),
         )
-        self._optimize = optimize
         self._routing = selection.routing
         self._specs = self._policy_specs(selection.policies)
-        self._sampling = sampling
         self._supported: frozenset[Rejection] = frozenset()
         self._air_was_idle = False
         self.last_batch: Batch | None = None
         """What the latest step learned from, for `inspect` and tests."""
 
     # --- what the trainer asks ------------------------------------------------------------
-    @property
-    def name(self) -> str:
-        return "lightning_rl"
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self._optimizer
-
-    @property
-    def tasks_per_step(self) -> int:
-        return self._tasks_per_step
-
-    @property
-    def group_size(self) -> int:
-        return self._group_size
-
-    @property
-    def minibatches(self) -> int:
-        return self._minibatches
-
-    @property
-    def loss(self) -> PolicyLoss:
-        return self._loss
-
-    @property
-    def timeout_s(self) -> float | None:
-        return self._timeout_s
-
-    @property
-    def failure_reward(self) -> float | None:
-        return self._failure_reward
-
     @property
     def base_model(self) -> str:
         return self.model
@@ -257,33 +239,17 @@ class LightningRL(Algorithm):
         return self._routing
 
     def config(self) -> dict[str, Json]:
-        config = self._batch_config
-        return {
-            "algorithm": self.name,
-            "model": self.model,
-            "optimize": msgspec.to_builtins(self._optimize),
-            "frozen": msgspec.to_builtins(self.frozen),
-            "estimator": config.estimator,
-            "unit": config.unit,
-            "credit": config.credit.name,
-            "step_rewards": config.credit.step_rewards,
-            "air": None if config.air is None else config.air.config(),
-            "weight": config.weight,
-            "group_size": self.group_size,
-            "tasks_per_step": self.tasks_per_step,
-            "minibatches": self.minibatches,
-            "resample": self.resample,
-            "temperature": self._sampling.temperature,
-            "max_tokens": self._sampling.max_tokens,
-            "max_length": config.max_length,
-            "max_staleness": config.max_staleness,
-            "failure_reward": self.failure_reward,
-            "timeout_s": self.timeout_s,
-            "loss": msgspec.to_builtins(self.loss),
-            "optimizer": msgspec.to_builtins(self._optimizer),
-            "lora": msgspec.to_builtins(self.lora),
-            "seed": self.seed,
+        plain = {
+            setting.name: msgspec.to_builtins(getattr(self, setting.name))
+            for setting in fields(LightningSettings)
+            if setting.name not in ("credit", "gamma", "air", "learning_rate")
         }
+        rules = {
+            "credit": self.credit.name,
+            "step_rewards": self.credit.step_rewards,
+            "air": None if self.air is None else self.air.config(),
+        }
+        return {"algorithm": self.name, **plain, **rules}
 
     # --- the three parts ------------------------------------------------------------------
     def plan(self, world: World, missing: int | None = None) -> list[Json]:
@@ -309,32 +275,40 @@ class LightningRL(Algorithm):
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
         """How many groups with variance a full step lacks."""
-        rewards = group_rewards(episodes, self._batch_config.credit.step_rewards)
+        rewards = group_rewards(episodes, self.credit.step_rewards)
         varying = len(rewards) - len(groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
     def build(
-        self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
+        self,
+        episodes: Sequence[Episode],
+        versions: Mapping[str, int] | None = None,
+        coverages: Sequence[Coverage] | None = None,
     ) -> Batch:
-        """The batch of one iteration."""
-        return build_batch(
-            episodes, self.coverages(episodes), self._batch_config, versions=versions
-        )
+        """The batch of one iteration.
+
+        Args:
+            versions: the current version of each policy; needed for `max_staleness`.
+            coverages: those of `coverages`, less what the learner cannot take
+                (`lightspan.algorithms.replays`); None for all.
+        """
+        if coverages is None:
+            coverages = self.coverages(episodes)
+        return build_batch(episodes, coverages, self._batch_config, versions=versions)
 
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
     ) -> list[Coverage]:
         """What becomes of every call. Calls under top-p, top-k or a grammar are trained if the
         engine and the learner of the last `check` both declare it."""
-        config = self._batch_config
         return [
             cover(
                 episode,
                 self._routing,
                 supported=self._supported,
                 modes=modes,
-                max_length=config.max_length,
-                step_rewards=config.credit.step_rewards,
+                max_length=self.max_length,
+                step_rewards=self.credit.step_rewards,
             )
             for episode in episodes
         ]
@@ -343,7 +317,8 @@ class LightningRL(Algorithm):
     async def run_step(self, world: World) -> Metrics:
         """Rollouts, batch, minibatch updates, publish."""
         episodes = await self.collect(world)
-        batch = self.build(episodes, world.versions)
+        coverages = await without_mismatches(world, self.coverages(episodes))
+        batch = self.build(episodes, world.versions, coverages)
         self.last_batch = batch
         self._look_at_air(world, batch)
         learned = await self._update(world, batch)
@@ -394,7 +369,7 @@ class LightningRL(Algorithm):
             ConfigError: two patterns describe one policy in different ways.
         """
         specs: dict[str, PolicySpec] = {}
-        described = self._optimize if isinstance(self._optimize, Mapping) else {}
+        described = self.optimize if isinstance(self.optimize, Mapping) else {}
         for pattern, policy in described.items():
             if not isinstance(policy, Policy):
                 continue
@@ -463,15 +438,3 @@ def _supported_by_both(
         Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,
     }
     return frozenset(rejection for rejection, by_both in declared.items() if by_both)
-
-
-def _check_whole(*, low: int = 1, **options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None or name in _NEVER_NONE:
-            check_whole(name, value, low)
-
-
-def _check_positive(**options: float | None) -> None:
-    for name, value in options.items():
-        if value is not None:
-            check_number(name, value, above=0)

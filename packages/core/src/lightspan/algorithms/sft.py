@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning, for a warm start, or from what went well: episodes, production."""
+"""SFT: supervised fine-tuning, for a warm start, or on what went well in episodes or production."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from lightspan.algorithms import local_model
-from lightspan.checks import check_kind, check_number, check_whole
-from lightspan.engines import ChatTokenizer
+from lightspan.algorithms.chats import load_chats
+from lightspan.algorithms.protocol import local_model
+from lightspan.algorithms.traces import Query, Time, reward_bound
+from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ConfigError, DataError
-from lightspan.learners import (
-    Learner,
-    LoRA,
-    Optimizer,
-    SFTLoss,
-    check_lora,
-)
+from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter, default_reporter
-from lightspan.recorded import Query, Time, check_min_reward, load_chats
-from lightspan.records import CallOutcome, Json
-from lightspan.routing import matches
+from lightspan.schema.checks import check_kind, check_number, check_whole
+from lightspan.schema.records import Json
+from lightspan.schema.routing import matches
+from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
 
 POLICY = "policy"
@@ -58,11 +55,15 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     demonstrations: int = 0
     """How many were imitated."""
     left_out: dict[str, int] = {}
-    """Of `from_store`: why how many calls were not."""
+    """With `from_store`: reason → how many calls were not imitated."""
 
 
+@dataclass(kw_only=True, eq=False)
 class SFT:
-    """Imitates demonstrations: given to `fit`, or what production recorded (`from_store`).
+    """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).
+
+    Answers are imitated as they stand: one that was sampled under a grammar too, so that the model
+    learns to keep to the form by itself.
 
     Of a store (`lightspan.record`) it imitates, one by one, the calls whose score is at least
     `min_reward`: prompt and tools as they were sent, and the answer. The score of a call is the
@@ -73,7 +74,7 @@ class SFT:
 
     Args:
         model: starting weights: a folder or a hub name.
-        learning_rate: of AdamW; give `optimizer` for anything else.
+        learning_rate: AdamW's; give `optimizer` for anything else.
         batch_size: demonstrations per update.
         epochs: passes over the demonstrations.
         prompt_weight: weight of the prompt's tokens in the loss; the answer's is 1.
@@ -84,80 +85,68 @@ class SFT:
         optimizer: see `lightspan.Optimizer`.
         lora: adapters instead of full weights.
         device: such as `"cuda"`.
-        seed: of the order of the demonstrations.
+        seed: for the order of the demonstrations.
         learner_options: further arguments of the torch learner.
         from_store: the URL of a store that production wrote.
         min_reward: the least score of a call that is imitated; None takes unscored ones too.
         service: only calls of this service.
         agents: only calls of these agents: names, or globs on agent paths.
-        since: only attempts that began then or later (see `lightspan.recorded.Time`).
+        since: only attempts that began then or later (see `lightspan.algorithms.traces.Time`).
         until: only attempts that began before.
 
     Raises:
-        ConfigError: an option that is none of its kind, or that belongs to `from_store` alone.
+        ConfigError: a value that its option does not take, or an option that applies only to
+            `from_store`.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        learning_rate: float | None = None,
-        batch_size: int = 16,
-        epochs: float = 1.0,
-        prompt_weight: float = 0.0,
-        turns: Turns = "last",
-        max_cpu_seconds: float | None = None,
-        optimizer: Optimizer | None = None,
-        lora: LoRA | None = None,
-        device: str = "cpu",
-        seed: int = 0,
-        learner_options: Mapping[str, Any] | None = None,
-        from_store: str | os.PathLike[str] | None = None,
-        min_reward: float | None = None,
-        service: str | None = None,
-        agents: str | Sequence[str] = (),
-        since: Time | None = None,
-        until: Time | None = None,
-    ) -> None:
-        if optimizer is not None and learning_rate is not None:
+    model: str | Path = field(kw_only=False)
+    learning_rate: float | None = None
+    batch_size: int = 16
+    epochs: float = 1.0
+    prompt_weight: float = 0.0
+    turns: Turns = "last"
+    max_cpu_seconds: float | None = None
+    optimizer: Optimizer | None = None
+    lora: LoRA | None = None
+    device: str = "cpu"
+    seed: int = 0
+    learner_options: Mapping[str, Any] | None = None
+    from_store: str | os.PathLike[str] | None = None
+    min_reward: float | None = None
+    service: str | None = None
+    agents: str | Sequence[str] = ()
+    since: Time | None = None
+    until: Time | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if self.optimizer is not None and rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
-        check_kind("optimizer", optimizer, Optimizer)
-        check_lora(lora)
-        if learning_rate is not None:
-            check_number("learning_rate", learning_rate, above=0)
-        self._chosen: dict[str, Any] = {
-            "min_reward": check_min_reward(min_reward),
-            "service": service,
-            "agents": agents,
-            "since": since,
-            "until": until,
-        }
-        if from_store is None:
-            _check_unused(self._chosen)
-        else:
-            Query.of(service, since, until)
-            open_store(from_store)
-        self.from_store = from_store
-        if turns not in get_args(Turns):
-            raise ConfigError(f"turns={turns!r} must be one of {', '.join(get_args(Turns))}")
-        if turns == "all" and from_store is not None:
+        check_kind("optimizer", self.optimizer, Optimizer)
+        check_lora(self.lora)
+        if rate is not None:
+            check_number("learning_rate", rate, above=0)
+        self.min_reward = reward_bound("min_reward", self.min_reward)
+        chosen = _given(self._choice())
+        if self.from_store is not None:
+            Query.of(self.service, self.since, self.until)
+            open_store(self.from_store)
+        elif chosen:
+            raise ConfigError(f"{chosen} chooses from a store: give from_store= too")
+        if self.turns not in get_args(Turns):
+            raise ConfigError(f"turns={self.turns!r} must be one of {', '.join(get_args(Turns))}")
+        if self.turns == "all" and self.from_store is not None:
             raise ConfigError('a store\'s calls are imitated one by one: leave turns="all" out')
-        check_whole("batch_size", batch_size, 1)
-        check_number("epochs", epochs, above=0)
-        check_number("prompt_weight", prompt_weight, low=0, high=1)
-        self.model = local_model(model)
-        self.optimizer = optimizer or Optimizer(
-            learning_rate=1e-5 if learning_rate is None else learning_rate
-        )
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.prompt_weight = prompt_weight
-        self.turns = turns
-        self.max_cpu_seconds = max_cpu_seconds
-        self.lora = lora
-        self.device = device
-        self.seed = seed
-        self._learner_options = dict(learner_options or {})
+        check_whole("batch_size", self.batch_size, 1)
+        check_number("epochs", self.epochs, above=0)
+        check_number("prompt_weight", self.prompt_weight, low=0, high=1)
+        self.model = local_model(self.model)
+        self.optimizer = self.optimizer or Optimizer(learning_rate=1e-5 if rate is None else rate)
+
+    def _choice(self) -> dict[str, Any]:
+        """The options that choose from a store."""
+        names = ("min_reward", "service", "agents", "since", "until")
+        return {name: getattr(self, name) for name in names}
 
     def fit(
         self,
@@ -172,7 +161,7 @@ class SFT:
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
                 last message is the assistant's, to be imitated as `turns` says, or token ids.
-            folder: of the model; it is made.
+            folder: where the model goes; it is made.
             reporter: None for the terminal.
 
         Raises:
@@ -188,7 +177,7 @@ class SFT:
         if (demonstrations is None) is (self.from_store is None):
             raise ConfigError("SFT imitates the demonstrations of fit(), or from_store=: give one")
         reporter = reporter or default_reporter()
-        from lightspan.engines.chat import load_tokenizer
+        from lightspan.engines.tokenizer import load_tokenizer
         from lightspan.learners.torch import TorchLearner
 
         tokenizer = load_tokenizer(self.model)
@@ -208,11 +197,11 @@ class SFT:
             lora=self.lora,
             device=self.device,
             seed=self.seed,
-            **self._learner_options,
+            **(self.learner_options or {}),
         )
         losses = self._imitate(learner, prepared, reporter)
         target = Path(folder)
-        learner.export(POLICY, target, merge=True)  # a model to go on from
+        learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
         return SFTResult(
             model=target,
             losses=losses,
@@ -224,16 +213,16 @@ class SFT:
     def _stored(
         self, tokenizer: ChatTokenizer, left_out: Counter[str], reporter: Reporter
     ) -> list[Demonstration]:
-        """What the store holds to imitate; counts what it does not.
+        """What the store holds to imitate; counts what it holds beside that.
 
         Raises:
-            DataError: nothing.
+            DataError: there is nothing to imitate.
         """
-        found = load_chats(str(self.from_store), **self._chosen)
-        left_out.update(found.left_out)
+        stored = load_chats(str(self.from_store), **self._choice())
+        left_out.update(stored.left_out)
         prepared = []
         why = ""
-        for index, chat in enumerate(found.chats):
+        for index, chat in enumerate(stored.chats):
             try:
                 prepared.append(_prepared(chat, tokenizer, index))
             except DataError as error:
@@ -243,7 +232,7 @@ class SFT:
         if not prepared:
             raise DataError(
                 f"store {self.from_store} has no call to imitate with "
-                f"{_given(self._chosen) or 'these settings'}; left out: {counted}{why}"
+                f"{_given(self._choice()) or 'these settings'}; left out: {counted}{why}"
             )
         reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{why}")
         return prepared
@@ -301,7 +290,7 @@ def demonstrations_from(
     They are ids of the tokenizer that sampled them: imitate them with a model of the same one.
     """
     patterns = [optimize] if isinstance(optimize, str) else list(optimize)
-    found = []
+    demonstrations = []
     for episode in episodes:
         if episode.damage or episode.reward is None or episode.reward < min_reward:
             continue
@@ -313,42 +302,37 @@ def demonstrations_from(
             if not chosen or record is None or call.outcome is not CallOutcome.OK:
                 continue
             if record.prompt and record.response:
-                found.append(
+                demonstrations.append(
                     Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids)
                 )
-    return found
+    return demonstrations
 
 
-def _check_unused(chosen: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what says something of a store where there is none."""
-    if said := _given(chosen):
-        raise ConfigError(f"{said} chooses from a store: give from_store= too")
-
-
-def _given(chosen: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={v!r}" for k, v in chosen.items() if v is not None and v != ())
+def _given(options: Mapping[str, Any]) -> str:
+    """The options that are not at their default, as they were written."""
+    return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
 
 
 def _prepared(
     demo: Json | Demonstration, tokenizer: ChatTokenizer, index: int, turns: Turns = "last"
 ) -> Demonstration:
-    """Token ids that the learner can take."""
-    found = _tokenise(demo, tokenizer, index, turns)
-    if not found.prompt_ids or not found.response_ids:
+    """The demonstration as token ids that the learner can take."""
+    ids = _tokenise(demo, tokenizer, index, turns)
+    if not ids.prompt_ids or not ids.response_ids:
         raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
-    for start, end in found.earlier:
-        if not 0 < start <= end <= len(found.prompt_ids):
+    for start, end in ids.earlier:
+        if not 0 < start <= end <= len(ids.prompt_ids):
             raise DataError(
                 f"demonstrations[{index}].earlier: [{start}, {end}) is not within its prompt of "
-                f"{len(found.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
             )
-    size = len(found.prompt_ids) + len(found.response_ids)
+    size = len(ids.prompt_ids) + len(ids.response_ids)
     if size > tokenizer.context_length:
         raise DataError(
             f"demonstrations[{index}] has {size} tokens, but the model's context holds "
             f"{tokenizer.context_length}: leave it out, or shorten it"
         )
-    return found
+    return ids
 
 
 def _tokenise(
@@ -406,7 +390,7 @@ def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, A
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
-    """Of each token: nothing can predict the first, an answer's count 1, the others less."""
+    """One per token: nothing can predict the first, an answer's weigh 1, the prompt's less."""
     weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
     for start, end in demo.earlier:
         weights[start:end] = [1.0] * (end - start)

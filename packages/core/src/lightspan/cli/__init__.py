@@ -1,47 +1,10 @@
-"""The `lightspan` command. Each subcommand is a module of this package with `add(commands)`."""
+"""The `lightspan` command, run by `commands`.
 
-from __future__ import annotations
+Each subcommand is a module here of its own name (`dev`, `runner`, `inspect`, `export`, `feedback`,
+`serve`) with `add(commands)`, and a word in `commands.COMMANDS`. It imports what it runs only when
+it runs, so that `--help` is quick. `_query` has the options that two of them share.
+"""
 
-import argparse
-import importlib
-import io
-import sys
-from collections.abc import Sequence
-from typing import Final
+from lightspan.cli.commands import main
 
-from lightspan import __version__
-from lightspan.errors import LightspanError
-
-COMMANDS: Final = ("dev", "runner", "inspect", "export", "feedback", "serve")
-"""In the order of `--help`."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show ends no command
-        sys.stdout.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
-    try:
-        text: str | None = options.run(options)
-    except LightspanError as error:
-        print(f"lightspan: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    try:
-        if text is not None:
-            print(text)
-    except BrokenPipeError:  # `lightspan inspect … | head`
-        sys.stderr.close()
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lightspan", description="Make the AI agents you already have learn."
-    )
-    parser.add_argument("--version", action="version", version=f"lightspan {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        importlib.import_module(f"lightspan.cli.{name}").add(commands)
-    return parser
+__all__ = ["main"]

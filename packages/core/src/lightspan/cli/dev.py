@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from lightspan.dryrun.report import DevReport
+    from lightspan.reports.dry_run.report import DevReport
 
 DESCRIPTION = """\
 Run an app on a few tasks and report what training it would do: every agent and its calls, what
@@ -86,8 +86,9 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.dryrun.writing import shown
     from lightspan.errors import LightspanError
+    from lightspan.progress import say
+    from lightspan.reports.dry_run.output import shown
 
     try:
         report = _report(options)
@@ -97,17 +98,17 @@ def _run(options: argparse.Namespace) -> str:
     text = shown(report, options.json)
     if not report.failure:
         return text
-    print(text)
+    say(text)
     raise LightspanError(report.failure)
 
 
 def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
-    from lightspan.app import load_app
-    from lightspan.dryrun.running import NO_MODEL
-    from lightspan.dryrun.writing import check_writable
     from lightspan.errors import ConfigError, DataError
     from lightspan.progress import PlainReporter
+    from lightspan.reports.dry_run.output import check_writable
+    from lightspan.reports.dry_run.run import NO_MODEL
+    from lightspan.runners.app import load_app
 
     check_writable(options.json)
     if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # it may be a pipe
@@ -151,42 +152,42 @@ def _report(options: argparse.Namespace) -> DevReport:
 
 
 _OF_COMMANDS: Final = ("task", "reward")
-"""Options that say nothing of an app in Python."""
+"""Options that apply only to an app that is a program."""
 
 
 def _app(options: argparse.Namespace) -> str:
     """The reference of the app."""
-    from lightspan.command import Command
     from lightspan.errors import ConfigError
+    from lightspan.runners.command import Command
 
     if not options.command:
         for name in _OF_COMMANDS:
             if getattr(options, name):
                 raise ConfigError(f"--{name} is for programs: give --command too")
         return str(options.app)
-    given = {name: getattr(options, name) for name in _OF_COMMANDS if getattr(options, name)}
+    choices = {name: getattr(options, name) for name in _OF_COMMANDS if getattr(options, name)}
     try:
         words = shlex.split(options.app)
     except ValueError as error:
         raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
-    return Command(words, **given).reference
+    return Command(words, **choices).reference
 
 
 def _endpoint(options: argparse.Namespace) -> Any:
-    """Who answers in place of the model.
+    """The endpoint that answers in place of the model; None where the model answers.
 
     Raises:
-        ConfigError: nobody would.
+        ConfigError: there is neither.
     """
-    from lightspan.dryrun.running import environment_endpoint, named_endpoint
     from lightspan.errors import ConfigError
+    from lightspan.reports.dry_run.endpoints import environment_endpoint, named_endpoint
 
-    found = named_endpoint(options.base_url, options.endpoint_model)
-    if found is None and options.model is None:
-        found = environment_endpoint()
-        if found is None:
+    endpoint = named_endpoint(options.base_url, options.endpoint_model)
+    if endpoint is None and options.model is None:
+        endpoint = environment_endpoint()
+        if endpoint is None:
             raise ConfigError(
                 "nobody would answer the app's model calls: give --model (a folder or a name on "
                 "the Hugging Face hub), or --base-url, or set OPENAI_BASE_URL or OPENAI_API_KEY"
             )
-    return found
+    return endpoint

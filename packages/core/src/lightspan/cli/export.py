@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightspan.cli.choosing import add_query, read_query
+from lightspan.cli._query import add_query, read_query
 from lightspan.errors import ConfigError, DataError
-from lightspan.records import Mode
-from lightspan.sinks import SINKS
+from lightspan.progress import say
+from lightspan.schema.records import Mode
+from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
 _FILES: Final = ("spans", *_CALLS, "tasks")
@@ -27,7 +28,7 @@ _HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
     "merge": ("model",),
     "policy": ("model",),
 }
-"""Option → what it is of; those of a store are `choosing`'s."""
+"""Option → the exports that it applies to; those of a store are in `_query`."""
 
 
 def add(commands: Any) -> None:
@@ -50,42 +51,42 @@ def add(commands: Any) -> None:
         *("-o", "--output"),
         type=Path,
         metavar="PATH",
-        help="a file (standard output if absent); of the model: a new folder; not of metrics",
+        help="a file (standard output if absent), or a new folder for the model; not for metrics",
     )
     parser.add_argument(
         "--format",
         choices=["jsonl", "parquet"],
-        help="by the file's name if absent, else jsonl; not of metrics or the model",
+        help="by the file's name if absent, else jsonl; not for metrics or the model",
     )
     parser.add_argument(
         "--mode",
         choices=[str(mode) for mode in Mode],
-        help="all if absent; not of metrics or the model",
+        help="all if absent; not for metrics or the model",
     )
     parser.add_argument(
         "--agent",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="of transitions and messages: only calls of these agents: a name, or a glob on paths; "
+        help="only calls of these agents, a name or a glob on paths; for transitions and messages; "
         "may be repeated",
     )
     parser.add_argument(
         "--min-reward",
         type=float,
         metavar="R",
-        help="only rollouts that earned R; not of metrics or the model",
+        help="only rollouts that earned R; not for metrics or the model",
     )
     add_query(parser)
     parser.add_argument(
         "--to",
         choices=list(SINKS),
-        help="of metrics: where to send them",
+        help="where to send metrics",
     )
     parser.add_argument(
-        "--merge", action="store_true", help="of the model: a LoRA adapter merged into its base"
+        "--merge", action="store_true", help="merge the model's LoRA adapter into its base"
     )
-    parser.add_argument("--policy", help="of the model: which, if the run has several")
+    parser.add_argument("--policy", help="whose model, if the run has several policies")
     parser.set_defaults(run=_run)
 
 
@@ -100,7 +101,8 @@ def _run(options: argparse.Namespace) -> None:
             )
     act = {"metrics": _send_metrics, "model": _copy_model}.get(options.what, _write)
     if read_query(options, options.run_folder) is not None and act is not _write:
-        raise ConfigError(f"{options.what} are of a run; {options.run_folder} is a store")
+        source = f"{options.run_folder} is a store of production"
+        raise ConfigError(f"{source}: only a run has {options.what} to export")
     act(options)
 
 
@@ -113,7 +115,7 @@ def _as_given(name: str, value: Any) -> str:
 
 
 def _write(options: argparse.Namespace) -> None:
-    from lightspan.exporting import Filter, export_run, export_store
+    from lightspan.reports.export import Filter, export_run, export_store
 
     query = read_query(options, options.run_folder)
     where = Path(options.run_folder)
@@ -137,12 +139,12 @@ def _write(options: argparse.Namespace) -> None:
         return
     except OSError as error:
         raise DataError(f"the output cannot be written: {error.strerror or error}") from error
-    print(done.text(options.what, options.output), file=sys.stderr)
+    say(done.text(options.what, options.output), sys.stderr)
 
 
 def _send_metrics(options: argparse.Namespace) -> None:
-    from lightspan.folders import RunFolder
-    from lightspan.sinks import SinkRun, send_metrics
+    from lightspan.training.folder import RunFolder
+    from lightspan.training.sinks import SinkRun, send_metrics
 
     run = RunFolder(Path(options.run_folder))
     config = run.read_config()
@@ -151,13 +153,13 @@ def _send_metrics(options: argparse.Namespace) -> None:
     target = SinkRun(run_id=config["run_id"], folder=run.path, config=config, first_step=0)
     lines = run.metrics()
     send_metrics(lines, target, options.to)
-    print(f"{len(lines)} lines of metrics to {options.to}", file=sys.stderr)
+    say(f"{len(lines)} lines of metrics to {options.to}", sys.stderr)
 
 
 def _copy_model(options: argparse.Namespace) -> None:
     from lightspan.engines.hub import is_adapter
-    from lightspan.folders import RunFolder
-    from lightspan.served import read_served
+    from lightspan.training.folder import RunFolder
+    from lightspan.training.manifest import read_served
 
     run, out = RunFolder(Path(options.run_folder)), options.output
     served = read_served(run.read_result(), run.path).policies
@@ -173,8 +175,9 @@ def _copy_model(options: argparse.Namespace) -> None:
         raise ConfigError(f"the run's model {source} is gone: put it back, or train again")
     if options.merge and not is_adapter(source):
         raise ConfigError(f"{source} is a whole model, no LoRA adapter: there is nothing to merge")
+    # Renamed when it is whole: a model that was cut off would load, and answer nonsense.
     beside = out.with_name(f".{out.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(beside, ignore_errors=True)  # what a process left that was killed
     try:
         if options.merge:
             from lightspan.learners.models import merge_adapter
@@ -190,7 +193,7 @@ def _copy_model(options: argparse.Namespace) -> None:
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    print(f"model of policy {name} to {out}", file=sys.stderr)
+    say(f"model of policy {name} to {out}", sys.stderr)
 
 
 def _why(error: OSError) -> str:

@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.scoring import feedback
+    from lightspan.production.feedback import feedback
 
     put = feedback(options.id, options.reward, store=options.store, comment=options.comment)
     what = f"attempt {put.attempt_id}"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from lightspan.cli.choosing import add_query, read_query
+from lightspan.cli._query import add_query, read_query
 
 
 def add(commands: Any) -> None:
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.inspection import inspect_run, inspect_store
+    from lightspan.reports.inspect import inspect_run, inspect_store
 
     query = read_query(options, options.run_folder)
     if query is not None:

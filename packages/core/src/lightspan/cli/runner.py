@@ -7,6 +7,8 @@ import asyncio
 import os
 from typing import Any
 
+from lightspan.progress import say
+
 DESCRIPTION = """\
 Run an app's attempts in this environment, for a training in another one. The two meet in the store
 that the trainer names (`waiting for runners: …`), on the same machine. Started before the training,
@@ -65,7 +67,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from lightspan.execution.joining import JoinOptions, join
+    from lightspan.runners.joiner import JoinOptions, join
 
     asyncio.run(
         join(
@@ -81,16 +83,12 @@ def _run(options: argparse.Namespace) -> None:
                 until_idle_s=options.until_idle,
                 stay=options.stay,
             ),
-            _say,
+            say,
         )
     )
 
 
 def _folders(given: list[str] | None) -> tuple[str, ...]:
-    from lightspan.execution.interpreters import check_folders
+    from lightspan.runners.interpreters import check_folders
 
     return tuple([os.getcwd()] if given is None else check_folders("--app-dir", given))
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> None:
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} is no port: give one from 1 to 65535, or 0")
     try:
-        from lightspan.serving import ServeOptions, serve
+        from lightspan.serving.endpoint import ServeOptions, serve
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightspan"):
             raise

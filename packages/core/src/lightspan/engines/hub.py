@@ -33,6 +33,7 @@ _NEEDED: Final[Mapping[Part, str]] = {
     "weights": "model*.safetensors",
 }
 _NEVER: Final = ("original/*", "onnx/*", "coreml/*")
+"""The same weights once more, for other programs."""
 
 
 class Origin(NamedTuple):
@@ -57,7 +58,7 @@ def locate(model: str | Path, part: Part) -> Origin:
 
 
 def check_model_path(model: str | Path) -> str:
-    """The model's name, or its path after a look whether the folder is there.
+    """The model's name on the hub, or the path of its folder, which is there.
 
     Raises:
         ModelError: a path that is not a folder with a `config.json`.
@@ -85,8 +86,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def is_here(model: str | Path, file: str) -> bool:
-    """Whether a file of the model is on this machine: in its folder, or in the hub's cache. Nobody
-    is asked."""
+    """Whether a file of the model is on this machine: in its folder, or in the hub's cache. Uses no
+    network."""
     path = Path(model).expanduser()
     return (path / file).is_file() if path.is_dir() else _in_cache(str(model), file) is not None
 
@@ -121,7 +122,7 @@ def _on_hub(name: str, part: Part) -> Origin:
         if status < 500 and status != 429:
             raise _cannot_fetch(what, name, error) from error
         return _cached(name, part, f"{_endpoint()} answered {status}", error)
-    except Exception as error:  # of whichever HTTP client the hub's client uses
+    except Exception as error:  # the hub's client uses one HTTP library or another: any may raise
         return _cached(name, part, f"{_endpoint()} cannot be reached ({_reason(error)})", error)
     if part == "weights":
         _announce(name, what, _missing_bytes(name, info))
@@ -226,14 +227,14 @@ def _in_cache(name: str, file: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, file)
-    except HFValidationError:  # no name of the hub's
+        cached = try_to_load_from_cache(name, file)
+    except HFValidationError:  # it cannot be the name of a model on the hub
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None  # or a mark: the hub has no such file
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from."""
+    """An error, what it came from, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -253,6 +254,3 @@ def _cache() -> str:
     from huggingface_hub import constants
 
     return constants.HF_HUB_CACHE
-
-
-__all__ = ["Origin", "Part", "cannot_load", "check_model_path", "is_adapter", "is_here", "locate"]

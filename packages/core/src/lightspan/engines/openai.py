@@ -1,4 +1,4 @@
-"""ChatEngine over any OpenAI-compatible endpoint: for frozen agents and dry runs."""
+"""OpenAIEngine: any OpenAI-compatible endpoint as an engine, for frozen agents and dry runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from lightspan.engines import ChatAnswer, EndpointRefused
+from lightspan.engines.protocol import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan.errors import EngineClosedError, EngineError
-from lightspan.llm import LLM
+from lightspan.schema.llm import LLM
 
 
-class OpenAIEngine:
+class OpenAIEngine(ChatEngine):
     """Calls one endpoint with its own key; nothing of the caller's request but the body travels.
 
     Args:
@@ -31,14 +31,14 @@ class OpenAIEngine:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Check the key and open the connection pool.
+        """Check that there is a key, and open the connection pool.
 
         Raises:
             ConfigError: the endpoint's key is not in the environment.
         """
         key = self.llm.api_key()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0)  # runners' slots are the limit, not a pool of 100
         self._session = aiohttp.ClientSession(
             headers=headers, timeout=self._timeout, connector=connector
         )
@@ -55,6 +55,9 @@ class OpenAIEngine:
         Raises:
             EngineError: the endpoint cannot be reached.
         """
+        # An app's own client tries again too, but a program without one does not, and a run of
+        # hours must not lose rollouts to one busy second. Streams are not repeated: part of the
+        # answer may have gone out already.
         for attempt in range(self._retries + 1):
             try:
                 answer = await self._post(body)
@@ -103,7 +106,7 @@ class OpenAIEngine:
     def _body(self, body: Mapping[str, Any]) -> io.BytesIO:
         model = self.llm.model or body.get("model")
         full = {**body, **self.llm.sampling, "model": model}
-        return io.BytesIO(msgspec.json.encode(full))
+        return io.BytesIO(msgspec.json.encode(full))  # aiohttp warns of large plain bytes
 
     def _without_key(self, refusal: bytes) -> bytes:
         """A refusal reaches the app and the store: some endpoints quote the key in it."""
@@ -111,7 +114,7 @@ class OpenAIEngine:
         return refusal.replace(key, b"***") if key else refusal
 
     def _unreachable(self, error: BaseException) -> EngineError:
-        why = str(error) or type(error).__name__  # a timeout says nothing
+        why = str(error) or type(error).__name__  # a timeout's message is empty
         return EngineError(f"{self.llm.base_url} cannot be reached: {why}")
 
 
@@ -119,7 +122,8 @@ _DONE: Final = b"[DONE]"
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The payloads of server-sent events, however long a line is."""
+    """The payloads of server-sent events. Lines are put together here: aiohttp's own reader refuses
+    one that is longer than its buffer."""
     rest = b""
     async for data in content.iter_any():
         *lines, rest = (rest + data).split(b"\n")

@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import datetime
 import itertools
 import math
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Final
 
 import msgspec
 import torch
 from transformers.generation.continuous_batching.requests import GenerationOutput
-from transformers.utils import logging as transformers_logging
 
-from lightspan.engines import (
+from lightspan.engines import _request_attention
+from lightspan.engines._batcher import Batcher, BatchSettings
+from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars
+from lightspan.engines.out_of_memory import is_out_of_memory, wanted
+from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
@@ -38,20 +40,15 @@ from lightspan.engines import (
     TokenChunk,
     TokenEngine,
     ToolParserName,
-    _attention,
 )
-from lightspan.engines._batching import Batcher, BatchSettings
-from lightspan.engines.chat import (
+from lightspan.engines.tokenizer import (
     TEMPLATE_DATE,
-    IncrementalDecoder,
+    StopWatcher,
     TransformersTokenizer,
     context_length,
     load_tokenizer,
 )
-from lightspan.engines.devices import check_device_name
-from lightspan.engines.hub import cannot_load, locate
-from lightspan.engines.memory import is_out_of_memory, wanted
-from lightspan.engines.weights import hash_weights
+from lightspan.engines.weights import check_device, hash_weights, load_model, weight_change
 from lightspan.errors import (
     ConfigError,
     ContextOverflowError,
@@ -60,10 +57,9 @@ from lightspan.errors import (
     EngineMemoryError,
     ModelError,
     NotFoundError,
-    OutOfMemoryError,
     UnsupportedError,
 )
-from lightspan.records import FinishReason, Sampling
+from lightspan.schema.tokens import FinishReason, Sampling
 
 PAGE_SIZE: Final = 64
 CPU_BATCH: Final = (48, 512)
@@ -83,6 +79,8 @@ CAPABILITIES: Final = EngineCapabilities(
     top_k=True,
     seed=False,
     in_place_update=True,
+    grammars=LIBRARY,
+    trainable_grammar=True,
 )
 
 
@@ -178,6 +176,9 @@ class TransformersEngine(TokenEngine):
     def tokenizer(self, policy: str) -> ChatTokenizer:
         return self._lane(policy).tokenizer
 
+    def check_grammar(self, policy: str, grammar: str) -> None:
+        self._lane(policy).grammars.check(grammar)
+
     async def generate(
         self, request: GenerationRequest, *, stream: bool
     ) -> AsyncIterator[TokenChunk]:
@@ -199,7 +200,7 @@ class TransformersEngine(TokenEngine):
     async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
         self._check_usable()
         lane = self._lane(policy)
-        # Goes on when the caller is cancelled: half an update would lose requests.
+        # The update goes on when the caller is cancelled: half of one would lose requests.
         await asyncio.shield(asyncio.ensure_future(lane.update(weights, version)))
 
     def weight_hash(self, policy: str) -> str:
@@ -216,8 +217,10 @@ class TransformersEngine(TokenEngine):
         try:
             return self._lanes[policy]
         except KeyError:
-            known = ", ".join(sorted(self._lanes))
-            raise NotFoundError(f"the engine has no policy {policy!r}; it has: {known}") from None
+            policies = ", ".join(sorted(self._lanes))
+            raise NotFoundError(
+                f"the engine has no policy {policy!r}; it has: {policies}"
+            ) from None
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -229,7 +232,7 @@ class TransformersEngine(TokenEngine):
 
 
 class _Lane:
-    """One policy: its model, and the jobs that it is working on. Lives on the event loop."""
+    """One policy with its model and the jobs that it is working on. Lives on the event loop."""
 
     def __init__(
         self,
@@ -260,14 +263,29 @@ class _Lane:
         self._lock = asyncio.Lock()
         self._ids = map(str, itertools.count())
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Of the lane's tokenizer.
+
+        Raises:
+            UnsupportedError: grammars cannot be compiled for it.
+        """
+        tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)
+        eos_ids = self.tokenizer.eos_ids
+        return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
+
     @property
     def cpu_s(self) -> float:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
 
     def check_alive(self) -> None:
         """Raise what ended the generation thread, unless it was closed."""
-        if self._failure is not None and not isinstance(self._failure, EngineClosedError):
-            raise type(self._failure)(str(self._failure)) from self._failure
+        if not isinstance(self._failure, EngineClosedError):
+            self._check_going()
+
+    def _check_going(self) -> None:
+        if self._failure is not None:
+            raise _another(self._failure) from self._failure
 
     def weight_hash(self) -> str:
         return hash_weights(self._model.state_dict())
@@ -278,6 +296,8 @@ class _Lane:
         Raises:
             ContextOverflowError, PromptRefused, UnsupportedError, EngineError
         """
+        if request.grammar:
+            self.grammars.check(request.grammar)
         prompt = request.prompt_ids
         if not prompt:
             raise EngineError(f"request {request.request_id} has an empty prompt")
@@ -299,22 +319,27 @@ class _Lane:
 
     async def submit(self, job: _Job) -> None:
         """Give a job to the thread, after an update that is under way."""
-        while not self._open.is_set():
+        while not self._open.is_set():  # another update may begin before this task goes on
             await self._open.wait()
         self._submit(job)
 
     def _submit(self, job: _Job) -> None:
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure)) from self._failure
+        self._check_going()
         if self._batcher is None:
             self._batcher = self._start()
         key = next(self._ids)
         job.begin(key, self.version)
         self._jobs[key] = job
-        # refused if the thread is ending: `_fail`, on its way, will tell the job why
+        # It is refused if the thread is ending: `_fail`, on its way, will tell the job why.
         with contextlib.suppress(EngineError):
             self._batcher.submit(
-                key, job.context_ids, job.sampling, job.remaining, streaming=job.needs_stream
+                key,
+                job.context_ids,
+                job.sampling,
+                job.remaining,
+                streaming=job.needs_stream,
+                walk=self.grammars.walk(job.grammar) if job.grammar else None,
+                answer_start=job.answer_start,
             )
 
     def drop(self, job: _Job) -> None:
@@ -325,9 +350,8 @@ class _Lane:
     async def update(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights; see the module's docstring."""
         async with self._lock:
-            if self._failure is not None:
-                raise type(self._failure)(str(self._failure)) from self._failure
-            change = _weight_change(self._model, weights, self.policy)
+            self._check_going()
+            change = weight_change(self._model, weights, self.policy)
             self._open.clear()
             try:
                 partial = await asyncio.to_thread(self._interrupt, change)
@@ -352,14 +376,11 @@ class _Lane:
                 continue
             job.receive(output)
             if not job.done:
-                job.settle()
-                self._submit_again(job)
-
-    def _submit_again(self, job: _Job) -> None:
-        try:
-            self._submit(job)
-        except EngineError as error:
-            job.fail(error)
+                job.settle()  # what it has is of the old version: a chunk has one version
+                try:
+                    self._submit(job)
+                except EngineError as error:
+                    job.fail(error)
 
     async def close(self) -> None:
         async with self._lock:
@@ -375,14 +396,12 @@ class _Lane:
             self._model,
             eos_ids=self.tokenizer.eos_ids,
             settings=self._settings,
-            on_outputs=self._outputs_from_thread,
+            on_outputs=partial(self._to_loop, self._receive),
             on_stop=self._stop_from_thread,
+            on_mismatch=partial(self._to_loop, self._mismatch),
         )
         batcher.start()
         return batcher
-
-    def _outputs_from_thread(self, outputs: list[GenerationOutput]) -> None:
-        self._to_loop(self._receive, outputs)
 
     def _stop_from_thread(self, error: BaseException | None) -> None:
         failure = EngineError(f"the generation thread of policy {self.policy} stopped")
@@ -411,7 +430,7 @@ class _Lane:
         for output in outputs:
             key = output.request_id
             if output.is_finished():
-                self._batcher.finished.discard(key)
+                self._batcher.settle(key)
             job = self._jobs.get(key)
             if job is None:
                 continue
@@ -424,6 +443,13 @@ class _Lane:
                 if not output.is_finished():  # a stop string
                     self._batcher.cancel(key)
 
+    def _mismatch(self, key: str, reason: str) -> None:
+        """One job cannot follow its grammar."""
+        job = self._jobs.get(key)
+        if job is not None:
+            job.fail(GrammarMismatchError(f"the answer cannot follow its grammar: {reason}"))
+            self.drop(job)
+
     def _fail(self, error: EngineError) -> None:
         """The lane is over: every job gets the error."""
         if self._failure is None:
@@ -434,7 +460,7 @@ class _Lane:
 
 
 class _Job:
-    """A request on its way: what it has so far, and the chunks that nobody has fetched yet."""
+    """A request on its way, with its tokens so far and the chunks that nobody has fetched yet."""
 
     def __init__(
         self, request: GenerationRequest, tokenizer: ChatTokenizer, *, limit: int, stream: bool
@@ -442,12 +468,14 @@ class _Job:
         self.key = ""
         self.done = False
         self.sampling = request.sampling
+        self.grammar = request.grammar
+        self.answer_start = len(request.prompt_ids) - request.answered
         self._prompt = request.prompt_ids
         self._limit = limit
         self._stream = stream
         self._eos_ids = tokenizer.eos_ids
         stops = tuple(stop for stop in request.sampling.stop if stop)
-        self._stop = _StopWatcher(tokenizer, stops) if stops else None
+        self._stop = StopWatcher(tokenizer, stops) if stops else None
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._sent = 0
@@ -472,7 +500,7 @@ class _Job:
     async def next_chunk(self) -> TokenChunk:
         item = await self._chunks.get()
         if isinstance(item, EngineError):
-            raise type(item)(str(item)) from item
+            raise _another(item) from item
         return item
 
     def begin(self, key: str, version: int) -> None:
@@ -480,7 +508,7 @@ class _Job:
         self.key, self._version, self._begun = key, version, len(self._ids)
 
     def receive(self, output: GenerationOutput) -> None:
-        """Take what the thread has produced since the submission (cumulative)."""
+        """Take what the thread has produced: all of it since the submission, each time."""
         if output.error is not None:
             self.fail(EngineError(f"generation failed: {output.error}"))
             return
@@ -489,8 +517,8 @@ class _Job:
             output.generated_tokens[new:], output.logprobs[new:], strict=True
         ):
             self._ids.append(token)
-            self._logprobs.append(min(logprob, 0.0))
-            if self._stop is not None and self._stop.push(token):
+            self._logprobs.append(min(logprob, 0.0))  # rounding may leave a little above 0
+            if self._stop is not None and self._stop.complete([token]):
                 self._finish(FinishReason.STOP)
                 return
         if output.is_finished():
@@ -523,97 +551,6 @@ class _Job:
         self._chunks.put_nowait(chunk)
 
 
-class _StopWatcher:
-    """Says at which token a stop string is complete."""
-
-    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._stops = stops
-        self._keep = max(len(stop) for stop in stops) - 1
-        self._tail = ""
-
-    def push(self, token: int) -> bool:
-        text = self._tail + self._decoder.push([token])
-        self._tail = text[len(text) - self._keep :] if self._keep else ""
-        return any(stop in text for stop in self._stops)
-
-
-def load_model(
-    source: Any, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
-) -> Any:
-    """A model from a folder or the hub, or a copy of a loaded one; in evaluation mode.
-
-    Runs no remote code and reads no pickle (safetensors only).
-
-    Raises:
-        ConfigError: the device is unknown, or a GPU where there is none.
-        ModelError: it is not there, cannot be fetched or cannot be read.
-        OutOfMemoryError: it does not fit.
-    """
-    check_device(device)
-    if isinstance(source, torch.nn.Module):
-        return _moved(copy.deepcopy(source), device, dtype, "the model").eval()
-    from transformers import AutoModelForCausalLM
-
-    origin = locate(source, "weights")
-    try:
-        with quiet_unless_terminal():
-            model = AutoModelForCausalLM.from_pretrained(
-                origin.folder, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
-            )
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise OutOfMemoryError(_too_large(origin.name, "cpu", error)) from error
-        raise cannot_load("weights", origin, error) from error
-    model.name_or_path = model.config._name_or_path = origin.name
-    return _moved(model, device, None, origin.name).eval()
-
-
-def check_device(device: str | torch.device) -> None:
-    """Raise `ConfigError` if models cannot be there."""
-    check_device_name(str(device))
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device={str(device)!r}: torch {torch.__version__} sees no CUDA GPU on this machine; "
-            'use device="cpu", or a build of torch with CUDA where there is one'
-        )
-
-
-def _moved(model: Any, device: str | torch.device, dtype: torch.dtype | None, name: str) -> Any:
-    """The model on its device.
-
-    Raises:
-        OutOfMemoryError: it does not fit.
-    """
-    try:
-        return model.to(device=device, dtype=dtype)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(_too_large(name, device, error)) from error
-
-
-def _too_large(name: str, device: str | torch.device, error: BaseException) -> str:
-    return (
-        f"the weights of {name} do not fit into the memory of {device}{wanted(error)}: use a "
-        "smaller model, another device, or lora=LoRA() so that the learner holds less "
-        "(docs/real-models.md says what fits where)"
-    )
-
-
-@contextlib.contextmanager
-def quiet_unless_terminal() -> Iterator[None]:
-    """Without transformers' progress bars where nobody watches them."""
-    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
-        yield
-        return
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
 def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
     if not isinstance(source, torch.nn.Module):
         return load_tokenizer(source, **options)
@@ -625,7 +562,12 @@ def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
 
 def _context(model: Any, asked: int | None) -> int:
     own = context_length(model.config)
-    return min(own, asked) if asked is not None else own
+    return own if asked is None else min(own, asked)
+
+
+def _another(error: EngineError) -> EngineError:
+    """The error once more: several callers raise it, and each adds its own traceback to its own."""
+    return type(error)(str(error))
 
 
 def default_cache_tokens(device: str, context: int) -> int:
@@ -636,7 +578,7 @@ def default_cache_tokens(device: str, context: int) -> int:
 
 
 def cache_blocks(device: str, context: int, num_blocks: int | None) -> int:
-    """That size in blocks of `PAGE_SIZE` tokens, with or without `num_blocks`."""
+    """Size of one policy's key-value cache in blocks of `PAGE_SIZE` tokens."""
     return num_blocks or math.ceil(default_cache_tokens(device, context) / PAGE_SIZE)
 
 
@@ -645,7 +587,7 @@ def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
     blocks = cache_blocks(model.device.type, context, sizes.num_blocks)
     if model.device.type != "cpu":
         return msgspec.structs.replace(sizes, num_blocks=blocks)
-    requests, batch = CPU_BATCH if _attention.supported(model) else MASKED_CPU_BATCH
+    requests, batch = CPU_BATCH if _request_attention.supported(model) else MASKED_CPU_BATCH
     return msgspec.structs.replace(
         sizes,
         max_requests=sizes.max_requests or requests,
@@ -679,37 +621,3 @@ def _check_sampling(sampling: Sampling) -> None:
     for name, fine in limits.items():
         if not fine:
             raise UnsupportedError(f"{name}={getattr(sampling, name)} cannot be sampled with")
-
-
-def _weight_change(model: Any, weights: Mapping[str, Any], policy: str) -> Callable[[], None]:
-    """A function that copies the weights into the model. All is checked before it is called.
-
-    Raises:
-        ModelError: names or shapes differ from the model's.
-    """
-    own = model.state_dict()
-    unknown = sorted(set(weights) - set(own))
-    if unknown:
-        raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
-    written = {own[name].data_ptr() for name in weights}
-    missing = [name for name, tensor in own.items() if tensor.data_ptr() not in written]
-    if missing:
-        raise ModelError(f"weights for policy {policy} lack {len(missing)} names: {missing[:5]}")
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise ModelError(
-                f"weight {name} of policy {policy} has shape {tuple(tensor.shape)}; the model's "
-                f"is {tuple(own[name].shape)}"
-            )
-
-    def change() -> None:
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-
-    return change
-
-
-__all__ = ["PAGE_SIZE", "TransformersEngine", "cache_blocks", "default_cache_tokens", "load_model"]

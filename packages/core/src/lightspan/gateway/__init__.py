@@ -1,10 +1,14 @@
-"""The gateway: an OpenAI-compatible endpoint that captures exact tokens.
+"""The gateway: an endpoint like OpenAI's and Anthropic's that captures exact tokens.
 
-`server` speaks HTTP, `sessions` knows who may call, `dialects` understands requests and words
-answers, `calls` generates once per call id, `tools` finds tool calls in text, `capture` writes to
-the store.
+In come requests of apps, out go answers in their words, and a span and token records of every
+call to the store. A request goes `server` (HTTP) → `intake` (from a request to a call) → `calls`
+(the life of a call, in its two kinds `generations` by our engine and `forwards` to an endpoint) →
+`delivery` (to the last byte). On the way `terms` say who may call and what is kept of it, those of
+training in `attempts`; `dialects` understand requests and word answers, `grammars` writes down what
+an answer may be, `tools` finds tool calls in text, `token_records` gathers the exact tokens,
+`store_log` writes to the store; `refusal` is what a client is told that gets no answer.
 """
 
-from lightspan.gateway.server import Gateway
+from lightspan.gateway.attempts import Gateway
 
 __all__ = ["Gateway"]

@@ -1,45 +1,115 @@
 """One model call: answered once, however often it is asked for.
 
-A `Call` belongs to a call id. Its work starts once; retries with the same call id join it while it
-runs and replay it when it is finished. When the last client leaves, the work is cancelled, what was
-sampled so far is recorded as cancelled, and a later retry goes on from there.
-
-`Run` generates with our engine, `lightspan.gateway.forwards.Forward` asks an endpoint.
+A `ServedCall` belongs to a call id of an `Account`. Its work starts once; retries with the same
+call id join it while it runs and replay it when it is finished. When the last client leaves, the
+work is cancelled, what was sampled so far is logged as cancelled, and a later retry goes on from
+there. `generations` and `forwards` have its two kinds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
 
-import msgspec
-
-from lightspan import conventions as c
-from lightspan.engines import ChatTokenizer, GenerationRequest, TokenChunk, TokenEngine
-from lightspan.engines.chat import IncrementalDecoder
 from lightspan.errors import EngineError, LightspanError
-from lightspan.gateway.dialects import Answer, Choice, ModelRequest
-from lightspan.gateway.errors import ApiError
-from lightspan.gateway.tools import tool_parser
-from lightspan.messages import dump_json
-from lightspan.records import CallOutcome, FinishReason, TokenRecord
-from lightspan.spans import Attributes
-from lightspan.wire import answer_attributes
+from lightspan.gateway.refusal import ApiError
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Claim
+from lightspan.schema.routing import Routing, Rule, Target
+from lightspan.schema.spans import Attributes, Span
+from lightspan.schema.tokens import CallOutcome, TokenRecord
 
-if TYPE_CHECKING:
-    from lightspan.routing import Target
+_Part = TypeVar("_Part")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class Past:
+    """What the store knows of a call that this gateway does not remember."""
+
+    span: Span
+    records: list[TokenRecord] = field(default_factory=list)
+
+    @property
+    def body_hash(self) -> str:
+        return str(self.span.attributes.get(c.REQUEST_HASH, ""))
+
+
+@dataclass(slots=True)
+class Account:
+    """The calls of one attempt, or of everybody who uses what was trained."""
+
+    claim: Claim
+    routing: Routing
+    checked_at: float = 0.0
+    sequence: int = 0
+    """The latest sequence number given."""
+    calls: dict[str, ServedCall] = field(default_factory=dict)
+    """Call id → its call: retries join it."""
+    past: dict[str, Past] = field(default_factory=dict)
+    """Call id → what another gateway process, or this one long ago, logged of it."""
+    shared: bool = False
+    """Whether strangers share it: equal bodies may then be of two of them."""
+    most_calls: int | None = None
+    """Calls that are remembered; None for all."""
+
+    @property
+    def attempt_id(self) -> str:
+        return self.claim.attempt.attempt_id
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is being worked on."""
+        return any(call.active for call in self.calls.values())
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    @property
+    def naming_rules(self) -> list[Rule]:
+        """Those that do not take every name: by them a request's `model` may be an agent."""
+        return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
+
+    def add(self, call: ServedCall) -> None:
+        """Remember a call; where there are too many, the oldest that are answered are forgotten."""
+        excess = 0 if self.most_calls is None else len(self.calls) - self.most_calls + 1
+        if excess > 0:
+            # not all of them are looked at: after a burst most may be under way
+            oldest = islice(self.calls.items(), 2 * excess)
+            for call_id in [name for name, earlier in oldest if not earlier.active][:excess]:
+                del self.calls[call_id]
+        self.calls[call.info.call_id] = call
+
+    def undelivered(self, body_hash: str) -> str | None:
+        """The latest call with this body whose answer may not have arrived.
+
+        One that nobody waits for comes first: of two equal calls at once (best-of-n) the retry is
+        of the one whose client is gone. Of a shared account there is none: only the call id tells.
+        """
+        if self.shared:
+            return None
+        missed = [
+            call_id
+            for call_id, call in reversed(self.calls.items())
+            if call.info.body_hash == body_hash and not call.delivered
+        ]
+        if missed:
+            return next((name for name in missed if self.calls[name].deserted), missed[0])
+        for call_id, past in reversed(self.past.items()):
+            if call_id not in self.calls and past.body_hash == body_hash:
+                return call_id
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
 class CallInfo:
     """What is known of a call before it is answered."""
 
+    account: Account
     call_id: str
     agent_path: str
     target: Target
@@ -50,43 +120,67 @@ class CallInfo:
     parent_id: str | None
     trace_id: str
     start_ns: int
-    prompts: tuple[list[int], ...] = ()
-    """Token ids of each prompt; a chat has one."""
     sequence_start: int = 0
-
-    def starting(self, sequence_start: int, prompts: Sequence[list[int]] = ()) -> CallInfo:
-        """The call as it starts."""
-        return replace(self, prompts=tuple(prompts), sequence_start=sequence_start)
+    """Its number; 0 before it starts."""
 
 
-Recording = Callable[["Call", CallOutcome], Awaitable[None]]
-"""Writes what became of a call; returns once the store acknowledged it or the wait is over."""
+class CallLog(ABC):
+    """Where it is written what became of calls."""
+
+    def __init__(self) -> None:
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @abstractmethod
+    async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
+        """Write what became of a call; returns when that is safe, or was waited for too long."""
+
+    @abstractmethod
+    async def refuse(self, info: CallInfo, error: ApiError) -> None:
+        """Write a call that was refused before it was worked on."""
+
+    @abstractmethod
+    async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
+        """Change what became of a call."""
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task that `drain` waits for, and that nothing cancels."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def drain(self) -> None:
+        """Wait for what is under way."""
+        while self._background:
+            await asyncio.wait(list(self._background))
 
 
-class Call(ABC):
-    """The life of a call: who waits for it, when it works, when it is recorded."""
+class ServedCall(ABC):
+    """The life of a call: who waits for it, when it works, when it is logged, what it delivers."""
 
-    def __init__(self, info: CallInfo, record: Recording) -> None:
+    def __init__(self, info: CallInfo, log: CallLog) -> None:
         self.info = info
+        self.overrides: Mapping[str, Any] = {}
+        """Field of the request → (what the app asked, what is used)."""
+        self.streamed = bool(info.body.get("stream"))
+        """Whether the client asked for events rather than a body."""
         self.error: Exception | None = None
+        self.answered = False
+        """The answer is there, logged."""
         self.delivered = False
         self.lost = False
         """It was answered and the answer did not arrive."""
         self.tries = 0
-        self._record = record
+        self._log = log
         self._clients = 0
         self._task: asyncio.Task[None] | None = None
         self._cancellable = False
         self._pulse = asyncio.Event()
 
-    @property
-    @abstractmethod
-    def answered(self) -> bool:
-        """Whether the answer is there, recorded."""
-
+    # --- what it is -----------------------------------------------------------------------
     @property
     def outcome(self) -> CallOutcome:
-        """What an answered call is recorded as."""
+        """What an answered call is logged as."""
         return CallOutcome.OK
 
     @property
@@ -100,17 +194,55 @@ class Call(ABC):
         return self._clients == 0
 
     @abstractmethod
-    async def _work(self) -> None:
-        """Get the answer; cancelled when the last client leaves."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """The answer is there and recorded."""
-
-    @abstractmethod
     def attributes(self) -> Attributes:
         """What its span says of the answer, as far as it has come."""
 
+    def token_records(self, outcome: CallOutcome, sequence_end: int) -> list[TokenRecord]:
+        """What was sampled, as far as it has come; nothing of an endpoint's answer.
+
+        Raises:
+            DataError: the engine gave tokens that cannot be trained.
+        """
+        return []
+
+    def conversation(self) -> list[dict[str, Any]] | None:
+        """What a next response goes on from; None without an answered response."""
+        return None
+
+    # --- what it delivers -----------------------------------------------------------------
+    @abstractmethod
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """The events of the answer as they come, the last of them when it is logged.
+
+        Raises (while iterating):
+            ApiError: an endpoint refused.
+            LightspanError: the engine failed.
+        """
+
+    @abstractmethod
+    async def body(self) -> bytes:
+        """The answer in one piece, logged; raises what `events` raises."""
+
+    async def _wait(self) -> None:
+        async for _ in self._follow(tuple):
+            pass
+
+    async def _follow(self, parts: Callable[[], Sequence[_Part]]) -> AsyncGenerator[_Part, None]:
+        """The parts as they come; ends when the answer is there and logged."""
+        position = 0
+        while True:
+            pulse, known = self._pulse, parts()
+            while position < len(known):
+                yield known[position]
+                position += 1
+            if self.error is not None:
+                raise self.error
+            if self.answered and position == len(parts()):
+                return
+            if pulse is self._pulse:
+                await pulse.wait()
+
+    # --- who waits for it -----------------------------------------------------------------
     def join(self) -> None:
         """A client came; the work starts, goes on after a cancellation, or again after an error."""
         self._clients += 1
@@ -124,12 +256,35 @@ class Call(ABC):
             self._cancellable = False
             self._task.cancel()
 
+    async def arrived(self) -> None:
+        """A client has the answer."""
+        self.delivered = True
+        if self.lost:  # an earlier delivery failed, this retry fetched the answer
+            self.lost = False
+            await self._log.mark(self.info, self.outcome)
+
+    def missed(self) -> None:
+        """A client left without the answer."""
+        self._log.background(self._missed())
+
+    async def _missed(self) -> None:
+        await self.settled()
+        # of the last client: while another waits, somebody may still get it
+        if self.answered and self.deserted and not self.delivered and not self.lost:
+            self.lost = True
+            await self._log.mark(self.info, CallOutcome.UNDELIVERED)
+
+    # --- how it works ---------------------------------------------------------------------
+    @abstractmethod
+    async def _work(self) -> None:
+        """Get the answer; cancelled when the last client leaves."""
+
     def _start(self) -> None:
         self.error = None
         self._cancellable = True
-        self._task = asyncio.create_task(self._run(), name=self.info.call_id)
+        self._task = asyncio.create_task(self._try(), name=self.info.call_id)
 
-    async def _run(self) -> None:
+    async def _try(self) -> None:
         self.tries += 1
         outcome: CallOutcome | None = None
         try:
@@ -140,9 +295,8 @@ class Call(ABC):
             outcome, self.error = CallOutcome.ERROR, _explained(error)
         self._cancellable = False
         try:
-            await self._record(self, outcome or self.outcome)
-            if outcome is None:
-                self._settle()
+            await self._log.record(self, outcome or self.outcome)
+            self.answered = outcome is None
         except Exception as error:  # whoever waits must not wait for ever
             self.error = _explained(error)
         finally:
@@ -162,277 +316,6 @@ class Call(ABC):
         pulse.set()
 
 
-@dataclass(slots=True)
-class ChoiceRun:
-    """One choice while it is generated."""
-
-    index: int
-    prompt_ids: list[int]
-    decoder: IncrementalDecoder
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    finish: FinishReason | None = None
-    text: str = ""
-    streamed: int = 0
-    """Characters of `text` handed out as deltas."""
-
-    def extend(self, chunk: TokenChunk) -> None:
-        """Take up a chunk's tokens."""
-        self.ids.extend(chunk.ids)
-        self.logprobs.extend(chunk.logprobs)
-        self.text += self.decoder.push(chunk.ids)
-        if not chunk.ids:
-            return
-        known, count = self.versions[-1] if self.versions else (None, 0)
-        if known == chunk.version:
-            self.versions[-1] = (chunk.version, count + len(chunk.ids))
-        else:
-            self.versions.append((chunk.version, len(chunk.ids)))
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of a choice."""
-
-    index: int
-    text: str
-
-
-class Run(Call):
-    """A call that our engine generates."""
-
-    def __init__(
-        self,
-        info: CallInfo,
-        request: ModelRequest,
-        engine: TokenEngine,
-        tokenizer: ChatTokenizer,
-        record: Recording,
-    ) -> None:
-        super().__init__(info, record)
-        self.request = request
-        self.choices = [
-            ChoiceRun(number * request.n + index, prompt, IncrementalDecoder(tokenizer))
-            for number, prompt in enumerate(info.prompts)
-            for index in range(request.n)
-        ]
-        self.created = int(time.time())
-        self.answer: Answer | None = None
-        self.resampled = False
-        """Sampled anew after a try whose tokens are gone."""
-        self.deltas: list[Delta] = []
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
-
-    @property
-    def response_id(self) -> str:
-        """The id that its client gets."""
-        return f"{self.request.id_prefix}{self.info.call_id}"
-
-    @property
-    def answered(self) -> bool:
-        return self.answer is not None
-
-    @property
-    def outcome(self) -> CallOutcome:
-        return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
-
-    def restore(self, records: Sequence[TokenRecord], *, resampled: bool) -> None:
-        """Take up what the store knows of this call: an answer to replay, or a part of one."""
-        self.tries = 1
-        self.resampled = resampled
-        self.lost = any(record.outcome is CallOutcome.UNDELIVERED for record in records)
-        for record in records:
-            choice = self.choices[record.choice]
-            choice.ids, choice.logprobs = record.response_ids, record.logprobs
-            choice.versions = [(version, count) for version, count in record.versions]
-            choice.text = choice.decoder.push(choice.ids)
-            if record.finish_reason is not FinishReason.CANCELLED:
-                self._end(choice, record.finish_reason)
-            self._hand_out(choice)
-        if all(choice.finish is not None for choice in self.choices):
-            self._settle()
-
-    async def wait(self) -> Answer:
-        """The answer, recorded.
-
-        Raises:
-            EngineError: the generation failed.
-        """
-        async for _ in self.follow():
-            pass
-        assert self.answer is not None
-        return self.answer
-
-    async def follow(self) -> AsyncIterator[Delta]:
-        """The text as it comes; ends when the answer is there and recorded."""
-        position = 0
-        while True:
-            pulse = self._pulse
-            while position < len(self.deltas):
-                yield self.deltas[position]
-                position += 1
-            if self.error is not None:
-                raise self.error
-            if self.answer is not None and position == len(self.deltas):
-                return
-            if pulse is self._pulse:
-                await pulse.wait()
-
-    async def _work(self) -> None:
-        open_choices = [choice for choice in self.choices if choice.finish is None]
-        self.resampled |= self.tries > 1 and any(not choice.ids for choice in open_choices)
-        if len(open_choices) == 1:
-            await self._sample(open_choices[0])
-            return
-        async with asyncio.TaskGroup() as group:
-            for choice in open_choices:
-                group.create_task(self._sample(choice))
-
-    async def _sample(self, choice: ChoiceRun) -> None:
-        continued = len(choice.ids)
-        request = self._generation(choice)
-        if request is None:
-            self._end(choice, FinishReason.LENGTH)
-            return
-        chunks = self._engine.generate(request, stream=self.request.stream)
-        async with aclosing(chunks):  # type: ignore[type-var]
-            async for chunk in chunks:
-                choice.extend(chunk)
-                cut = bool(continued) and self._cut(choice, continued)
-                finish = FinishReason.STOP if cut else chunk.finish_reason
-                if finish is not None:
-                    self._end(choice, finish)
-                self._hand_out(choice)
-                if cut:
-                    return
-
-    def _generation(self, choice: ChoiceRun) -> GenerationRequest | None:
-        sampling = self.request.sampling
-        if sampling.max_tokens is not None and choice.ids:
-            left = sampling.max_tokens - len(choice.ids)
-            if left <= 0:
-                return None
-            sampling = msgspec.structs.replace(sampling, max_tokens=left)
-        return GenerationRequest(
-            request_id=f"{self.info.call_id}-{choice.index}-{self.tries}",
-            policy=self.info.policy,
-            prompt_ids=[*choice.prompt_ids, *choice.ids],
-            sampling=sampling,
-        )
-
-    def _cut(self, choice: ChoiceRun, continued: int) -> bool:
-        """End a continued choice at a stop string that began before the continuation.
-
-        The engine sees only what it samples itself; the ids end with the token that completes it.
-        """
-        stops = self.request.sampling.stop
-        if not any(stop in choice.text for stop in stops):
-            return False
-        for end in range(continued + 1, len(choice.ids) + 1):
-            text = self._tokenizer.decode(choice.ids[:end])
-            if any(stop in text for stop in stops):
-                break
-        choice.versions = _first(choice.versions, end)
-        del choice.ids[end:], choice.logprobs[end:]
-        return True
-
-    def _end(self, choice: ChoiceRun, finish: FinishReason) -> None:
-        choice.text = self._trim(choice.text + choice.decoder.flush())
-        choice.finish = finish
-
-    def _trim(self, text: str) -> str:
-        """Cut the text at the first stop string (the ids keep the token that completes it)."""
-        found = [text.find(stop) for stop in self.request.sampling.stop]
-        cuts = [position for position in found if position >= 0]
-        return text[: min(cuts)] if cuts else text
-
-    def _hand_out(self, choice: ChoiceRun) -> None:
-        if not self.request.stream:
-            return
-        end = self._visible(choice)
-        if end > choice.streamed:
-            self.deltas.append(Delta(choice.index, choice.text[choice.streamed : end]))
-            choice.streamed = end
-            self._beat()
-
-    def _visible(self, choice: ChoiceRun) -> int:
-        if choice.finish is not None:
-            # a tool call never shows as text; a malformed one does, as the model wrote it
-            message, called = self.message(choice)
-            return len(message["content"] or "") if called else len(choice.text)
-        text = self._trim(choice.text)
-        held = max((len(stop) for stop in self.request.sampling.stop), default=1) - 1
-        text = text[: max(0, len(choice.text) - held)]
-        return len(text) if self._tools is None else self._tools.visible_length(text)
-
-    def _settle(self) -> None:
-        self.answer = Answer(
-            response_id=self.response_id,
-            created=self.created,
-            model=self.request.model or self.info.policy,
-            choices=tuple(self._choice(choice) for choice in self.choices),
-            prompts=self.info.prompts,
-        )
-
-    def _choice(self, choice: ChoiceRun) -> Choice:
-        message, called = self.message(choice)
-        reason = "length" if choice.finish is FinishReason.LENGTH else "stop"
-        wanted = self.request.logprobs
-        return Choice(
-            index=choice.index,
-            message=message,
-            finish_reason="tool_calls" if called else reason,
-            token_ids=choice.ids,
-            token_texts=[self._tokenizer.token_text(i) for i in choice.ids] if wanted else (),
-            logprobs=choice.logprobs,
-            text_offsets=self._offsets(choice.ids) if wanted else (),
-        )
-
-    def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Where the text of each token begins."""
-        decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
-        for token in ids:
-            offsets.append(length)
-            length += len(decoder.push([token]))
-        return offsets
-
-    def attributes(self) -> Attributes:
-        choices = [
-            {"message": self.message(choice)[0], "finish_reason": _finish_text(choice)}
-            for choice in self.choices
-        ]
-        usage = {
-            "prompt_tokens": sum(map(len, self.info.prompts)),
-            "completion_tokens": sum(len(choice.ids) for choice in self.choices),
-        }
-        answer = {"id": self.response_id, "model": self.info.policy, "choices": choices}
-        known = {c.POLICY: self.info.policy, **answer_attributes({**answer, "usage": usage})}
-        known |= self.request.attributes()
-        if self.request.overrides:
-            known[c.SAMPLING_OVERRIDES] = dump_json(self.request.overrides)
-        if self.resampled:
-            known[c.CALL_RESAMPLED] = True
-        return known
-
-    def message(self, choice: ChoiceRun) -> tuple[dict[str, Any], bool]:
-        """The choice as an OpenAI message, and whether it calls tools."""
-        parsed = None if self._tools is None else self._tools.parse(choice.text)
-        if parsed is None or not parsed.calls:
-            return {"role": "assistant", "content": choice.text}, False
-        calls = [
-            {
-                "id": _tool_call_id(self.info.call_id, choice.index, number),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(parsed.calls)
-        ]
-        return {"role": "assistant", "content": parsed.content, "tool_calls": calls}, True
-
-
 def _explained(error: Exception) -> Exception:
     """What a client can be told: an error of ours."""
     first = error
@@ -443,24 +326,3 @@ def _explained(error: Exception) -> Exception:
     failure = EngineError(f"the engine failed: {type(first).__name__}: {first}")
     failure.__cause__ = first
     return failure
-
-
-def _finish_text(choice: ChoiceRun) -> str:
-    return "cancelled" if choice.finish is None else choice.finish.value
-
-
-def _first(versions: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The run-length encoded versions of the first `length` tokens."""
-    kept: list[tuple[int, int]] = []
-    for version, count in versions:
-        taken = min(count, length)
-        if taken > 0:
-            kept.append((version, taken))
-        length -= taken
-    return kept
-
-
-def _tool_call_id(call_id: str, choice: int, number: int) -> str:
-    """The same for every replay, and as long as OpenAI's own (it refuses ids beyond 40)."""
-    name = f"{call_id}/{choice}/{number}".encode()
-    return "call_" + hashlib.blake2b(name, digest_size=12).hexdigest()

@@ -1,34 +1,35 @@
-"""Calls of frozen agents: an endpoint answers, the gateway records and passes on."""
+"""Calls that an endpoint answers: the gateway logs them and passes the answer on."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 
-from lightspan import conventions as c
-from lightspan import messages
-from lightspan.engines import ChatEngine, EndpointRefused
+from lightspan.engines.protocol import ChatEngine, EndpointRefused
 from lightspan.errors import EngineError
-from lightspan.gateway.calls import Call, CallInfo, Recording
-from lightspan.gateway.dialects import as_in_training
-from lightspan.gateway.errors import ApiError
-from lightspan.records import Sampling
-from lightspan.spans import Attributes, Span
-from lightspan.wire import StreamedAnswer, answer_attributes
+from lightspan.gateway.calls import CallInfo, CallLog, ServedCall
+from lightspan.gateway.dialects.chat import as_in_training
+from lightspan.gateway.dialects.events import DONE, event_of
+from lightspan.gateway.refusal import ApiError
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.call_attributes import StreamedAnswer, answer_attributes
+from lightspan.schema.spans import Attributes, Span
+from lightspan.schema.tokens import Sampling
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Forward(Call):
+class ForwardedCall(ServedCall):
     """A call that an endpoint answers.
 
     Args:
         info: the call.
         engine: the endpoint.
         name: of the endpoint, for error messages.
-        record: writes what became of the call.
+        log: is told what became of the call.
         forced: the sampling of training, which a dry run asks of the endpoint.
 
     Raises:
@@ -40,67 +41,45 @@ class Forward(Call):
         info: CallInfo,
         engine: ChatEngine,
         name: str,
-        record: Recording,
+        log: CallLog,
         *,
         forced: Sampling | None = None,
     ) -> None:
-        super().__init__(info, record)
-        self.body = b""
-        """The unstreamed answer."""
+        super().__init__(info, log)
         self._sent: Mapping[str, Any] = info.body
-        self._overrides: Mapping[str, Any] = {}
         if forced is not None:
-            self._sent, self._overrides = as_in_training(info.body, forced)
+            self._sent, self.overrides = as_in_training(info.body, forced)
         self._engine = engine
         self._name = name
+        self._body = b""
+        """The unstreamed answer."""
         self._payloads: list[bytes] = []
         self._answer: Mapping[str, Any] = {}
-        self._answered = False
-
-    @property
-    def answered(self) -> bool:
-        return self._answered
-
-    @property
-    def streamed(self) -> bool:
-        return bool(self.info.body.get("stream"))
 
     def restore(self, span: Span) -> None:
         """Take up what the store knows of an answered call."""
         completion = _completion(span)
-        self.body, self._answer = _encode(completion), completion
+        self._body, self._answer = _encode(completion), completion
         options = self.info.body.get("stream_options") or {}
         usage = bool(options.get("include_usage"))
         self._payloads = [_encode(chunk) for chunk in _chunks(completion, include_usage=usage)]
-        self._settle()
+        self.answered = True
 
-    async def wait(self) -> bytes:
-        """The unstreamed answer, recorded.
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        await self._begun()
+        async for payload in self._follow(lambda: self._payloads):
+            yield event_of(payload)
+        yield DONE
 
-        Raises:
-            ApiError: the endpoint refused.
-            EngineError: it cannot be reached, or answered nonsense.
-        """
-        async for _ in self.follow():
-            pass
-        return self.body
+    async def body(self) -> bytes:
+        await self._begun()
+        await self._wait()
+        return self._body
 
-    async def follow(self) -> AsyncIterator[bytes]:
-        """The payloads of the stream as they come; ends when the answer is recorded."""
+    async def _begun(self) -> None:
+        """Wait while an earlier try is being logged: its payloads are not this try's."""
         while self.active and not self._cancellable:
-            await self._pulse.wait()  # an earlier try is being recorded
-        position = 0
-        while True:
-            pulse, payloads = self._pulse, self._payloads
-            while position < len(payloads):
-                yield payloads[position]
-                position += 1
-            if self.error is not None:
-                raise self.error
-            if self._answered and position == len(self._payloads):
-                return
-            if pulse is self._pulse:
-                await pulse.wait()
+            await self._pulse.wait()
 
     async def _work(self) -> None:
         self._payloads, self._answer = [], {}
@@ -111,7 +90,7 @@ class Forward(Call):
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body)
         self._answer = self._decoded(answer.body)
-        self.body = answer.body
+        self._body = answer.body
 
     async def _work_streamed(self) -> None:
         gathered = StreamedAnswer()
@@ -140,24 +119,19 @@ class Forward(Call):
             raise EngineError(f"{self._name} answered no JSON object: {body[:200]!r}")
         return decoded
 
-    def _settle(self) -> None:
-        self._answered = True
-
     def attributes(self) -> Attributes:
-        known = answer_attributes(self._answer)
-        if self._overrides:
-            known[c.SAMPLING_OVERRIDES] = messages.dump_json(self._overrides)
-        return known
+        return answer_attributes(self._answer)
 
 
 def _completion(span: Span) -> dict[str, Any]:
     """The chat completion that a span tells of."""
     known: Mapping[str, Any] = span.attributes
-    reasons = known.get(c.FINISH_REASONS, [])
+    answers = messages.answers_of(known)
+    reasons = known.get(c.FINISH_REASONS, ())
     choices = [
-        {"index": index, "message": message, "finish_reason": reason}
+        {"index": index, "message": message, "finish_reason": reason or None}
         for index, (message, reason) in enumerate(
-            zip(messages.answers_of(known), reasons, strict=False)
+            zip_longest(answers, reasons[: len(answers)], fillvalue=None)
         )
     ]
     prompt, answer = known.get(c.INPUT_TOKENS, 0), known.get(c.OUTPUT_TOKENS, 0)

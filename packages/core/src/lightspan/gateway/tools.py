@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+from lightspan.schema.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+
+_Fields = Mapping[str, msgspec.Raw]
 
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -65,14 +67,31 @@ class HermesParser(ToolParser):
     One malformed call leaves all of the answer text.
     """
 
-    _call: Final = re.compile(rf"{CALL_OPEN}\s*(.*?)\s*{CALL_CLOSE}", re.DOTALL)
+    _open: Final = re.compile(rf"{CALL_OPEN}\s*")
+    _close: Final = re.compile(rf"\s*{CALL_CLOSE}")
 
     def parse(self, text: str) -> ParsedText:
-        bodies = self._call.findall(text)
-        calls = _calls([_fields(body) for body in bodies], _hermes_call)
-        if not calls or text.count(CALL_OPEN) != len(calls):
+        calls = _calls(list(self._bodies(text)), _hermes_call)
+        if not calls:
             return ParsedText(text)
         return ParsedText(text[: text.find(CALL_OPEN)].rstrip() or None, calls)
+
+    def _bodies(self, text: str) -> Iterator[_Fields | None]:
+        """Each call's object, None where it is malformed. An argument may hold the closing mark, so
+        a call ends where its JSON does."""
+        position = 0
+        while opening := self._open.search(text, position):
+            try:
+                _, end = _scanner.raw_decode(text, opening.end())
+            except (ValueError, RecursionError):
+                yield None
+                return
+            closing = self._close.match(text, end)
+            if closing is None:
+                yield None
+                return
+            yield _fields(text[opening.end() : end])
+            position = closing.end()
 
     def visible_length(self, text: str) -> int:
         # White space before a call is held back too: it is not part of the content.
@@ -129,7 +148,6 @@ def tool_parser(name: str) -> ToolParser:
 
 
 # --- reading --------------------------------------------------------------------------------
-_Fields = Mapping[str, msgspec.Raw]
 
 
 def _calls(

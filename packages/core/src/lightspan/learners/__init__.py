@@ -1,210 +1,34 @@
-"""Learners update weights. Protocol only: implementations are modules of this package."""
+"""Learners update weights: rows of exact tokens go in, a new policy version comes out.
 
-from __future__ import annotations
+`protocol` says what a learner is, with its losses, optimisers and adapters as settings; `torch` is
+the embedded one. Its parts: `models` (weights, adapters, optimiser steps), `trees` (rows that begin
+alike) and `passes` (those through the model; `_attention` within them), `heads` (log-probabilities
+and gradients of what a pass gave), `masks` (what tokens under a grammar were chosen from), `losses`
+(the formulas, per token).
+"""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Protocol,
-    get_args,
-    runtime_checkable,
+from lightspan.learners.protocol import (
+    KLEstimator,
+    Learner,
+    LearnerCapabilities,
+    LoRA,
+    Loss,
+    Optimizer,
+    PolicyLoss,
+    SFTLoss,
+    Which,
+    check_lora,
 )
 
-import msgspec
-
-from lightspan.checks import check_choice, check_kind, check_number, check_whole
-from lightspan.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lightspan.engines import TokenEngine
-    from lightspan.lightning.rows import Row
-
-Which = Literal["policy", "base"]
-KLEstimator = Literal["k1", "k2", "k3"]
-
-
-class LoRA(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters instead of full weights.
-
-    Raises:
-        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1).
-    """
-
-    rank: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-
-    def __post_init__(self) -> None:
-        check_whole("LoRA: rank", self.rank, 1)
-        check_number("LoRA: alpha", self.alpha, above=0)
-        check_number("LoRA: dropout", self.dropout, low=0, below=1)
-
-
-def check_lora(lora: object) -> None:
-    """Raise `ConfigError` unless it is None or a `LoRA`."""
-    if isinstance(lora, int) and not isinstance(lora, bool):
-        raise ConfigError(f"lora={lora!r}: use LoRA(rank={lora})")
-    check_kind("lora", lora, LoRA)
-
-
-class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The clipped policy-gradient loss per token, as `lightspan.learners.losses` states it.
-
-    Raises:
-        ConfigError: a `clip_low` outside [0, 1]; a negative `clip_high`, `kl` or `entropy`; a
-            `dual_clip` not above 1; an `importance_cap` not above 0; anything not finite.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """Clip-higher (DAPO, 2503.14476)."""
-    dual_clip: float | None = 3.0
-    """Bound of the ratio for negative advantages; None for none."""
-    kl: float = 0.0
-    """Weight of the KL to the starting weights."""
-    kl_estimator: KLEstimator = "k3"
-    entropy: float = 0.0
-    """Weight of the entropy bonus."""
-    importance_cap: float | None = None
-    """Truncation C of the engine/learner importance weight (2 is usual), for engines whose
-    log-probabilities differ from the learner's. `update` then needs `old_logprobs`: one more
-    forward pass. None: the ratio is to the recorded log-probs, which corrects for both at once."""
-
-    def __post_init__(self) -> None:
-        check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
-        check_number("PolicyLoss: clip_high", self.clip_high, low=0)
-        if self.dual_clip is not None:
-            check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
-        check_number("PolicyLoss: kl", self.kl, low=0)
-        check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
-        check_number("PolicyLoss: entropy", self.entropy, low=0)
-        if self.importance_cap is not None:
-            check_number("PolicyLoss: importance_cap", self.importance_cap, above=0)
-
-
-class SFTLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """Negative log-likelihood."""
-
-
-Loss = PolicyLoss | SFTLoss
-
-
-class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
-    """How an update becomes a step.
-
-    Raises:
-        ConfigError: a rate or `max_grad_norm` not above 0; betas that are not two numbers in
-            [0, 1); a negative `weight_decay` or `warmup_steps`; `decay_steps` below 1.
-    """
-
-    name: Literal["adamw", "muon"] = "adamw"
-    """`muon`: torch.optim.Muon on the 2-D hidden matrices, AdamW on the rest."""
-    learning_rate: float = 1e-6
-    muon_learning_rate: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = 1.0
-    warmup_steps: int = 0
-    decay_steps: int | None = None
-    """Steps over which the rate falls linearly to a twentieth; None keeps it."""
-
-    def __post_init__(self) -> None:
-        check_choice("Optimizer: name", self.name, ("adamw", "muon"))
-        check_number("Optimizer: learning_rate", self.learning_rate, above=0)
-        check_number("Optimizer: muon_learning_rate", self.muon_learning_rate, above=0)
-        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
-            raise ConfigError(f"Optimizer: betas={self.betas!r} must be two numbers")
-        for place, beta in enumerate(self.betas):
-            check_number(f"Optimizer: betas[{place}]", beta, low=0, below=1)
-        check_number("Optimizer: weight_decay", self.weight_decay, low=0)
-        if self.max_grad_norm is not None:
-            check_number("Optimizer: max_grad_norm", self.max_grad_norm, above=0)
-        check_whole("Optimizer: warmup_steps", self.warmup_steps, 0)
-        if self.decay_steps is not None:
-            check_whole("Optimizer: decay_steps", self.decay_steps, 1)
-
-
-class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner can honour; the rest is refused by name (design law 6)."""
-
-    policies: int | None = None
-    """How many policies at once; None for any number."""
-    kl: bool = True
-    entropy: bool = True
-    lora: bool = True
-    mixed_temperatures: bool = True
-    trainable_truncation: bool = False
-    """Of calls sampled under top-p or top-k it computes log-probabilities as the engine did: over
-    the kept tokens alone. They are trained where the engine declares it too (design law 11)."""
-    trainable_grammar: bool = False
-    """The same of calls sampled under a grammar or a forced tool choice."""
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """Minimises the sum of weight · loss over the tokens of rows.
-
-    Synchronous and owned by one thread at a time (the trainer calls it in a worker thread).
-    """
-
-    @property
-    def capabilities(self) -> LearnerCapabilities: ...
-
-    def policies(self) -> list[str]: ...
-
-    def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
-        """Per row, the log-probability of each token but the first given those before it, at the
-        row's temperatures; entry 0 is 0.0, so that lists are as long as `row.ids`."""
-        ...
-
-    def update(
-        self,
-        rows: Sequence[Row],
-        loss: Loss,
-        *,
-        old_logprobs: Sequence[Sequence[float]] | None = None,
-    ) -> dict[str, float]:
-        """One optimiser step per policy on these rows (whole rollouts); returns metrics.
-
-        `old_logprobs` is what `score` said of these rows before the first update on their batch:
-        the ratio is then to these, times the importance weight min(old / recorded, C). Without
-        them the ratio is to the recorded log-probs. Never both: it would count twice.
-
-        A non-finite loss or gradient changes nothing and shows as metric `skipped` = 1.
-        Metrics: loss, grad_norm, learning_rate, entropy, kl, clip_fraction, ratio_mean, ratio_max,
-        logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
-        """
-        ...
-
-    async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
-        """Hand the weights of each named policy to the engine, as the given version."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Everything to go on exactly: weights, optimiser, step counts, RNG. No pickle."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """The inverse of `save`. Raises `CheckpointError`."""
-        ...
-
-    def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
-        """The model (and tokenizer) as a folder that `AutoModelForCausalLM` loads; with LoRA the
-        adapter alone, as PEFT has it, or with `merge` the model that it makes of its base."""
-        ...
-
-    def weight_hash(self, policy: str) -> str:
-        """SHA-256 over the policy's weights."""
-        ...
-
-    def usage(self) -> dict[str, float]:
-        """Counters: `cpu_s` (CPU-seconds of the learner), `tokens`, `updates`."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What `config.json` should say of this learner."""
-        ...
+__all__ = [
+    "KLEstimator",
+    "Learner",
+    "LearnerCapabilities",
+    "LoRA",
+    "Loss",
+    "Optimizer",
+    "PolicyLoss",
+    "SFTLoss",
+    "Which",
+    "check_lora",
+]

@@ -1,6 +1,8 @@
 """Attention within trees, through transformers' `AttentionInterface`. Private to this package.
 
 A model's attention is replaced once; it goes on as before unless a forward pass brings a `tree`.
+The embedded engine replaces its own model's too, for another purpose: requests of different lengths
+over a paged cache (`lightspan.engines._request_attention`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
 class Attends(Protocol):
-    """What a forward pass brings as `tree`."""
+    """What a forward pass brings as `tree`. A protocol, because `passes`, which has the only one,
+    imports this module."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
@@ -89,7 +92,7 @@ def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def install(model: Any) -> None:
-    """Let the model attend with this module's function; to be repeated at will."""
+    """Let the model attend with this module's function; repeating it does no harm."""
     if model.config._attn_implementation != NAME:
         AttentionInterface.register(NAME, attention)
         model.set_attn_implementation(NAME)
@@ -114,6 +117,3 @@ def refusal(model: Any) -> str:
     if isinstance(rope, dict) and rope.get("rope_type") in _LENGTH_DEPENDENT:
         return f"its rotary embeddings are of the kind {rope['rope_type']}"
     return ""
-
-
-__all__ = ["NAME", "Attends", "additive", "attend", "attention", "causal", "install", "refusal"]

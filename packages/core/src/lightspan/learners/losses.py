@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from lightspan.learners import KLEstimator
+from lightspan.learners.protocol import KLEstimator
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Log-ratios are clamped to ± this, as in verl, so that exp stays finite."""
@@ -98,20 +98,10 @@ def entropy(log_distribution: Tensor) -> Tensor:
     Args:
         log_distribution: [tokens, vocabulary], normalised.
     """
+    # where the probability is 0 its logarithm is -inf, and 0 · -inf would be NaN
     return -(log_distribution.exp() * log_distribution.clamp(min=torch.finfo().min)).sum(-1)
 
 
 def negative_log_likelihood(logprobs: Tensor) -> Tensor:
     """The loss of supervised fine-tuning."""
     return -logprobs
-
-
-__all__ = [
-    "ClippedLoss",
-    "clipped_ratio_loss",
-    "entropy",
-    "importance_weight",
-    "kl_divergence",
-    "log_ratio",
-    "negative_log_likelihood",
-]

@@ -13,11 +13,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from lightspan.engines.chat import load_tokenizer
-from lightspan.engines.transformers import load_model, quiet_unless_terminal
-from lightspan.engines.weights import hash_weights, without_aliases
+from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan.engines.weights import (
+    hash_weights,
+    load_model,
+    quiet_unless_terminal,
+    without_aliases,
+)
 from lightspan.errors import CheckpointError, ConfigError, ModelError
-from lightspan.learners import LoRA, Optimizer, Which
+from lightspan.learners.protocol import LoRA, Optimizer, Which
 
 ADAPTER: Final = "default"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -29,12 +33,24 @@ _SCALED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_sca
 """Settings of models whose logits are more than the head times the last hidden state."""
 
 
+def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
+    """What a learner's weights are kept in, unless it is told.
+
+    float32, so that steps of 1e-6 are not rounded away: bfloat16 has eight bits of precision. Under
+    adapters on a GPU the weights do not move, so they are bfloat16 there; the adapters stay float32
+    (PEFT keeps them so). Not yet run on a GPU.
+    """
+    if lora is not None and torch.device(device).type == "cuda":
+        return torch.bfloat16
+    return torch.float32
+
+
 class TrainedModel:
     """A policy's weights, and their values before training if asked for.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
-        seed: of the adapters' initial weights.
+        seed: for the adapters' initial weights.
     """
 
     def __init__(
@@ -51,6 +67,7 @@ class TrainedModel:
         self._dtype = dtype
         model = load_model(source, device=device, dtype=dtype)
         is_module = isinstance(source, torch.nn.Module)
+        # a model in memory has no folder to read its starting weights from again, for KL
         self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
         self._base: Any = None
@@ -80,14 +97,14 @@ class TrainedModel:
             with self.model.disable_adapter():
                 yield self.plain
         else:
-            if self._base is None:
+            if self._base is None:  # as large as the model: loaded only if it is asked for
                 self._base = load_model(self._source, device=self._device, dtype=self._dtype)
                 self._base.requires_grad_(False)
             yield self._base
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """With the adapters' dropout on. The model's own dropout stays off: the log-probabilities
+        """Switch the adapters' dropout on. The model's own dropout stays off: the log-probabilities
         of the update must be those of the distribution that the engine samples from."""
         layers = [
             layer
@@ -110,7 +127,7 @@ class TrainedModel:
         for name, tensor in self.plain.state_dict().items():
             if ".lora_" in name:
                 continue
-            name = name.replace(".base_layer.", ".")
+            name = name.replace(".base_layer.", ".")  # PEFT wraps the layers that it adapts
             value = tensor + deltas[name] if name in deltas else tensor
             weights[name] = value.detach().to("cpu", copy=True)
         return weights
@@ -151,7 +168,7 @@ class TrainedModel:
             tensor.copy_(tensors[name])
 
     def frozen_hash(self) -> str:
-        """Of the weights under the adapters; empty without LoRA."""
+        """The hash of the weights under the adapters; empty without LoRA."""
         if self.lora is None:
             return ""
         state = self.plain.state_dict()
@@ -170,16 +187,31 @@ class TrainedModel:
             if self.lora is None:
                 self.plain.save_pretrained(folder)
             elif merge:
+                # a copy, because merging takes the adapters away and training may go on
                 copy.deepcopy(self.model).merge_and_unload().save_pretrained(folder)
             else:  # embeddings are not trained: without them PEFT need not ask the hub for theirs
                 self.model.save_pretrained(folder, save_embedding_layers=False)
         if not isinstance(self._source, torch.nn.Module):
             load_tokenizer(self._source).tokenizer.save_pretrained(folder)
 
+    def tokenizer(self) -> TransformersTokenizer | None:
+        """That of the source; None if it is a loaded model that does not say where it is from."""
+        source = self._source
+        if isinstance(source, torch.nn.Module):
+            source = str(getattr(source, "name_or_path", "") or "")
+        return load_tokenizer(source) if source else None
+
     def hidden_to_logits(self) -> bool:
         """True if the head alone turns last hidden states into logits."""
         config = self.plain.config.get_text_config()
         return all(getattr(config, name, None) is None for name in _SCALED_LOGITS)
+
+
+@contextmanager
+def forked_random(device: torch.device) -> Iterator[None]:
+    """Put torch's global generators back afterwards: engines in this process sample with them."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
 
 
 def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
@@ -193,8 +225,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
-    cuda = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with forked_random(model.device):
         torch.manual_seed(seed)
         try:
             with _quiet_peft():
@@ -324,7 +355,7 @@ class Stepper:
 
     @property
     def _factor(self) -> float:
-        """Of the learning rate, for the coming step."""
+        """What the learning rate is multiplied by in the coming step."""
         warmup = min(1.0, (self.steps + 1) / max(1, self._settings.warmup_steps))
         decay = self._settings.decay_steps
         return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - self.steps / decay)
@@ -334,7 +365,7 @@ class Stepper:
             parameter.grad = None
 
     def clip(self) -> float:
-        """Bound the gradient's norm; returns what it was."""
+        """Bound the gradient's norm; return what it was."""
         limit = self._settings.max_grad_norm
         parameters = list(self._parameters.values())
         norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
@@ -392,12 +423,7 @@ class Stepper:
 
 def _hidden_matrices(model: TrainedModel) -> set[str]:
     """Trainable matrices that are neither embeddings nor the head."""
-    outside = {
-        id(parameter)
-        for layer in (model.plain.get_input_embeddings(), model.plain.get_output_embeddings())
-        if layer is not None
-        for parameter in layer.parameters()
-    }
+    outside = embedding_parameters(model.plain)
     return {
         name
         for name, parameter in model.trainable().items()
@@ -405,8 +431,14 @@ def _hidden_matrices(model: TrainedModel) -> set[str]:
     }
 
 
+def embedding_parameters(model: Any) -> set[int]:
+    """Identities of the parameters of a model's embedding and head, which may be one."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {id(p) for layer in layers if layer is not None for p in layer.parameters()}
+
+
 def _adamw(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
-    """Weight decay on matrices only."""
+    """AdamW with weight decay on matrices only, not on norms and biases."""
     rate, decay = settings.learning_rate, settings.weight_decay
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
@@ -422,6 +454,3 @@ def _muon(parameters: list[torch.nn.Parameter], settings: Optimizer) -> torch.op
     rate = settings.muon_learning_rate
     groups = [{"params": parameters, "initial_lr": rate}]
     return torch.optim.Muon(groups, lr=rate, weight_decay=settings.weight_decay)
-
-
-__all__ = ["Stepper", "TrainedModel", "adapter_base", "load_adapter", "merge_adapter"]

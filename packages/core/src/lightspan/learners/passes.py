@@ -54,7 +54,7 @@ class Pass:
     source: int = -1
     """The pass among whose keys the P keys are that come first; -1 for none."""
     intervals: list[tuple[int, int]] = field(default_factory=list)
-    """Which of its keys, half-open."""
+    """The keys of `source` that are meant, as half-open intervals."""
     last_use: int = -1
     """The last pass that has this one as its source."""
     block: int = BLOCK
@@ -62,7 +62,7 @@ class Pass:
 
 
 Looked = Sequence[Sequence[int]]
-"""Of each sequence, the places of the tokens that are looked at; 0 is never among them."""
+"""For each sequence, the places of the tokens that are looked at; 0 is never among them."""
 
 
 def plan(
@@ -97,8 +97,8 @@ def plan(
 def _batches(
     trees: Sequence[Tree], sequences: Sequence[list[int]], budget: int
 ) -> Iterator[list[Tree]]:
-    """Sorted by size, cut where trees × largest would exceed the budget. Chains apart: they need
-    no mask."""
+    """The trees in batches, by size, cut where trees × largest would exceed the budget. Chains
+    stand apart: they need no mask."""
     order = sorted(
         trees, key=lambda tree: (not tree.is_chain, tree.size, sequences[tree.members[0]])
     )
@@ -113,27 +113,22 @@ def _batches(
         yield batch
 
 
+@dataclass(frozen=True, slots=True)
 class _Planner:
-    def __init__(
-        self,
-        sequences: Sequence[list[int]],
-        looked: Looked,
-        offsets: Sequence[int],
-        budget: int,
-        device: torch.device,
-        block: int,
-    ) -> None:
-        self._sequences = sequences
-        self._looked = looked
-        self._offsets = offsets
-        self._budget = budget
-        self._device = device
-        self._block = block
+    """Makes the passes of trees; see `plan` for its fields."""
+
+    sequences: Sequence[list[int]]
+    looked: Looked
+    offsets: Sequence[int]
+    """Per sequence, the number of its first looked-at token."""
+    budget: int
+    device: torch.device
+    block: int
 
     def lanes(self, trees: Sequence[Tree]) -> Pass:
         """Whole trees, padded to the largest."""
         length = max(tree.size for tree in trees)
-        layouts = [lay_out(tree, self._sequences) for tree in trees]
+        layouts = [lay_out(tree, self.sequences) for tree in trees]
         entries: list[int] = []
         places: list[int] = []
         for number, (tree, layout) in enumerate(zip(trees, layouts, strict=True)):
@@ -142,7 +137,7 @@ class _Planner:
             ids=self._integers([_padded(layout.tokens, length) for layout in layouts]),
             entries=self._integers(entries),
             places=self._integers(places),
-            block=max(length, self._block),
+            block=max(length, self.block),
         )
         if not trees[0].is_chain:
             made.positions = self._integers([_padded(layout.depths, length) for layout in layouts])
@@ -154,8 +149,8 @@ class _Planner:
 
     def pieces(self, tree: Tree, first: int) -> list[Pass]:
         """A tree cut, its passes numbered from `first`."""
-        layout = lay_out(tree, self._sequences)
-        pieces = cut(layout, self._budget, MASK_BUDGETS.get(self._device.type, 2**24))
+        layout = lay_out(tree, self.sequences)
+        pieces = cut(layout, self.budget, MASK_BUDGETS.get(self.device.type, 2**24))
         entries: list[int] = []
         places: list[int] = []
         self._collect(tree, layout, entries, places, 0)
@@ -166,10 +161,10 @@ class _Planner:
         for number, piece in enumerate(pieces):
             own = owners == number
             made.append(self._piece(layout, piece, all_entries[own], all_places[own]))
-            found = source(pieces, number)
-            if found is not None:
-                made[-1].source, made[-1].intervals = first + found.piece, found.intervals
-                made[found.piece].last_use = first + number
+            past = source(pieces, number)
+            if past is not None:
+                made[-1].source, made[-1].intervals = first + past.piece, past.intervals
+                made[past.piece].last_use = first + number
         return made
 
     def _piece(self, layout: Layout, piece: Piece, entries: Tensor, places: Tensor) -> Pass:
@@ -180,7 +175,7 @@ class _Planner:
             entries=entries,
             places=places - piece.start,
             positions=self._integers([depths]),
-            block=self._block,
+            block=self.block,
         )
         if depths != list(range(len(piece.past), len(piece.past) + len(depths))):
             nodes = [*piece.past, *range(piece.start, piece.stop)]
@@ -191,14 +186,14 @@ class _Planner:
     def _collect(
         self, tree: Tree, layout: Layout, entries: list[int], places: list[int], base: int
     ) -> None:
-        """Which tokens are looked at, and the nodes that predict them."""
+        """Add the looked-at tokens of a tree, and the nodes that predict them."""
         for index, path in zip(tree.members, layout.paths, strict=True):
-            looked, offset = self._looked[index], self._offsets[index]
+            looked, offset = self.looked[index], self.offsets[index]
             entries += range(offset, offset + len(looked))
             places += [base + path[place - 1] for place in looked]
 
     def _integers(self, values: Any) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 def _padded(values: Sequence[int], length: int) -> list[int]:
@@ -237,10 +232,10 @@ class _Running:
         length = query.shape[2]
         past = key.shape[2] - length
         if self._made.ends is None and past <= length:
-            # queries of the past, not looked at, cost less than masks
+            # made-up queries for the past, whose results nobody looks at, cost less than masks
             whole = pad(query, (0, 0, past, 0)) if past else query
-            found = _attention.attend(whole, key, value, None, scaling)
-            return found[:, :, past:].transpose(1, 2)
+            attended = _attention.attend(whole, key, value, None, scaling)
+            return attended[:, :, past:].transpose(1, 2)
         if not self._masks:
             self._masks = list(_masks(self._made, key.shape[2], query.dtype))
         parts = [
@@ -324,7 +319,7 @@ def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> 
         simple = made.ends is None and made.source < 0 and not keep
         hidden = decode(made.ids, made.positions, None if simple else current)
         current.predicting = head(hidden.flatten(0, 1), made)
-        del hidden
+        del hidden  # as `current` below: the name would keep the graph alive after its backward
         running[number] = current
         opened.append(number)
         del current
@@ -345,15 +340,15 @@ def decoder(model: Any, *, in_trees: bool) -> Callable[..., Tensor]:
 
     def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
         options = {"position_ids": positions, "tree": tree}
-        given = {name: value for name, value in options.items() if value is not None}
-        hidden: Tensor = inner(input_ids=ids, use_cache=False, **given).last_hidden_state
+        extra = {name: value for name, value in options.items() if value is not None}
+        hidden: Tensor = inner(input_ids=ids, use_cache=False, **extra).last_hidden_state
         return hidden
 
     return decode
 
 
 def pair_cost(model: Any) -> float:
-    """Of attending from one token to another, where a token through all layers costs 1."""
+    """What attending from one token to another costs, where a token through all layers costs 1."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -363,7 +358,11 @@ def pair_cost(model: Any) -> float:
 
 @torch.no_grad()
 def tree_refusal(model: Any) -> str:
-    """Why a model cannot compute trees; empty if it can, which is tried out."""
+    """Why a model cannot compute trees; empty if it can.
+
+    It is tried out, because a configuration does not say what a model's code does with positions
+    and masks: a wrong tree would train on wrong log-probabilities without any error.
+    """
     reason = _attention.refusal(model)
     if reason:
         return reason
@@ -372,8 +371,8 @@ def tree_refusal(model: Any) -> str:
     try:
         expected = _last_states(model, sequences, in_trees=False)
         for block in (2, BLOCK):
-            found = _last_states(model, sequences, in_trees=True, block=block)
-            if not torch.dist(found, expected) <= 0.05 * expected.norm():
+            states = _last_states(model, sequences, in_trees=True, block=block)
+            if not torch.dist(states, expected) <= 0.05 * expected.norm():
                 reason = "its hidden states in a tree differ from those of a sequence"
     except (RuntimeError, TypeError, ValueError) as error:
         reason = f"a tree raised {type(error).__name__}: {error}"
@@ -388,16 +387,13 @@ def _last_states(
     """[sequences, hidden] at the last but one token of each."""
     looked = [[len(ids) - 1] for ids in sequences]
     trees = share(sequences, pair_cost=0.0) if in_trees else plain(sequences)
-    found = [torch.empty(0)] * len(sequences)
+    states = [torch.empty(0)] * len(sequences)
 
     def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
         for entry, place in zip(made.entries.tolist(), made.places.tolist(), strict=True):
-            found[entry] = hidden[place].float()
+            states[entry] = hidden[place].float()
         return []
 
     passes = plan(sequences, looked, trees, 1, model.device, block)
     sweep(passes, decoder(model, in_trees=in_trees), head)
-    return torch.stack(found)
-
-
-__all__ = ["Head", "Looked", "Pass", "decoder", "pair_cost", "plan", "sweep", "tree_refusal"]
+    return torch.stack(states)

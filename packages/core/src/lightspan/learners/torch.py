@@ -13,14 +13,13 @@ global generator, which engines sample with, is left as it was.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate, compress, pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +27,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from lightspan.engines import TokenEngine
-from lightspan.engines.transformers import check_device
+from lightspan.engines.grammars import LIBRARY, Grammars
+from lightspan.engines.out_of_memory import explained
+from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.tokenizer import TransformersTokenizer
+from lightspan.engines.weights import check_device
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
-from lightspan.learners import (
+from lightspan.learners.heads import Tally, Tokens, logits_of, scoring_head, training_head
+from lightspan.learners.masks import Replays
+from lightspan.learners.models import Stepper, TrainedModel, default_dtype, forked_random
+from lightspan.learners.passes import Pass, decoder, pair_cost, plan, sweep, tree_refusal
+from lightspan.learners.protocol import (
     Learner,
     LearnerCapabilities,
     LoRA,
@@ -39,28 +45,27 @@ from lightspan.learners import (
     Optimizer,
     PolicyLoss,
     Which,
-    losses,
 )
-from lightspan.learners.memory import default_dtype, room
-from lightspan.learners.models import Stepper, TrainedModel
-from lightspan.learners.passes import Head, Pass, decoder, pair_cost, plan, sweep, tree_refusal
-from lightspan.learners.trees import plain as each_by_itself
-from lightspan.learners.trees import share
+from lightspan.learners.trees import plain as each_by_itself, share
 from lightspan.lightning.rows import Row
+from lightspan.lightning.transitions import TransitionKey
+from lightspan.schema.tokens import TokenRecord
 
 CAPABILITIES: Final = LearnerCapabilities(
-    policies=None, kl=True, entropy=True, lora=True, mixed_temperatures=True
+    policies=None,
+    kl=True,
+    entropy=True,
+    lora=True,
+    mixed_temperatures=True,
+    trainable_grammar=True,
 )
 
 FORMAT: Final = 1
-"""Version of the checkpoint layout."""
+"""Version of the checkpoint's layout."""
 
 TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
-"""By device; a CPU is fastest while a microbatch stays in its cache. On a GPU activations decide:
-about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
-
-LOGITS: Final = 2**24
-"""Logits that exist at once."""
+"""Token budgets by device. A CPU is fastest while a microbatch stays in its cache. On a GPU
+activations decide: about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
 
 
 def default_token_budget(device: str) -> int:
@@ -76,12 +81,14 @@ class TorchLearner(Learner):
         optimizer: how gradients become a step.
         lora: adapters instead of full weights, for all policies or by name.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
-        dtype: of the weights while training, None for `default_dtype`; the engine keeps its own.
+        dtype: the weights' while training, None for `default_dtype`; the engine keeps its own.
         token_budget: padded tokens in one forward pass; lower it when memory runs out.
-        seed: of everything random.
+        seed: for everything random.
         share_prefixes: compute what rows share once. Where a model cannot, or LoRA's dropout has to
             differ between rows, each row is computed by itself; `state()["share_prefixes"]` says so
             by policy.
+        tokenizers: by policy, where it is not the one that lies beside the model. Only calls that
+            were sampled under a grammar need one.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class TorchLearner(Learner):
         token_budget: int | None = None,
         seed: int = 0,
         share_prefixes: bool = True,
+        tokenizers: Mapping[str, TransformersTokenizer] | None = None,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
@@ -106,11 +114,9 @@ class TorchLearner(Learner):
         self._budget = token_budget or default_token_budget(device)
         self._seed = seed
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
-        unknown = sorted(set(adapters) - set(models))
-        if unknown:
-            raise ConfigError(
-                f"lora= names unknown policies: {unknown}; there are {sorted(models)}"
-            )
+        self._tokenizers = dict(tokenizers or {})
+        _check_names("lora", adapters, models)
+        _check_names("tokenizers", self._tokenizers, models)
         self._models: dict[str, TrainedModel] = {}
         for policy, source in models.items():
             adapter = adapters.get(policy)
@@ -129,6 +135,7 @@ class TorchLearner(Learner):
             for policy, model in self._models.items()
         }
         """Policy → why its rows are computed one by one; empty if in trees."""
+        self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
         self._random = _initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → the version last published, and the step count it was published at."""
@@ -160,15 +167,27 @@ class TorchLearner(Learner):
     def weight_hash(self, policy: str) -> str:
         return self._model(policy).hash()
 
+    def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
+        with self._metered():
+            checked = {
+                (record.attempt_id, record.call_id, record.choice): self._mismatch(record)
+                for record in records
+                if record.grammar
+            }
+        return {key: reason for key, reason in checked.items() if reason}
+
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
         _check(rows, trained=False)
         with self._metered(), self._room("scoring", rows):
             scores: dict[int, list[float]] = {}
             for policy, indices in self._by_policy(rows).items():
                 chosen = _ordered(rows, indices)
-                tokens = _Tokens([rows[index] for index in chosen], _after_first, self._device)
-                found = self._logprobs(policy, which, self._plan(policy, tokens), tokens)
-                for index, values in zip(chosen, tokens.by_row(found), strict=True):
+                masks = [[False, *[True] * (len(rows[index].ids) - 1)] for index in chosen]
+                tokens = Tokens(
+                    [rows[index] for index in chosen], masks, self._device, self._replays[policy]
+                )
+                logprobs = self._logprobs(policy, which, self._plan(policy, tokens), tokens)
+                for index, values in zip(chosen, tokens.by_row(logprobs), strict=True):
                     scores[index] = [0.0, *values]
             return [scores[index] for index in range(len(rows))]
 
@@ -179,16 +198,6 @@ class TorchLearner(Learner):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        """One optimiser step per policy.
-
-        Args:
-            rows: whole rollouts.
-            loss: what is minimised.
-            old_logprobs: what `score` said of these rows before the rollout batch's first update.
-                Given, the ratio is to these and the truncated importance weight bridges the engine
-                and the learner; not given, the ratio is to the recorded log-probabilities
-                (`losses`: decoupled, bypass).
-        """
         _check(rows, trained=True)
         _check_loss(loss, old_logprobs)
         with self._metered(), self._room("updating", rows):
@@ -246,8 +255,39 @@ class TorchLearner(Learner):
         try:
             return self._models[policy]
         except KeyError:
-            known = ", ".join(sorted(self._models))
-            raise NotFoundError(f"the learner has no policy {policy!r}; it has: {known}") from None
+            names = ", ".join(sorted(self._models))
+            raise NotFoundError(f"the learner has no policy {policy!r}; it has: {names}") from None
+
+    def _grammars(self, policy: str) -> Grammars:
+        """Compiled for the policy's tokenizer, as its engine does.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        model = self._model(policy)
+        tokenizer = self._tokenizers.get(policy) or model.tokenizer()
+        if tokenizer is None:
+            raise ConfigError(
+                f"policy {policy!r} has calls that were sampled under a grammar, which its "
+                "tokenizer has to replay, but its model was not loaded from a folder: give "
+                f"tokenizers={{{policy!r}: …}} to the learner"
+            )
+        return Grammars(
+            tokenizer.tokenizer,
+            vocabulary=model.plain.config.get_text_config().vocab_size,
+            eos_ids=tokenizer.eos_ids,
+        )
+
+    def _mismatch(self, record: TokenRecord) -> str:
+        """Why the record cannot be replayed under its grammar; empty if it can."""
+        self._model(record.policy)
+        if record.grammar_library != LIBRARY:
+            return f"sampled with {record.grammar_library or 'an unknown library'}, not {LIBRARY}"
+        try:
+            self._replays[record.policy].masks(record.grammar, record.response_ids)
+        except DataError as error:
+            return str(error)
+        return ""
 
     def _weights(self, policy: str) -> dict[str, Tensor]:
         model = self._model(policy)
@@ -274,20 +314,21 @@ class TorchLearner(Learner):
         model, stepper = self._models[policy], self._steppers[policy]
         trained = _ordered(rows, [index for index in indices if any(rows[index].mask)])
         version, served_at = self._served[policy]
-        tokens = _Tokens(
+        tokens = Tokens(
             [rows[index] for index in trained],
-            _masked,
+            [rows[index].mask for index in trained],
             self._device,
+            self._replays[policy],
             None if old_logprobs is None else [old_logprobs[index] for index in trained],
             fresh_version=version if served_at == stepper.steps else None,
         )
         passes = self._plan(policy, tokens, dropout=model.dropout)
         if isinstance(loss, PolicyLoss) and loss.kl:
             tokens.base = self._logprobs(policy, "base", passes, tokens)
-        tally = _Tally(isinstance(loss, PolicyLoss), rows=len(trained))
+        tally = Tally(isinstance(loss, PolicyLoss), rows=len(trained))
         stepper.zero_grad()
         with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
-            head = _training_head(model, plain, tokens, loss, tally)
+            head = training_head(model, plain, tokens, loss, tally)
             sweep(passes, self._decoder(policy, plain), head)
         metrics = tally.metrics()
         metrics["learning_rate"] = stepper.learning_rate
@@ -310,7 +351,7 @@ class TorchLearner(Learner):
             return "in trees; each row by itself in updates, so that LoRA's dropout differs"
         return "in trees"
 
-    def _plan(self, policy: str, tokens: _Tokens, *, dropout: bool = False) -> list[Pass]:
+    def _plan(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> list[Pass]:
         sequences = [row.ids for row in tokens.rows]
         if self._refusals[policy] or dropout:
             trees = each_by_itself(sequences)
@@ -320,20 +361,20 @@ class TorchLearner(Learner):
 
     def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
         if not self._models[policy].hidden_to_logits():
-            return _logits_of(plain)
+            return logits_of(plain)
         return decoder(plain, in_trees=not self._refusals[policy])
 
     @torch.no_grad()
     def _logprobs(
-        self, policy: str, which: Which, passes: Sequence[Pass], tokens: _Tokens
+        self, policy: str, which: Which, passes: Sequence[Pass], tokens: Tokens
     ) -> Tensor:
-        """[N] of the tokens, under the weights of now or of before training."""
+        """[N] log-probabilities of the tokens under the weights of now, or of before training."""
         model = self._models[policy]
-        found = torch.zeros(tokens.targets.shape, device=self._device)
+        scores = torch.zeros(tokens.targets.shape, device=self._device)
         with model.using(which) as plain:
-            head = _scoring_head(model, plain, tokens, found)
+            head = scoring_head(model, plain, tokens, scores)
             sweep(passes, self._decoder(policy, plain), head)
-        return found
+        return scores
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -381,25 +422,32 @@ class TorchLearner(Learner):
 
     @contextmanager
     def _own_random(self, needed: bool) -> Iterator[None]:
-        """With the learner's random state in torch's global generators.
+        """Put the learner's random state into torch's global generators meanwhile.
 
         Exact only while no engine samples meanwhile, since that draws from the same generators.
         """
         if not needed:
             yield
             return
-        cuda = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda):
+        with forked_random(self._device):
             torch.set_rng_state(self._random["cpu"])
-            for device in cuda:
-                torch.cuda.set_rng_state(self._random["cuda"], device)
+            if "cuda" in self._random:
+                torch.cuda.set_rng_state(self._random["cuda"], self._device)
             yield
             self._random = _random_state(self._device)
 
     def _room(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
-        """Answer an out-of-memory error with what to lower."""
+        """Answer an out-of-memory error with what to lower.
+
+        Args:
+            doing: "updating" or "scoring".
+        """
+        longest = max((len(row.ids) for row in rows), default=0)
         full = any(model.lora is None for model in self._models.values())
-        return room(doing, rows, device=self._device, token_budget=self._budget, full=full)
+        return explained(
+            f"the learner, {doing} on {self._device} with rows of up to {longest:,} tokens,",
+            lambda: _advice(self._budget, longest, full),
+        )
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
@@ -411,289 +459,32 @@ class TorchLearner(Learner):
             self._counters["cpu_s"] += time.thread_time() - start
 
 
-Choose = Callable[[Row], Sequence[bool]]
-"""Which tokens of a row are looked at; the first never is."""
-
-
-def _masked(row: Row) -> Sequence[bool]:
-    return row.mask
-
-
-def _after_first(row: Row) -> Sequence[bool]:
-    return [False, *[True] * (len(row.ids) - 1)]
-
-
-class _Tokens:
-    """The looked-at tokens of rows, row after row: N in all.
-
-    Attributes:
-        looked: of each row, the places of its looked-at tokens
-        targets, temperatures, advantages, weights, behaviour: [N]
-        fresh: [N], True where the very weights that are about to be updated sampled the token
-        old, base: [N] or None
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        choose: Choose,
-        device: torch.device,
-        old_logprobs: Sequence[Sequence[float]] | None = None,
-        fresh_version: int | None = None,
-    ) -> None:
-        self.rows = rows
-        masks = [choose(row) for row in rows]
-        self.looked = [list(compress(range(len(mask)), mask)) for mask in masks]
-        floats = functools.partial(torch.tensor, dtype=torch.float32, device=device)
-        integers = functools.partial(torch.tensor, dtype=torch.int64, device=device)
-
-        def gather(lists: Iterable[Sequence[Any]]) -> list[Any]:
-            pairs = zip(lists, masks, strict=True)
-            return [value for values, mask in pairs for value in compress(values, mask)]
-
-        self.targets = integers(gather(row.ids for row in rows))
-        self.temperatures = floats(gather(row.temperatures for row in rows))
-        self.advantages = floats(gather(row.advantages for row in rows))
-        self.weights = floats(gather(row.weights for row in rows))
-        self.behaviour = floats(gather(row.logprobs for row in rows))
-        versions = integers(gather(row.versions for row in rows))
-        self.fresh = versions == (-1 if fresh_version is None else fresh_version)
-        self.old = None if old_logprobs is None else floats(gather(old_logprobs))
-        self.base: Tensor | None = None
-        self._kinds, self._kind = _distinct(self.temperatures)
-
-    def by_row(self, values: Tensor) -> list[list[float]]:
-        """[N] values as lists."""
-        flat = values.tolist()
-        ends = list(accumulate(map(len, self.looked), initial=0))
-        return [flat[start:end] for start, end in pairwise(ends)]
-
-    def parts(self, made: Pass, size: int) -> Iterator[_Part]:
-        """The tokens of a pass, with at most `size` distributions a part.
-
-        Tokens that follow the same node at the same temperature share a distribution.
-        """
-        if not len(made.entries):
-            return
-        kinds = len(self._kinds)
-        keys = made.places * kinds + self._kind[made.entries]
-        distinct, which = _distinct(keys)
-        which, order = which.sort(stable=True)
-        entries = made.entries[order]
-        for start in range(0, len(distinct), size):
-            stop = min(start + size, len(distinct))
-            first, last = torch.searchsorted(which, which.new_tensor([start, stop])).tolist()
-            chosen = distinct[start:stop]
-            yield _Part(
-                self,
-                places=chosen // kinds,
-                temperatures=self._kinds[chosen % kinds],
-                which=which[first:last] - start,
-                entries=entries[first:last],
-            )
-
-
-def _distinct(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct values, rising, and which of them each value is."""
-    found, which = torch.unique(values, return_inverse=True)
-    return found, which
-
-
-class _Part:
-    """Some tokens of a pass, n of them, and the D distributions that they were drawn from.
-
-    Attributes:
-        places: [D] nodes of the pass that predict
-        temperatures: [D]
-        which: [n] the token's distribution
-        entries: [n] where the token is in `_Tokens`
-        targets, advantages, weights, behaviour, fresh, old, base: [n]; see there
-    """
-
-    def __init__(
-        self,
-        tokens: _Tokens,
-        *,
-        places: Tensor,
-        temperatures: Tensor,
-        which: Tensor,
-        entries: Tensor,
-    ) -> None:
-        self.places = places
-        self.temperatures = temperatures
-        self.which = which
-        self.entries = entries
-        self.targets = tokens.targets[entries]
-        self.advantages = tokens.advantages[entries]
-        self.weights = tokens.weights[entries]
-        self.behaviour = tokens.behaviour[entries]
-        self.fresh = tokens.fresh[entries]
-        self.old = None if tokens.old is None else tokens.old[entries]
-        self.base = None if tokens.base is None else tokens.base[entries]
-
-    def distributions(self, hidden: Tensor, output: Callable[[Tensor], Tensor]) -> Tensor:
-        """[D, vocabulary] log-probabilities at the tokens' temperatures."""
-        scaled = output(hidden).float() / self.temperatures[:, None]
-        return scaled.log_softmax(-1)
-
-    def logprobs(self, distributions: Tensor) -> Tensor:
-        """[n]"""
-        return distributions[self.which, self.targets]
-
-
-class _Tally:
-    """Sums over the tokens of one policy's update."""
-
-    def __init__(self, policy_gradient: bool, rows: int) -> None:
-        self._policy_gradient = policy_gradient
-        self._sums: dict[str, float] = defaultdict(float, rows=float(rows))
-        self._peaks: dict[str, float] = defaultdict(float)
-
-    def add(self, name: str, values: Tensor) -> None:
-        self._sums[name] += float(values.detach().double().sum())
-
-    def peak(self, name: str, values: Tensor) -> None:
-        if values.numel():
-            self._peaks[name] = max(self._peaks[name], float(values.detach().max()))
-
-    def add_gap(self, part: _Part, logprobs: Tensor) -> None:
-        """The engine/learner difference, over all tokens and over the fresh ones."""
-        gap = (logprobs.detach() - part.behaviour).abs()
-        for name, values in (("stale", gap), ("fresh", gap[part.fresh])):
-            self.add(f"{name}_gap", values)
-            self.peak(f"{name}_gap", values)
-            self._sums[f"{name}_tokens"] += values.numel()
-
-    def metrics(self) -> dict[str, float]:
-        count = max(self._sums["tokens"], 1.0)
-        metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
-        metrics["entropy"] = self._sums["entropy"] / count
-        metrics["rows"] = self._sums["rows"]
-        if self._policy_gradient:
-            for name in ("kl", "clip_fraction", "ratio_mean"):
-                metrics[name] = self._sums[name] / count
-            metrics["ratio_max"] = self._peaks["ratio_max"]
-            kind = "fresh" if self._sums["fresh_tokens"] else "stale"
-            gap_tokens = max(self._sums[f"{kind}_tokens"], 1.0)
-            metrics["logprob_gap_mean"] = self._sums[f"{kind}_gap"] / gap_tokens
-            metrics["logprob_gap_max"] = self._peaks[f"{kind}_gap"]
-            metrics["fresh_tokens"] = self._sums["fresh_tokens"]
-        return metrics
-
-    def tokens(self, count: int) -> None:
-        self._sums["tokens"] += count
-
-
-def _training_head(
-    model: TrainedModel, plain: Any, tokens: _Tokens, loss: Loss, tally: _Tally
-) -> Head:
-    """Adds the gradient of Σ weight · loss of a pass's tokens to the head's weights, and returns
-    that of the hidden states. No logits outlive it."""
-    output, size = _output(model, plain)
-
-    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-        found = []
-        for part in tokens.parts(made, size):
-            states = hidden[part.places]
-            leaf = states.detach().requires_grad_(states.requires_grad)
-            _backward(part, part.distributions(leaf, output), loss, tally)
-            if leaf.grad is not None:
-                found.append((states, leaf.grad))
-        return found
-
-    return head
-
-
-def _scoring_head(model: TrainedModel, plain: Any, tokens: _Tokens, found: Tensor) -> Head:
-    """Writes the tokens' log-probabilities into `found`, [N]."""
-    output, size = _output(model, plain)
-
-    def head(hidden: Tensor, made: Pass) -> list[tuple[Tensor, Tensor]]:
-        for part in tokens.parts(made, size):
-            distributions = part.distributions(hidden[part.places], output)
-            found[part.entries] = part.logprobs(distributions)
-        return []
-
-    return head
-
-
-def _output(model: TrainedModel, plain: Any) -> tuple[Callable[[Tensor], Tensor], int]:
-    """What makes logits of hidden states, and how many hidden states at once."""
-    size = max(1, LOGITS // plain.config.get_text_config().vocab_size)
-    return (plain.get_output_embeddings() if model.hidden_to_logits() else _as_is), size
-
-
-def _as_is(logits: Tensor) -> Tensor:
-    return logits
-
-
-def _logits_of(plain: Any) -> Callable[..., Tensor]:
-    """In place of hidden states, where the head alone does not make logits of them."""
-
-    def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
-        logits: Tensor = plain(input_ids=ids, use_cache=False).logits
-        return logits
-
-    return decode
-
-
-def _backward(part: _Part, distributions: Tensor, loss: Loss, tally: _Tally) -> None:
-    """Add the gradient of Σ weight · loss of some tokens."""
-    logprobs = part.logprobs(distributions)
-    tally.tokens(logprobs.numel())
-    if isinstance(loss, PolicyLoss):
-        per_token = _policy_loss(part, loss, distributions, logprobs, tally)
-    else:
-        per_token = losses.negative_log_likelihood(logprobs)
-        with torch.no_grad():
-            tally.add("entropy", losses.entropy(distributions.detach())[part.which])
-    total = (part.weights * per_token).sum()
-    tally.add("loss", total)
-    total.backward()  # type: ignore[no-untyped-call]
-
-
-def _policy_loss(
-    part: _Part, loss: PolicyLoss, distributions: Tensor, logprobs: Tensor, tally: _Tally
-) -> Tensor:
-    """[n] losses; see `lightspan.learners.losses`."""
-    tally.add_gap(part, logprobs)
-    old = part.behaviour if part.old is None else part.old
-    clipped = losses.clipped_ratio_loss(
-        logprobs,
-        old,
-        part.advantages,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip,
-    )
-    per_token = clipped.loss
-    if part.old is not None and loss.importance_cap is not None:
-        weight = losses.importance_weight(part.old, part.behaviour, loss.importance_cap)
-        per_token = per_token * weight
-    if part.base is not None:
-        divergence = losses.kl_divergence(logprobs, part.base, loss.kl_estimator)
-        per_token = per_token + loss.kl * divergence
-        tally.add("kl", divergence)
-    with torch.set_grad_enabled(loss.entropy != 0):
-        spread = losses.entropy(distributions if loss.entropy else distributions.detach())
-        spread = spread[part.which]
-    if loss.entropy:
-        per_token = per_token - loss.entropy * spread
-    tally.add("entropy", spread)
-    tally.add("clip_fraction", clipped.clipped)
-    tally.add("ratio_mean", clipped.ratio)
-    tally.peak("ratio_max", clipped.ratio)
-    return per_token
-
-
 def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
-    """An order that depends on the rows alone, so that the result does not depend on the given."""
+    """The indices in an order that follows from the rows alone. Float sums depend on their order:
+    this way the result does not depend on how the rows were handed in."""
 
     def key(index: int) -> tuple[Any, ...]:
         row = rows[index]
-        return row.ids, row.rollout_id, row.call_ids, row.logprobs, row.advantages, row.weights
+        return (
+            row.ids,
+            row.rollout_id,
+            row.call_ids,
+            row.logprobs,
+            row.advantages,
+            row.weights,
+            row.constraints,
+        )
 
     return sorted(indices, key=key)
+
+
+def _check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a policy that there is not."""
+    unknown = sorted(set(by_policy) - set(models))
+    if unknown:
+        raise ConfigError(
+            f"{option}= names unknown policies: {unknown}; there are {sorted(models)}"
+        )
 
 
 def _check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
@@ -724,6 +515,44 @@ def _check(rows: Iterable[Row], *, trained: bool) -> None:
                 f"a row of rollout {row.rollout_id} has temperature {min(row.temperatures)}: "
                 "greedily decoded tokens have no log-probabilities to train on"
             )
+        _check_constraints(row)
+
+
+def _check_constraints(row: Row) -> None:
+    """Raise `DataError` unless each is within the row, after its first token, and after the one
+    before it."""
+    end = 1
+    for constraint in row.constraints:
+        start, count = constraint.start, constraint.length
+        if start < end or count < 1 or start + count > len(row.ids):
+            raise DataError(
+                f"a row of rollout {row.rollout_id} has {len(row.ids)} ids and a grammar for "
+                f"{count} of them from place {start}: not within it, or another's"
+            )
+        end = start + count
+
+
+def _advice(token_budget: int, longest: int, full: bool) -> str:
+    """What to lower when memory runs out, and in which order it helps.
+
+    Args:
+        longest: tokens of the longest row.
+        full: whether full weights are trained.
+    """
+    first = (
+        f'Lower token_budget, now {token_budget}: learner_options={{"token_budget": '
+        f"{max(1, token_budget // 2)}}}"
+    )
+    if longest >= token_budget:
+        first += (
+            f" (a single row may exceed it: the longest has {longest:,} tokens; "
+            f"LightningRL(max_length={max(1, longest // 2)}) leaves such calls out)"
+        )
+    rest = ["a shorter max_tokens or max_length"]
+    if full:
+        rest.append("adapters instead of full weights (lora=LoRA())")
+    rest.append('a smaller key-value cache (engine_options={"num_blocks": …})')
+    return f"{first}. If that is not enough: {', '.join(rest)}, or a smaller model"
 
 
 def _combined(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:
@@ -762,8 +591,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with forked_random(device):
         torch.manual_seed(seed)
         return _random_state(device)
 
@@ -773,6 +601,3 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
-
-
-__all__ = ["TorchLearner", "default_token_budget"]

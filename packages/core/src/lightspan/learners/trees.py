@@ -1,4 +1,4 @@
-"""Sequences that begin alike as trees of tokens, each shared token once. Pure: lists of integers.
+"""Trees of tokens: sequences that begin alike, each shared token once. Pure: lists of integers.
 
 A *node* is a token with everything before it; sequences that begin alike share nodes. Nodes are
 numbered depth first, so the ancestors of a node come before it and a subtree is an interval. At a
@@ -27,7 +27,7 @@ class Tree(NamedTuple):
     """Sequences computed together, depth first."""
 
     members: list[int]
-    """Which sequences, as indices into those given."""
+    """The sequences, as indices into those given."""
     starts: list[int]
     """How many first tokens each shares with the one before it; its own nodes are the rest. The
     first one's is 0."""
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     ends: list[int]
     """The first node after the node's subtree. i is j or an ancestor of j if i <= j < ends[i]."""
     paths: list[list[int]]
-    """Of each member, the node of each of its tokens."""
+    """For each member, the node of each of its tokens."""
 
 
 class Piece(NamedTuple):
@@ -74,7 +74,7 @@ def share(sequences: Sequence[list[int]], *, pair_cost: float, block: int = BLOC
 
     Args:
         sequences: none empty. Equal ones keep their order, else it does not matter.
-        pair_cost: of one query and key, where a token through the rest of the model costs 1.
+        pair_cost: what one query and key cost, where a token through the rest of the model costs 1.
         block: nodes under one square mask.
     """
     trees: list[Tree] = []
@@ -123,7 +123,7 @@ def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
 
     The shared part with the one before is also the longest with any before.
     """
-    found: list[tuple[int, int]] = []
+    order: list[tuple[int, int]] = []
     stack = [(_radix_tree(sequences), 0)]
     while stack:
         vertex, shared = stack.pop()
@@ -135,9 +135,9 @@ def depth_first(sequences: Sequence[list[int]]) -> list[tuple[int, int]]:
             stack.append((ordered[0], shared))
         else:
             for index in vertex.ending:
-                found.append((index, shared))
+                order.append((index, shared))
                 shared = vertex.depth
-    return found
+    return order
 
 
 def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
@@ -171,7 +171,7 @@ def _radix_tree(sequences: Sequence[list[int]]) -> _Vertex:
 
 
 def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
-    """Number the nodes."""
+    """The nodes of a tree, numbered."""
     tokens: list[int] = []
     depths: list[int] = []
     ends = [tree.size] * tree.size
@@ -189,7 +189,7 @@ def lay_out(tree: Tree, sequences: Sequence[list[int]]) -> Layout:
 
 
 def cut(layout: Layout, budget: int, mask_budget: int) -> list[Piece]:
-    """Consecutive nodes, in order.
+    """The nodes of a tree cut into pieces of consecutive ones, in order.
 
     A piece is needed until the last node that descends from it is done. The nodes of all pieces
     that are needed at once are at most those of the longest sequence and one budget.
@@ -228,7 +228,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(layout: Layout, budget: int) -> Iterator[_Segment]:
-    """In order; parted where a large subtree branches off."""
+    """The members' own nodes in order, parted where a large subtree branches off."""
     parted = set(_large_branchings(layout, budget))
     here = first = last = 0
     for path in layout.paths:
@@ -277,7 +277,7 @@ class Source(NamedTuple):
 
 
 def source(pieces: Sequence[Piece], number: int) -> Source | None:
-    """None if the piece has no past."""
+    """Where the past of a piece was computed; None if it has none."""
     past = pieces[number].past
     if not past:
         return None
@@ -286,19 +286,3 @@ def source(pieces: Sequence[Piece], number: int) -> Source | None:
     earlier = bisect_left(past, start)
     own = [before + node - start for node in past[earlier:]]
     return Source(owner, intervals([*range(earlier), *own]))
-
-
-__all__ = [
-    "BLOCK",
-    "Layout",
-    "Piece",
-    "Source",
-    "Tree",
-    "cut",
-    "depth_first",
-    "intervals",
-    "lay_out",
-    "plain",
-    "share",
-    "source",
-]

@@ -1,31 +1,33 @@
-"""LightningRL's pure part: from what an attempt recorded to what a learner is trained on.
+"""LightningRL's pure part: what attempts recorded goes in, what a learner is trained on comes out.
 
 No I/O, no clock, no torch. Each arrow is a function, linear in its input and free of recursion:
 
     spans, token records
-      │ build_episode         calls in causal order, each with its own agent, outcome and rewards
+      │ build_episode         `episode`: calls in causal order, each with its agent and rewards
       ▼
     Episode
-      │ cover                 every call: trained, frozen, or rejected with a reason
+      │ cover                 `selection`: every call is trained, frozen or rejected for a reason
       ▼
     Coverage
-      │ trained_transitions   the trained calls, each with its turn
+      │ trained_transitions   `transitions`: the trained calls, each with its turn
       ▼
-    Transitions ─── credit ──► observations ─── normalise ──► advantages
-      │ build_rows            merge by exact token prefix
+    Transitions ─── `credit`, `air` ──► observations ─── normalise (`advantages`) ──► advantages
+      │ build_rows            `rows`: merged by exact token prefix
       ▼
     Rows
 
-`build_batch` does everything after `cover`, for the episodes of one optimiser step.
+`build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
+Beside the arrows: `history` is what AIR's signals read, `breaks` says why conversations fell apart
+into several rows, `health` what a person should hear of a batch, `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
 has one call, and fails.
 
     >>> from lightspan.lightning import BatchConfig, Selection, build_batch, build_episode, cover
-    >>> from lightspan.records import (
-    ...     Attempt, AttemptStatus, Outcome, Reward, Rollout, TokenRecord,
-    ... )
+    >>> from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
+    >>> from lightspan.schema.reward import Reward
+    >>> from lightspan.schema.tokens import TokenRecord
     >>> def record(attempt, call, prompt, response, sequence):
     ...     return TokenRecord.create(
     ...         prompt_ids=prompt, response_ids=response, logprobs=[-0.5] * len(response),
@@ -45,7 +47,7 @@ has one call, and fails.
     ... ])
     >>> bad = episode("b", 0.0, [record("at-b", "c3", [1, 2], [7], 1)])
     >>> routing = Selection.of({"writer": "sql"}).routing
-    >>> coverages = [cover(one, routing) for one in (good, bad)]
+    >>> coverages = [cover(rollout, routing) for rollout in (good, bad)]
     >>> coverages[0].counts()
     {'trained': 2}
     >>> batch = build_batch([good, bad], coverages, BatchConfig(estimator="dr_grpo"))
@@ -102,6 +104,7 @@ from lightspan.lightning.batch import (
     group_rewards,
     split_minibatches,
 )
+from lightspan.lightning.breaks import Break, Cause, Exchange, Merging, Relation, read_merging
 from lightspan.lightning.credit import (
     Credit,
     Discounted,
@@ -113,7 +116,6 @@ from lightspan.lightning.credit import (
 )
 from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
 from lightspan.lightning.history import History, PlacedTool, ToolCall, Trace
-from lightspan.lightning.merging import Break, Cause, Exchange, Merging, Relation, read_merging
 from lightspan.lightning.rows import Row, RowBuild, build_rows, merge, usable_transitions
 from lightspan.lightning.selection import (
     CallCoverage,
@@ -125,6 +127,7 @@ from lightspan.lightning.selection import (
     cover,
     parse_optimize,
 )
+from lightspan.lightning.span_tree import SpanNode, SpanTree, build_tree, walk
 from lightspan.lightning.transitions import (
     Transition,
     TransitionKey,
@@ -132,7 +135,6 @@ from lightspan.lightning.transitions import (
     trained_transitions,
     turn_depths,
 )
-from lightspan.lightning.tree import SpanNode, SpanTree, build_tree, walk
 
 __all__ = [
     "AIR",

@@ -44,6 +44,8 @@ Unit = Literal["rollout", "agent"]
 
 RELATIVE_TOLERANCE: Final = 1e-9
 ABSOLUTE_TOLERANCE: Final = 1e-12
+"""Rewards are sums of floats: values that should be equal differ by rounding, and divided by their
+own tiny spread they would have advantages as large as any."""
 
 
 class Zero(StrEnum):
@@ -111,7 +113,7 @@ def reinforce_pp(
     """A batch's (R - mean) / std, ddof 1 (REINFORCE++, arXiv 2501.03262).
 
     Args:
-        weights: how often each value counts, such as its tokens. None: once.
+        weights: how often each value counts, such as once per token. None: once.
     """
     if weights is None:
         return grpo(values)
@@ -174,27 +176,34 @@ def _fill(
 ) -> list[Norm]:
     """The rule's (baseline, scale) for the scored values, zeros where there is nothing to say."""
     scored = [value for value in map(usable, values) if value is not None]
-    size = len(scored)
-    if not size:
-        return [Norm(0.0, 1.0, 0, Zero.UNSCORED) for _ in values]
-    if size == 1 or identical(scored):
-        zero = Zero.GROUP_OF_ONE if size == 1 else Zero.IDENTICAL
-        norms = iter([Norm(_mean(scored), 1.0, size, zero)] * size)
-    else:
+    size, zero = len(scored), _why_zero(scored)
+    if zero is None:
         norms = iter([Norm(baseline, scale, size) for baseline, scale in rule(scored)])
+    else:
+        norms = iter([Norm(_mean(scored), 1.0, size, zero) for _ in scored])
     return [
         Norm(0.0, 1.0, size, Zero.UNSCORED) if usable(value) is None else next(norms)
         for value in values
     ]
 
 
+def _why_zero(scored: Sequence[float]) -> Zero | None:
+    """Why these values of a population teach nothing; None if they do."""
+    if not scored:
+        return Zero.UNSCORED
+    if len(scored) == 1:
+        return Zero.GROUP_OF_ONE
+    return Zero.IDENTICAL if identical(scored) else None
+
+
 def _mean(values: Sequence[float]) -> float:
-    """Exact before the division, so that the order is of no account."""
+    """The sum is exact, so that the order of the values does not matter."""
     return math.fsum(values) / len(values)
 
 
 def _std(values: Sequence[float]) -> float:
-    """ddof 1, without overflow or underflow of the squares."""
+    """The standard deviation, ddof 1. Of deviations as parts of the widest, so that the squares of
+    very large or small rewards neither overflow nor vanish."""
     mean = _mean(values)
     widest = max(abs(value - mean) for value in values)
     squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
@@ -212,11 +221,11 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     """
     check_estimator(estimator)
     if estimator == "reinforce++_baseline":
-        return _with_baseline(observations)
+        return _by(observations, lambda o: o.agent, _against_groups)
     if estimator == "reinforce++":
-        return _by(observations, lambda o: o.agent, reinforce_pp)
+        return _by(observations, lambda o: o.agent, lambda batch: reinforce_pp(_values(batch)))
     rule = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[estimator]
-    return _by(observations, lambda o: (o.group_id, o.agent), rule)
+    return _by(observations, lambda o: (o.group_id, o.agent), lambda group: rule(_values(group)))
 
 
 def check_estimator(estimator: str) -> None:
@@ -237,38 +246,38 @@ ESTIMATORS: Final[tuple[Estimator, ...]] = (
 def _by(
     observations: Sequence[Observation],
     key: Callable[[Observation], Hashable],
-    rule: Callable[[Sequence[float | None]], list[Norm]],
+    rule: Callable[[Sequence[Observation]], list[Norm]],
 ) -> list[Norm]:
-    """The rule, applied to each population apart."""
-    result: list[Norm | None] = [None] * len(observations)
+    """The rule, applied to each population by itself."""
+    norms: dict[int, Norm] = {}
     for places in _places(observations, key).values():
-        norms = rule([observations[place].value for place in places])
-        for place, norm in zip(places, norms, strict=True):
-            result[place] = norm
-    return [norm for norm in result if norm is not None]
+        population = [observations[place] for place in places]
+        norms.update(zip(places, rule(population), strict=True))
+    return [norms[place] for place in range(len(observations))]
 
 
-def _with_baseline(observations: Sequence[Observation]) -> list[Norm]:
-    result: list[Norm | None] = [None] * len(observations)
-    for batch in _places(observations, lambda o: o.agent).values():
-        groups: dict[str, list[int]] = defaultdict(list)
-        for place in batch:
-            groups[observations[place].group_id].append(place)
-        values = [[observations[place].value for place in places] for places in groups.values()]
-        normed = zip(groups.values(), reinforce_pp_baseline(values), strict=True)
-        for places, norms in normed:
-            for place, norm in zip(places, norms, strict=True):
-                result[place] = norm
-    return [norm for norm in result if norm is not None]
+def _against_groups(batch: Sequence[Observation]) -> list[Norm]:
+    """`reinforce_pp_baseline` of a batch whose groups may stand in any order."""
+    groups = _places(batch, lambda o: o.group_id).values()
+    by_group = reinforce_pp_baseline([_values([batch[p] for p in places]) for places in groups])
+    norms: dict[int, Norm] = {}
+    for places, group in zip(groups, by_group, strict=True):
+        norms.update(zip(places, group, strict=True))
+    return [norms[place] for place in range(len(batch))]
+
+
+def _values(observations: Sequence[Observation]) -> list[float | None]:
+    return [observation.value for observation in observations]
 
 
 def _places(
     observations: Sequence[Observation], key: Callable[[Observation], Hashable]
 ) -> dict[Hashable, list[int]]:
-    found: dict[Hashable, list[int]] = defaultdict(list)
+    """Population → the places of its observations."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
     for place, observation in enumerate(observations):
-        found[key(observation)].append(place)
-    return found
+        places[key(observation)].append(place)
+    return places
 
 
 # --- groups that teach nothing ----------------------------------------------------------------
@@ -276,16 +285,12 @@ def _places(
 
 def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, Zero]:
     """The groups whose advantages would all be zero, and why (rewards by group id)."""
-    found: dict[str, Zero] = {}
+    reasons: dict[str, Zero] = {}
     for group_id, values in rewards.items():
-        scored = [value for value in map(usable, values) if value is not None]
-        if not scored:
-            found[group_id] = Zero.UNSCORED
-        elif len(scored) == 1:
-            found[group_id] = Zero.GROUP_OF_ONE
-        elif identical(scored):
-            found[group_id] = Zero.IDENTICAL
-    return found
+        zero = _why_zero([value for value in map(usable, values) if value is not None])
+        if zero is not None:
+            reasons[group_id] = zero
+    return reasons
 
 
 class Resampling(NamedTuple):
@@ -300,11 +305,12 @@ class Resampling(NamedTuple):
 def needs_resampling(
     rewards: Mapping[str, Sequence[float | None]], tries: Mapping[str, int], max_tries: int
 ) -> Resampling:
-    """Which groups without variance to sample again. Bounded: never an exception.
+    """The groups without variance that should be sampled again. Groups that have used up their
+    tries stay as they are: a hard task must not stop a training.
 
     Args:
-        rewards: of each group, by group id.
-        tries: how often each group was sampled so far, 1 where it is not named.
+        rewards: group id → the rewards of its rollouts.
+        tries: group id → how often it was sampled so far; 1 where it is not named.
         max_tries: how often it may be sampled; 1 never samples again.
     """
     idle = list(groups_without_variance(rewards))

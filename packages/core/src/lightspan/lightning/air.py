@@ -45,7 +45,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan import conventions as c
 from lightspan.errors import ConfigError
 from lightspan.lightning.credit import (
     Credit,
@@ -55,11 +54,13 @@ from lightspan.lightning.credit import (
     rewards_after,
 )
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.lightning.history import History, Trace, parts
+from lightspan.lightning.history import History, ToolCall, Trace, parts
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import turn_depths
-from lightspan.messages import CALL_OPEN, PYTHON_TAG
-from lightspan.records import Json
+from lightspan.schema import conventions as c
+from lightspan.schema.checks import is_number
+from lightspan.schema.messages import CALL_OPEN, PYTHON_TAG
+from lightspan.schema.records import Json
 
 AIRMode = Literal["potential", "bonus"]
 
@@ -68,74 +69,79 @@ _TOOL_MARKS: Final = (CALL_OPEN, PYTHON_TAG)
 _BARE_CALL: Final = re.compile(r'\s*(?:```(?:json)?\s*)?[\[{][\s{]*"(?:name|parameters|arguments)"')
 """The same where it is the whole answer: plain JSON."""
 _CUT: Final = re.compile(r"… \(\d+ characters\)$")
+"""How adapters end a result of which they kept only the beginning."""
 _json: Final = msgspec.json.Decoder()
 
 
 # --- signals ----------------------------------------------------------------------------------
 
 
-class Seen(NamedTuple):
+class Observed(NamedTuple):
     """One thing that a signal saw."""
 
     value: float
     after: int | None
-    """Part of the history of model calls that began after this; None: unplaced."""
+    """Model calls that began after this sequence number have it in their history; None: it is
+    unplaced."""
     cause: CallKey | None
     """The model call that caused it; None: the last turn that had ended by `since`."""
     since: int | None
 
 
-class ToolSuccess(msgspec.Struct, frozen=True, kw_only=True, tag="tool_success"):
-    """1 for each tool call that succeeded, 0 for each that failed."""
+class _ToolSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """What signals of tool calls share."""
 
     tools: str = "*"
     """Glob on names."""
 
     def __post_init__(self) -> None:
-        _check_tools("ToolSuccess", self.tools)
+        if not isinstance(self.tools, str) or not self.tools:
+            raise ConfigError(
+                f"{type(self).__name__}: tools={self.tools!r}: use one glob on the names of tools, "
+                "such as 'search_*'"
+            )
 
     @property
     def name(self) -> str:
-        return _named("tool_success", self.tools)
+        tag = str(self.__struct_config__.tag)
+        return tag if self.tools == "*" else f"{tag}[{self.tools}]"
 
-    def see(self, trace: Trace) -> list[Seen]:
-        return [
-            Seen(float(found.tool.succeeded), found.after, found.tool.call, found.since)
-            for found in trace.tools
-            if found.tool.succeeded is not None and fnmatchcase(found.tool.name, self.tools)
-        ]
+    def see(self, trace: Trace) -> list[Observed]:
+        seen = []
+        for tool, after, since in trace.tools:
+            if tool.succeeded is not None and fnmatchcase(tool.name, self.tools):
+                value = self.value(tool, succeeded=tool.succeeded)
+                if value is not None:
+                    seen.append(Observed(value, after, tool.call, since))
+        return seen
+
+    def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
+        """What a tool call counts; None: nothing is known of it."""
+        return float(succeeded)
 
 
-class ToolError(msgspec.Struct, frozen=True, kw_only=True, tag="tool_error"):
+class ToolSuccess(_ToolSignal, frozen=True, kw_only=True, tag="tool_success"):
+    """1 for each tool call that succeeded, 0 for each that failed."""
+
+
+class ToolError(_ToolSignal, frozen=True, kw_only=True, tag="tool_error"):
     """-1 for each tool call that failed or whose result is malformed, 0 for each other one."""
 
-    tools: str = "*"
-    """Glob on names."""
     result: Literal["any", "json"] = "any"
-    """What a result has to be: `json` makes all else malformed, also no result. Of results that
-    were cut when they were recorded nothing is known: they are left out."""
+    """What a result has to be: with `json` everything else is malformed, no result too. A result
+    that was cut when it was recorded is left out: nobody knows what the whole was."""
 
     def __post_init__(self) -> None:
-        _check_tools("ToolError", self.tools)
+        super().__post_init__()
         if self.result not in ("any", "json"):
             raise ConfigError(f"ToolError: result={self.result!r}: use 'any' or 'json'")
 
-    @property
-    def name(self) -> str:
-        return _named("tool_error", self.tools)
-
-    def see(self, trace: Trace) -> list[Seen]:
-        seen = []
-        for tool, after, since in trace.tools:
-            if tool.succeeded is None or not fnmatchcase(tool.name, self.tools):
-                continue
-            is_good = tool.succeeded
-            if is_good and self.result == "json":
-                if _is_cut(tool.result):
-                    continue
-                is_good = _loads(tool.result) is not _BAD
-            seen.append(Seen(0.0 if is_good else -1.0, after, tool.call, since))
-        return seen
+    def value(self, tool: ToolCall, *, succeeded: bool) -> float | None:
+        if succeeded and self.result == "json":
+            if _is_cut(tool.result):
+                return None
+            succeeded = _loads(tool.result) is not _BAD
+        return 0.0 if succeeded else -1.0
 
 
 class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_arguments"):
@@ -146,12 +152,12 @@ class ValidArguments(msgspec.Struct, frozen=True, kw_only=True, tag="valid_argum
     def name(self) -> str:
         return "valid_arguments"
 
-    def see(self, trace: Trace) -> list[Seen]:
+    def see(self, trace: Trace) -> list[Observed]:
         seen = []
         for call in trace.calls:
             is_valid = _are_valid(call, trace.messages.get(call.key, {}))
             if is_valid is not None:
-                seen.append(Seen(float(is_valid), call.sequence_end, call.key, None))
+                seen.append(Observed(float(is_valid), call.sequence_end, call.key, None))
         return seen
 
 
@@ -164,17 +170,6 @@ _BUILT_IN: Final = (ToolSuccess, ToolError, ValidArguments)
 _BAD: Final = object()
 
 
-def _check_tools(kind: str, tools: object) -> None:
-    if not isinstance(tools, str) or not tools:
-        raise ConfigError(
-            f"{kind}: tools={tools!r}: use one glob on the names of tools, such as 'search_*'"
-        )
-
-
-def _named(name: str, tools: str) -> str:
-    return name if tools == "*" else f"{name}[{tools}]"
-
-
 def _loads(text: str | None) -> Any:
     try:
         return _json.decode(text or "")
@@ -183,11 +178,12 @@ def _loads(text: str | None) -> Any:
 
 
 def _is_cut(result: str | None) -> bool:
-    """Whether an adapter kept only the beginning (it then says how long the whole was)."""
+    """Whether an adapter kept only the beginning."""
     return result is not None and _CUT.search(result) is not None
 
 
 def _are_valid(call: Call, message: Mapping[str, Any]) -> bool | None:
+    """Whether the arguments of a call's tool calls are JSON objects; None: it made no tool call."""
     arguments = [part.get("arguments") for part in parts(message, "tool_call")]
     if any(not _is_object(value) for value in arguments):
         return False
@@ -206,12 +202,12 @@ def _holds_call(call: Call, text: str) -> bool:
 
 
 def _is_object(arguments: Any) -> bool:
-    found = _loads(arguments) if isinstance(arguments, str) else arguments
-    return isinstance(found, Mapping)
+    value = _loads(arguments) if isinstance(arguments, str) else arguments
+    return isinstance(value, Mapping)
 
 
 def signal_name(signal: Signal) -> str:
-    """As metrics have it."""
+    """The signal's name in metrics."""
     if isinstance(signal, _BUILT_IN):
         return signal.name
     return str(getattr(signal, "__name__", type(signal).__name__))
@@ -239,17 +235,16 @@ class AIR:
     mode: AIRMode = "potential"
 
     def __post_init__(self) -> None:
-        given: object = self.signals
-        if isinstance(given, str) or not isinstance(given, Sequence):
+        signals: object = self.signals
+        if isinstance(signals, str) or not isinstance(signals, Sequence):
             raise ConfigError(
-                f"AIR: signals={given!r} must be a sequence: write signals=(…,) with a "
+                f"AIR: signals={signals!r} must be a sequence: write signals=(…,) with a "
                 "comma, also for one signal"
             )
         object.__setattr__(self, "signals", tuple(self.signals))
         if self.mode not in ("potential", "bonus"):
             raise ConfigError(f"AIR: mode={self.mode!r}: use 'potential' or 'bonus'")
-        is_number = isinstance(self.scale, int | float) and not isinstance(self.scale, bool)
-        if not is_number or not 0 < self.scale < math.inf:
+        if not is_number(self.scale) or self.scale <= 0:
             raise ConfigError(
                 f"AIR: scale={self.scale!r} must be above 0 and finite: a number such as 0.3"
             )
@@ -263,8 +258,8 @@ class AIR:
             raise ConfigError(f"AIR: two signals are named {twice[0]!r}: metrics would mix them")
 
     def config(self) -> dict[str, Json]:
-        """As JSON. A function stands by its module and name: whether it still says the same is not
-        known."""
+        """The settings as JSON. A function stands there by module and name: whether its code has
+        changed cannot be told."""
         return {
             "mode": self.mode,
             "scale": self.scale,
@@ -321,7 +316,8 @@ class Shaping:
     seen: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Signal → what it saw."""
     unplaced: int = 0
-    """Things seen that no history can hold (potential), or that no selected call did (bonus)."""
+    """How many things were seen that no history can hold (potential), or that no selected call
+    caused (bonus)."""
 
 
 def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Shaping:
@@ -351,13 +347,13 @@ def potential_rewards(potentials: Sequence[float], gamma: float) -> list[float]:
 
 
 def turn_positions(calls: Sequence[Call], turns: Sequence[int]) -> list[int]:
-    """[turns] The sequence number at which each turn begins: that of its first call. They ascend;
-    0 for a turn that the gateway did not see."""
-    found: dict[int, int] = {}
+    """[turns] The sequence number at which each turn begins, that of its first call; 0 for a turn
+    that the gateway did not see. They ascend."""
+    starts: dict[int, int] = {}
     for call, turn in zip(calls, turns, strict=True):
         if call.sequence_start is not None:
-            found[turn] = min(found.get(turn, call.sequence_start), call.sequence_start)
-    return [found.get(turn, 0) for turn in range(max(turns) + 1)]
+            starts[turn] = min(starts.get(turn, call.sequence_start), call.sequence_start)
+    return [starts.get(turn, 0) for turn in range(max(turns) + 1)]
 
 
 def _potentials(air: AIR, trace: Trace, calls: Sequence[Call], turns: Sequence[int]) -> Shaping:
@@ -370,8 +366,8 @@ def _potentials(air: AIR, trace: Trace, calls: Sequence[Call], turns: Sequence[i
         if isinstance(signal, _BUILT_IN):
             seen = signal.see(trace)
             values = _means_before(seen, positions)
-            saw[name] = [one.value for one in seen]
-            unplaced += sum(one.after is None for one in seen)
+            saw[name] = [observed.value for observed in seen]
+            unplaced += sum(observed.after is None for observed in seen)
         else:
             values = [_ask(signal, trace.history(t, at)) for t, at in enumerate(positions)]
             saw[name] = values
@@ -381,15 +377,15 @@ def _potentials(air: AIR, trace: Trace, calls: Sequence[Call], turns: Sequence[i
     return Shaping(credits=credits, seen=saw, unplaced=unplaced)
 
 
-def _means_before(seen: Iterable[Seen], positions: Sequence[int]) -> list[float]:
+def _means_before(seen: Iterable[Observed], positions: Sequence[int]) -> list[float]:
     """Per position (ascending) the mean of what was seen before it; 0 where there was nothing."""
-    placed = sorted((one.after, one.value) for one in seen if one.after is not None)
-    means, values, place = [], [0.0], 0
+    placed = sorted((o.after, o.value) for o in seen if o.after is not None)
+    means, total, count = [], 0.0, 0
     for position in positions:
-        while place < len(placed) and placed[place][0] < position:
-            values.append(values[-1] + placed[place][1])
-            place += 1
-        means.append(values[-1] / place if place else 0.0)
+        while count < len(placed) and placed[count][0] < position:
+            total += placed[count][1]
+            count += 1
+        means.append(total / count if count else 0.0)
     return means
 
 
@@ -409,15 +405,15 @@ def _bonuses(
             saw[signal_name(signal)] = values
             continue
         seen = signal.see(trace)
-        saw[signal_name(signal)] = [one.value for one in seen]
-        for one in seen:
-            turn = None
-            if one.cause in own:
-                own[one.cause] += air.scale * one.value
-            elif one.since is None or (turn := ended.before(one.since + 1)) is None:
+        saw[signal_name(signal)] = [observed.value for observed in seen]
+        for value, _, cause, since in seen:
+            turn = None if since is None else ended.before(since + 1)
+            if cause in own:
+                own[cause] += air.scale * value
+            elif turn is None:
                 unplaced += 1
             else:
-                shared[turn] += air.scale * one.value
+                shared[turn] += air.scale * value
     return Shaping(credits=_paid(credit, own, shared, turn_of), seen=saw, unplaced=unplaced)
 
 
@@ -461,16 +457,16 @@ def _ask(signal: SignalFunction, history: History) -> float:
     return float(value)
 
 
-def measures(shapings: Sequence[Shaping]) -> dict[str, float]:
+def shaping_metrics(shapings: Sequence[Shaping]) -> dict[str, float]:
     """What AIR did in a step: `shaping_mean` over calls, what each signal saw on average (and how
     often, as `<signal>/seen`), and how many things are `unplaced`."""
     credits = [value for shaping in shapings for value in shaping.credits.values()]
-    found = {"unplaced": float(sum(shaping.unplaced for shaping in shapings))}
+    metrics = {"unplaced": float(sum(shaping.unplaced for shaping in shapings))}
     if credits:
-        found["shaping_mean"] = math.fsum(credits) / len(credits)
+        metrics["shaping_mean"] = math.fsum(credits) / len(credits)
     for name in dict.fromkeys(name for shaping in shapings for name in shaping.seen):
         values = [value for shaping in shapings for value in shaping.seen.get(name, ())]
-        found[f"{name}/seen"] = float(len(values))
+        metrics[f"{name}/seen"] = float(len(values))
         if values:
-            found[name] = math.fsum(values) / len(values)
-    return found
+            metrics[name] = math.fsum(values) / len(values)
+    return metrics

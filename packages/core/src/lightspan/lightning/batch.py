@@ -51,13 +51,13 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     normalise,
 )
-from lightspan.lightning.air import AIR, Shaping, check_air, measures, shape
+from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
 from lightspan.lightning.credit import Credit, assign, terminal, unused_step_rewards
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
-from lightspan.records import Mode
+from lightspan.schema.records import Mode
 
 Weight = Literal["rollout", "transition", "token"]
 WEIGHTS: Final[tuple[Weight, ...]] = ("rollout", "transition", "token")
@@ -74,7 +74,7 @@ class BatchConfig:
     air: AIR | None = None
     weight: Weight = "rollout"
     token_constant: float | None = None
-    """C of weight `token`."""
+    """The C of weight `token`, and of no other."""
     max_length: int | None = None
     """The longest sequence that the learner takes; longer calls are rejected, never cut."""
     max_staleness: int | None = None
@@ -99,17 +99,17 @@ class Batch:
     """The rows of one optimiser step (per policy), with everything that led to them."""
 
     rows: list[Row]
-    """Those of one rollout stand together."""
+    """All rows; those of one rollout stand together."""
     rollouts: tuple[str, ...]
     """The scored rollouts, whose number R every weight is divided by; some may have no rows."""
     explanations: dict[TransitionKey, Explanation]
-    """Of every usable transition, also of those left out because their advantage is zero."""
+    """For every usable transition, also those left out because their advantage is zero."""
     coverages: tuple[Coverage, ...] = ()
-    """As given, plus what the batch itself rejected."""
+    """The coverages that were given, plus what the batch itself rejected."""
     counters: dict[str, int] = field(default_factory=dict)
     """See `build_batch`."""
     air: dict[str, float] = field(default_factory=dict)
-    """See `lightspan.lightning.air.measures`; empty without AIR."""
+    """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
 
     @property
     def size(self) -> int:
@@ -132,8 +132,8 @@ def build_batch(
     """The batch of these episodes: one optimiser step.
 
     Args:
-        episodes: one per rollout, whole groups.
-        coverages: of `cover`, one per episode.
+        episodes: one per rollout, of whole groups.
+        coverages: one per episode, made by `cover`.
         versions: the current version of each policy; needed for `max_staleness`.
 
     Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
@@ -149,48 +149,49 @@ def build_batch(
     config = config or BatchConfig()
     _check(episodes, coverages, config)
     counters: Counter[str] = Counter(rollouts=len(episodes))
-    members, seen = [], list(coverages)
+    members, judged = [], list(coverages)
     for place, (episode, coverage) in enumerate(zip(episodes, coverages, strict=True)):
         refusal = _refusal(episode, coverage, config, versions)
         counters[refusal or "scored"] += 1
         if refusal == "stale":
-            seen[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
+            judged[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
         elif refusal is None:
             members.append(_member(place, episode, coverage, config))
     norms = _norms(members, config, counters)
     for member in members:
-        seen[member.place] = seen[member.place].reject(member.rejected)
+        judged[member.place] = judged[member.place].reject(member.rejected)
     explanations = _explain(members, norms, config)
     rows = _rows(members, explanations, config, counters)
-    _count(counters, episodes, members, config, seen)
+    _count(counters, episodes, members, config, judged)
     counters.update(transitions=len(explanations), rows=len(rows))
     counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
     return Batch(
         rows=rows,
         rollouts=tuple(member.episode.rollout_id for member in members),
         explanations=explanations,
-        coverages=tuple(seen),
+        coverages=tuple(judged),
         counters=dict(counters),
-        air={} if config.air is None else measures([member.shaping for member in members]),
+        air={} if config.air is None else shaping_metrics([member.shaping for member in members]),
     )
 
 
 def group_rewards(
     episodes: Sequence[Episode], step_rewards: bool = False
 ) -> dict[str, list[float | None]]:
-    """Rewards by group, for `needs_resampling`: of what takes no part in statistics, None.
+    """Rewards by group, for `needs_resampling`; None for a rollout that statistics leave out.
 
     Args:
         step_rewards: the credit rule pays for rewards on calls: they are added.
     """
-    found: dict[str, list[float | None]] = defaultdict(list)
+    rewards: dict[str, list[float | None]] = defaultdict(list)
     for episode in episodes:
         counts = episode.finished and not episode.damage and episode.scored(step_rewards)
-        found[episode.group_id].append(_return(episode, step_rewards) if counts else None)
-    return dict(found)
+        rewards[episode.group_id].append(_return(episode, step_rewards) if counts else None)
+    return dict(rewards)
 
 
 def _return(episode: Episode, step_rewards: bool) -> float:
+    # by call id: the choices of a call share its rewards, which count once
     rewarded = {call.call_id: call.reward or 0.0 for call in episode.calls} if step_rewards else {}
     return math.fsum([episode.reward or 0.0, *rewarded.values()])
 
@@ -218,6 +219,7 @@ def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
 
 def _part(batch: Batch, chosen: set[str]) -> Batch:
     rollouts = tuple(rollout for rollout in batch.rollouts if rollout in chosen)
+    # weights hold the 1/R of the batch; a part is a step by itself, with an R of its own
     factor = batch.size / len(rollouts)
     rows = [
         replace(row, weights=[weight * factor for weight in row.weights])
@@ -275,10 +277,8 @@ def _stale(
     for call in coverage.trained:
         if versions is None or call.policy not in versions:
             raise ConfigError(f"max_staleness needs the current version of {call.policy!r}")
-        oldest = (
-            min((version for version, _ in call.record.versions), default=0) if call.record else 0
-        )
-        if oldest < versions[call.policy] - max_staleness:
+        sampled = [version for version, _ in call.record.versions] if call.record else []
+        if min(sampled, default=0) < versions[call.policy] - max_staleness:
             return True
     return False
 
@@ -323,16 +323,17 @@ def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfi
 def _by_unit(
     numbers: Mapping[CallKey, float], coverage: Coverage, config: BatchConfig
 ) -> dict[str, float]:
-    """Unit → the mean of the numbers of its selected calls."""
+    """Unit → the mean of its selected calls' numbers."""
     agents = {entry.call.key: entry.call.agent_path for entry in coverage.selected}
     by_unit: dict[str, list[float]] = defaultdict(list)
     for key, number in numbers.items():
         by_unit[agents[key] if config.unit == "agent" else ""].append(number)
-    return {unit: _mean(found) for unit, found in by_unit.items()}
+    return {unit: _mean(members) for unit, members in by_unit.items()}
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; exactly the value if all are equal."""
+    """The mean; exactly the value if all are equal, so that terminal credit minus the mean of equal
+    rewards is 0 and not a rounding error."""
     return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
@@ -350,19 +351,13 @@ def _norms(
     ]
     norms = normalise(config.estimator, observations)
     counters.update(count_zeros(norms))
-    found = zip(observations, norms, strict=True)
-    centres = _centres(members, config)
-    return {
-        (seen.rollout_id, seen.agent): _shifted(norm, centres.get((seen.rollout_id, seen.agent)))
-        for seen, norm in found
-    }
-
-
-def _shifted(norm: Norm, centre: float | None) -> Norm:
-    """The norm for credits that hold potentials: its baseline is of rewards alone."""
-    if centre is None or norm.zero is not None:
-        return norm
-    return msgspec.structs.replace(norm, baseline=norm.baseline + centre)
+    by_unit = {(o.rollout_id, o.agent): norm for o, norm in zip(observations, norms, strict=True)}
+    # credits hold potentials, of which the statistics know nothing: their mean goes to the baseline
+    for key, centre in _centres(members, config).items():
+        norm = by_unit[key]
+        if norm.zero is None:
+            by_unit[key] = msgspec.structs.replace(norm, baseline=norm.baseline + centre)
+    return by_unit
 
 
 def _centres(members: Sequence[_Member], config: BatchConfig) -> dict[tuple[str, str], float]:
@@ -376,10 +371,10 @@ def _centres(members: Sequence[_Member], config: BatchConfig) -> dict[tuple[str,
         for unit, value in member.potentials.items():
             compared[group, unit].append((member.episode.rollout_id, value))
     return {
-        (rollout_id, unit): (math.fsum([*map(itemgetter(1), found), -value])) / (len(found) - 1)
-        for (_, unit), found in compared.items()
-        if len(found) > 1
-        for rollout_id, value in found
+        (rollout_id, unit): (math.fsum([*map(itemgetter(1), pairs), -value])) / (len(pairs) - 1)
+        for (_, unit), pairs in compared.items()
+        if len(pairs) > 1
+        for rollout_id, value in pairs
     }
 
 
@@ -449,6 +444,7 @@ def _rows(
     for member in members:
         whys = [explanations[t.key] for t in member.transitions]
         advantages = [why.advantage for why in whys]
+        # all rows of a rollout or none: the weights of a part would not sum to the rollout's own
         if whys and not any(advantages):
             counters["zero_advantage_rollouts"] += 1
             if not config.keep_zero_advantages:

@@ -52,7 +52,7 @@ class Credit(Protocol):
 
     @property
     def step_rewards(self) -> bool:
-        """Whether rewards on calls count. Then they suffice to score an episode."""
+        """Whether rewards on calls count. If so they suffice to score an episode."""
         ...
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
@@ -136,22 +136,22 @@ def discounted(gamma: float) -> Discounted:
 
 
 def parse_credit(credit: str | Credit) -> Credit:
-    """A rule from what `credit=` takes: `"terminal"`, `"discounted"` (gamma 0.95) or a rule.
+    """The rule that `credit=` asks for: `"terminal"`, `"discounted"` (gamma 0.95) or a rule.
 
     Raises:
         ConfigError: an unknown name.
     """
     if not isinstance(credit, str):
         return credit
-    known: dict[str, Credit] = {"terminal": terminal, "discounted": discounted(DEFAULT_GAMMA)}
-    if credit not in known:
-        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, known))} or a rule")
-    return known[credit]
+    rules: dict[str, Credit] = {"terminal": terminal, "discounted": discounted(DEFAULT_GAMMA)}
+    if credit not in rules:
+        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, rules))} or a rule")
+    return rules[credit]
 
 
-def assign(found: Sequence[Transition], credits: Mapping[CallKey, float]) -> list[Transition]:
-    """The transitions with their reward set."""
-    return [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in found]
+def assign(transitions: Sequence[Transition], credits: Mapping[CallKey, float]) -> list[Transition]:
+    """The transitions, each with its credit as `reward`."""
+    return [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in transitions]
 
 
 def unused_step_rewards(episode: Episode, credit: Credit) -> int:
@@ -163,13 +163,15 @@ def unused_step_rewards(episode: Episode, credit: Credit) -> int:
 
 
 def _final(episode: Episode) -> float:
+    """The final reward; nothing where rewards on calls alone scored the episode."""
     return 0.0 if episode.reward is None else episode.reward
 
 
 def _rewards_by_turn(
     calls: Sequence[Call], turns: Sequence[int], episode: Episode
 ) -> tuple[list[float], list[float]]:
-    """Per turn: (sum of the rewards on its selected calls, of those on frozen calls after it)."""
+    """(own, shared) per turn: the sum of the rewards on its selected calls, and of those on frozen
+    calls that came after it."""
     size = max(turns) + 1
     own: list[list[float]] = [[] for _ in range(size)]
     shared: list[list[float]] = [[] for _ in range(size)]
@@ -179,29 +181,18 @@ def _rewards_by_turn(
             own[turn].append(call.reward)
         counted.add(call.call_id)
     rewarded = [c for c in episode.calls if c.reward is not None and c.call_id not in counted]
-    if rewarded:
-        _place(rewarded, calls, turns, shared)
-    return [math.fsum(values) for values in own], [math.fsum(values) for values in shared]
-
-
-def _place(
-    rewarded: Sequence[Call],
-    calls: Sequence[Call],
-    turns: Sequence[int],
-    shared: list[list[float]],
-) -> None:
-    """Put the rewards of frozen calls to the last selected turn that ended before each."""
     ended = TurnsEnded(calls, turns)
     for call in {call.call_id: call for call in rewarded}.values():
         if call.sequence_start is None or call.reward is None:
             continue
-        turn = ended.before(call.sequence_start)
-        if turn is not None:
-            shared[turn].append(call.reward)
+        placed = ended.before(call.sequence_start)
+        if placed is not None:
+            shared[placed].append(call.reward)
+    return [math.fsum(values) for values in own], [math.fsum(values) for values in shared]
 
 
 class TurnsEnded:
-    """Which turn had ended when.
+    """Looks up which turn had ended when.
 
     Args:
         calls: the selected ones.
@@ -209,15 +200,15 @@ class TurnsEnded:
     """
 
     def __init__(self, calls: Sequence[Call], turns: Sequence[int]) -> None:
-        known = sorted(
+        ended = sorted(
             (call.sequence_end, turn)
             for call, turn in zip(calls, turns, strict=True)
             if call.sequence_end is not None
         )
-        self._ends = [end for end, _ in known]
-        self._deepest = list(accumulate((turn for _, turn in known), max))
+        self._ends = [end for end, _ in ended]
+        self._deepest = list(accumulate((turn for _, turn in ended), max))
 
     def before(self, position: int) -> int | None:
-        """The last turn of which a call ended before a sequence number."""
+        """The last turn with a call that had ended before a sequence number; None: no turn had."""
         count = bisect_left(self._ends, position)
         return self._deepest[count - 1] if count else None

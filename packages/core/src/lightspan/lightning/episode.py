@@ -25,20 +25,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan import conventions
 from lightspan.errors import DataError
-from lightspan.lightning.tree import SpanTree, build_tree
-from lightspan.records import (
-    Attempt,
-    AttemptStatus,
-    CallOutcome,
-    Mode,
-    Outcome,
-    Rollout,
-    TokenRecord,
-)
-from lightspan.routing import Route, agent_name, join_path
-from lightspan.spans import Span, SpanKind, SpanStatus
+from lightspan.lightning.span_tree import SpanTree, build_tree
+from lightspan.schema import conventions
+from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.routing import Route, agent_name, join_path
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.tokens import CallOutcome, TokenRecord
 
 CallKey = tuple[str, int]
 """(call id, choice), unique within an attempt."""
@@ -50,6 +43,7 @@ _APP_FAILED: Final = frozenset(
 _NEVER_SCORED: Final = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
 _ENDED: Final = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.TIMEOUT})
 _UNSCORED: Final = frozenset({AttemptStatus.LOST, AttemptStatus.CANCELLED})
+# Members of enums as globals: each is compared with every span or call of a batch.
 _LLM: Final = SpanKind.LLM
 _REWARD: Final = SpanKind.REWARD
 _OK: Final = CallOutcome.OK
@@ -72,7 +66,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     """One model call of an attempt (see the module)."""
 
     call_id: str
-    """Of a span without a call id: `span:` and its span id."""
+    """Its id; a span without a call id gets `span:` and its span id."""
     choice: int
     agent_path: str
     outcome: CallOutcome
@@ -121,7 +115,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         reasons = self.span.attributes.get(conventions.FINISH_REASONS)
         if not isinstance(reasons, list) or self.choice >= len(reasons):
             return None
-        return str(reasons[self.choice])
+        return str(reasons[self.choice]) or None
+
+    @property
+    def refused(self) -> str | None:
+        """The field that the gateway refused the call for, empty where it is of none; None: it did
+        not refuse it."""
+        if self.outcome is not CallOutcome.ERROR or self.span is None:
+            return None
+        field = self.span.attributes.get(conventions.CALL_REFUSED)
+        return None if field is None else str(field)
 
     @property
     def reward(self) -> float | None:
@@ -152,17 +155,17 @@ class Episode:
     """None: no reward was given. With a source and no `reward`, NaN or infinity was."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
-    """Calls written after the seal or under a lost epoch: kept, never among `calls`."""
+    """Calls written after the seal or under a lost lease: kept, and never among `calls`."""
     late: int = 0
-    """Late spans and records."""
+    """How many spans and records are late."""
     foreign: int = 0
-    """Spans and records of other attempts that were handed in: ignored."""
+    """How many spans and records of other attempts were handed in: they are ignored."""
     unattached: tuple[EmittedReward, ...] = ()
-    """Rewards emitted on something that is no call of this attempt. They enter nothing."""
+    """Rewards emitted on something that is no call of this attempt. They count for nothing."""
     notes: tuple[str, ...] = ()
     """What a person should know: contradicting rewards and the like."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
-    """Those in time."""
+    """Spans that are not late."""
 
     @property
     def finished(self) -> bool:
@@ -184,7 +187,7 @@ class Episode:
 
     @cached_property
     def tree(self) -> SpanTree:
-        """The spans as a tree, for display."""
+        """The spans as a tree, for display. Made when it is asked for: training never asks."""
         return build_tree(self.spans)
 
     @property
@@ -195,16 +198,16 @@ class Episode:
     @cached_property
     def parallel(self) -> frozenset[str]:
         """Call ids whose [sequence_start, sequence_end] overlaps that of another call id."""
-        found: set[str] = set()
+        overlapping: set[str] = set()
         open_until, owner = -1, ""
         for call in self.calls:
             if call.sequence_start is None or call.sequence_end is None or call.call_id == owner:
                 continue
             if owner and call.sequence_start <= open_until:
-                found |= {owner, call.call_id}
+                overlapping |= {owner, call.call_id}
             if call.sequence_end > open_until:
                 open_until, owner = call.sequence_end, call.call_id
-        return frozenset(found)
+        return frozenset(overlapping)
 
 
 def build_episode(
@@ -215,14 +218,15 @@ def build_episode(
     *,
     failure_reward: float | None = None,
 ) -> Episode:
-    """The episode of an attempt. The order in which spans and records arrive is of no account.
+    """The episode of an attempt. The order in which spans and records arrive does not matter.
 
     Args:
-        attempt: of this rollout, best sealed (else nothing of it will be trained).
+        attempt: one of this rollout's; nothing of it is trained until it is sealed.
+        rollout: what was asked for.
         spans: the attempt's, all of them.
         records: the attempt's token records, all of them.
-        failure_reward: the reward of an app that failed (error, timeout, context, budget) without
-            having given one. None: unscored. Infrastructure failures never get one.
+        failure_reward: the reward where the app failed (error, timeout, context, budget) and gave
+            none. None: unscored. Infrastructure failures never get one.
 
     Raises:
         DataError: attempt and rollout do not belong together.
@@ -263,31 +267,24 @@ def build_episode(
 # --- sorting out what arrived -----------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Intake:
     """What arrived, sorted by what it is."""
 
-    __slots__ = (
-        "foreign",
-        "late",
-        "late_llm",
-        "late_records",
-        "llm",
-        "records",
-        "rewards",
-        "spans",
-    )
+    spans: list[Span] = field(default_factory=list)
+    """Spans that are not late."""
+    llm: dict[str, list[Span]] = field(default_factory=dict)
+    """Call id → its LLM spans."""
+    late_llm: dict[str, list[Span]] = field(default_factory=dict)
+    rewards: dict[str, Span] = field(default_factory=dict)
+    """Span id → REWARD span."""
+    records: list[TokenRecord] = field(default_factory=list)
+    late_records: list[TokenRecord] = field(default_factory=list)
+    late: int = 0
+    foreign: int = 0
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.llm: dict[str, list[Span]] = {}
-        """Call id → its LLM spans."""
-        self.late_llm: dict[str, list[Span]] = {}
-        self.rewards: dict[str, Span] = {}
-        """Span id → REWARD span."""
-        self.records: list[TokenRecord] = []
-        self.late_records: list[TokenRecord] = []
-        self.late = 0
-        self.foreign = 0
+    def llm_spans(self, *, late: bool) -> dict[str, list[Span]]:
+        return self.late_llm if late else self.llm
 
 
 def _take_in(attempt_id: str, spans: Iterable[Span], records: Iterable[TokenRecord]) -> _Intake:
@@ -307,8 +304,7 @@ def _take_in(attempt_id: str, spans: Iterable[Span], records: Iterable[TokenReco
             if not call_id:
                 unnamed.append(span)
                 continue
-            found = intake.late_llm if span.late else intake.llm
-            found.setdefault(str(call_id), []).append(span)
+            intake.llm_spans(late=span.late).setdefault(str(call_id), []).append(span)
         elif kind is _REWARD and not span.late:
             intake.rewards[span.span_id] = span
     if unnamed:
@@ -329,24 +325,23 @@ def _take_records(intake: _Intake, attempt_id: str, records: Iterable[TokenRecor
 
 
 def _name_unnamed(intake: _Intake, unnamed: Sequence[Span]) -> None:
-    """Give LLM spans without a call id one of their own, save those that wrap a known call.
+    """Give LLM spans without a call id one of their own, save those that wrap another call.
 
     Another instrumentation may have opened an LLM span around a call that the gateway recorded:
-    the same call seen from outside, by its parent id.
+    the same call seen from outside, by its parent id. Counted again it would be two calls.
     """
     named = [*intake.llm.values(), *intake.late_llm.values()]
     inside = [*unnamed, *(span for spans in named for span in spans)]
     parents = {span.span_id: span.parent_id for span in (*intake.spans, *inside)}
-    seen: set[str] = set()
+    outside: set[str] = set()
     for call in inside:
         ancestor = call.parent_id
-        while ancestor is not None and ancestor not in seen:
-            seen.add(ancestor)
+        while ancestor is not None and ancestor not in outside:  # else a circle would never end
+            outside.add(ancestor)
             ancestor = parents.get(ancestor)
     for span in unnamed:
-        if span.span_id not in seen:
-            found = intake.late_llm if span.late else intake.llm
-            found[f"span:{span.span_id}"] = [span]
+        if span.span_id not in outside:
+            intake.llm_spans(late=span.late)[f"span:{span.span_id}"] = [span]
 
 
 # --- calls ------------------------------------------------------------------------------------
@@ -360,7 +355,10 @@ def _calls(
     calls = [_from_record(record, intake.llm, rewards) for record in records]
     calls += _empty_choices(calls)
     recorded = {record.call_id for record in records}
-    late_records = [r for r in _once(intake.late_records, []) if r.call_id not in recorded]
+    # What the app says of a stream that it left, or never got, is in time where the gateway, which
+    # notices later, is not.
+    told = {name for name, spans in intake.llm.items() if _outcome(spans) is not _OK} | recorded
+    late_records = [r for r in _once(intake.late_records, []) if r.call_id not in told]
     late = [_from_record(record, intake.late_llm, {}) for record in late_records]
     recorded |= {record.call_id for record in late_records}
     for call_id, spans in intake.llm.items():
@@ -373,17 +371,20 @@ def _calls(
 
 
 def _empty_choices(calls: Sequence[Call]) -> list[Call]:
-    """Choices that the client asked for (n > 1) and of which no token was recorded."""
-    asked = conventions.REQUEST_CHOICES
-    naming = [call for call in calls if call.span is not None and asked in call.span.attributes]
-    several = {call.call_id: call for call in naming if _choices(call) > 1}
-    known = {call.key for call in calls if call.call_id in several}
+    """Choices that the client asked for (n > 1) and of which no token was recorded: without them
+    the coverage would pass over them in silence."""
+    several = {call.call_id: call for call in calls if _choices(call) > 1}
+    recorded = {call.key for call in calls if call.call_id in several}
     return [
         msgspec.structs.replace(call, choice=choice, record=None)
         for call in several.values()
         for choice in range(_choices(call))
-        if (call.call_id, choice) not in known
+        if (call.call_id, choice) not in recorded
     ]
+
+
+_MOST_CHOICES: Final = 128
+"""As many as the gateway allows: a span of somebody else cannot make us build more."""
 
 
 def _choices(call: Call) -> int:
@@ -393,16 +394,17 @@ def _choices(call: Call) -> int:
 
 def _once(records: list[TokenRecord], notes: list[str]) -> list[TokenRecord]:
     """One record per (call id, choice): a retry of a call id is the same call."""
-    found: dict[CallKey, TokenRecord] = {}
+    by_key: dict[CallKey, TokenRecord] = {}
     double: set[CallKey] = set()
     for record in records:
         key = record.call_id, record.choice
-        known = found.setdefault(key, record)
-        if known is not record and known != record:
+        earlier = by_key.setdefault(key, record)
+        if earlier is not record and earlier != record:
             double.add(key)
-            found[key] = min(known, record, key=_record_order)
+            # which of the two arrived first is chance: the choice must not depend on it
+            by_key[key] = min(earlier, record, key=_record_order)
     notes += [f"call {call} choice {n} has two token records" for call, n in sorted(double)]
-    return list(found.values()) if len(found) < len(records) else records
+    return list(by_key.values()) if len(by_key) < len(records) else records
 
 
 def _record_order(record: TokenRecord) -> tuple[int, int, bytes, bytes, bytes]:
@@ -496,9 +498,9 @@ def _outcome(spans: list[Span]) -> CallOutcome:
         return _stated(spans[0])
     if any(_stated(span) is CallOutcome.RESAMPLED for span in spans):
         return CallOutcome.RESAMPLED
-    known = sorted((s for s in spans if s.sequence_start is not None), key=_sequence_order)
+    ordered = sorted((s for s in spans if s.sequence_start is not None), key=_sequence_order)
     stated = [_stated(span) for span in spans if span.sequence_start is None]
-    stated += [_stated(span) for span in known[-1:]]
+    stated += [_stated(span) for span in ordered[-1:]]
     return min(stated, key=_GRAVITY.index)
 
 
@@ -509,6 +511,7 @@ _GRAVITY: Final = (
     CallOutcome.ERROR,
     CallOutcome.OK,
 )
+"""Outcomes, the one that most forbids training first: where spans disagree, it stands."""
 
 
 def _sequence_order(span: Span) -> tuple[int, int, int]:
@@ -517,6 +520,7 @@ def _sequence_order(span: Span) -> tuple[int, int, int]:
 
 
 def _stated(span: Span) -> CallOutcome:
+    """What one span says became of its call; an event that was added later overrides the span."""
     if span.attributes.get(conventions.CALL_RESAMPLED):
         return CallOutcome.RESAMPLED
     stated = span.attributes.get(conventions.CALL_OUTCOME)
@@ -530,22 +534,20 @@ def _stated(span: Span) -> CallOutcome:
     return outcome
 
 
-_MOST_CHOICES: Final = 128
-"""As the gateway allows: a span cannot make us build more."""
 _by_sequence: Final = attrgetter("sequence_start", "call_id", "choice")
 
 
 def _in_causal_order(calls: list[Call]) -> tuple[Call, ...]:
-    """By gateway sequence. Calls without one are put in by start time, for display only: before the
-    first call of the sequence that started later; without a start time, at the end."""
-    known = [call for call in calls if call.sequence_start is not None]
-    known.sort(key=_by_sequence)
-    if len(known) == len(calls):
-        return tuple(known)
+    """The calls by gateway sequence. Those without one are put in by start time, for display only:
+    before the first call of the sequence that started later; without a start time, at the end."""
+    ordered = [call for call in calls if call.sequence_start is not None]
+    ordered.sort(key=_by_sequence)
+    if len(ordered) == len(calls):
+        return tuple(ordered)
     rest = sorted((call for call in calls if call.sequence_start is None), key=_display_order)
     merged: list[Call] = []
     place = 0
-    for call in known:
+    for call in ordered:
         started = call.span.start_ns if call.span is not None else 0
         while place < len(rest) and _display_order(rest[place])[0] < started:
             merged.append(rest[place])
@@ -559,9 +561,8 @@ def _display_order(call: Call) -> tuple[float, str, int]:
     return started or math.inf, call.call_id, call.choice
 
 
-@lru_cache(maxsize=4096)
-def _agent(path: str) -> str:
-    return agent_name(path)
+_agent: Final = lru_cache(maxsize=4096)(agent_name)
+"""A batch has few paths and asks for each of them once per call."""
 
 
 # --- rewards ----------------------------------------------------------------------------------
@@ -575,18 +576,18 @@ class _Rewards(NamedTuple):
 
 
 def _sort_rewards(intake: _Intake) -> _Rewards:
-    """Which emitted reward is for the attempt, and which for which call: by ids alone."""
+    """The emitted rewards, sorted by ids alone: for the attempt, for a call, or for neither."""
     result = _Rewards((), {}, (), [])
     if not intake.rewards:
         return result
-    known = {record.call_id for record in intake.records} | intake.llm.keys()
+    call_ids = {record.call_id for record in intake.records} | intake.llm.keys()
     by_span = {span.span_id: call_id for call_id, spans in intake.llm.items() for span in spans}
     by_span |= {record.span_id: record.call_id for record in intake.records if record.span_id}
     on_calls: dict[str, list[EmittedReward]] = {}
     final, unattached = [], []
     for span in sorted(intake.rewards.values(), key=_time):
         target = _target(span)
-        call_id = target if target in known else by_span.get(target or "")
+        call_id = target if target in call_ids else by_span.get(target or "")
         if call_id is None and target is not None:
             call_id = _by_response(target, intake.llm)
         if target is None:
@@ -608,8 +609,8 @@ def _by_response(target: str, llm: Mapping[str, list[Span]]) -> str | None:
     an endpoint that is not ours makes ids of its own."""
     for call_id, spans in llm.items():
         for span in spans:
-            given = str(span.attributes.get(conventions.RESPONSE_ID, ""))
-            if given == target or given.endswith((f"-{target}", f"_{target}")):
+            response_id = str(span.attributes.get(conventions.RESPONSE_ID, ""))
+            if response_id == target or response_id.endswith((f"-{target}", f"_{target}")):
                 return call_id
     return None
 
@@ -648,6 +649,7 @@ def _final_reward(
     notes: list[str],
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
     """(value, dimensions, source). The return value wins; nothing is summed."""
+    # what was emitted before the infrastructure failed speaks of half an attempt
     if attempt.outcome in _NEVER_SCORED or attempt.status in _UNSCORED:
         return None, {}, None
     last = emitted[-1] if emitted else None

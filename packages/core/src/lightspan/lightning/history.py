@@ -25,14 +25,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan import conventions as c
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.lightning.tree import walk
-from lightspan.records import CallOutcome
-from lightspan.spans import Span, SpanKind, SpanStatus
+from lightspan.lightning.span_tree import walk
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.tokens import CallOutcome
 
 CLOCK_TOLERANCE_NS: Final = 1_000_000
-"""Two readings of one clock may differ by this much while it is being adjusted."""
+"""Two readings of one clock may differ by this much while it is adjusted (as NTP does)."""
 
 _RESULTS: Final = (c.TOOL_CALL_RESULT, "output.value", "traceloop.entity.output")
 _ARGUMENTS: Final = (c.TOOL_CALL_ARGUMENTS, "input.value", "traceloop.entity.input")
@@ -45,9 +45,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     arguments: str | None
-    """As text or JSON, possibly cut; None: not recorded."""
+    """Text or JSON, possibly cut; None: not recorded."""
     result: str | None
-    """Likewise."""
+    """Text or JSON, possibly cut; None: not recorded."""
     succeeded: bool | None
     """None: not known (interrupted, abandoned)."""
     agent_path: str
@@ -75,7 +75,7 @@ class History:
 
     task_id: str
     turn: int
-    """Of `lightspan.lightning.transitions`, 0 first."""
+    """The turn, as `lightspan.lightning.transitions` counts them from 0."""
     calls: tuple[Call, ...]
     """Model calls through the gateway, of any agent, in causal order."""
     tools: tuple[ToolCall, ...]
@@ -98,18 +98,17 @@ class Trace:
     def history(self, turn: int, position: float) -> History:
         """What had ended before a sequence number."""
         ended = [call for call in self.calls if (call.sequence_end or 0) < position]
-        tools = [found for found in self.tools if found.after is not None]
-        tools = sorted((t for t in tools if (t.after or 0) < position), key=_by_place)
+        placed = [p for p in self.tools if p.after is not None and p.after < position]
         return History(
             task_id=self.task_id,
             turn=turn,
             calls=tuple(msgspec.structs.replace(call, rewards=()) for call in ended),
-            tools=tuple(found.tool for found in tools),
+            tools=tuple(place.tool for place in sorted(placed, key=_by_place)),
         )
 
 
-def _by_place(found: PlacedTool) -> tuple[int, int, str]:
-    return found.after or 0, found.tool.span.start_ns, found.tool.span.span_id
+def _by_place(placed: PlacedTool) -> tuple[int, int, str]:
+    return placed.after or 0, placed.tool.span.start_ns, placed.tool.span.span_id
 
 
 # --- what models said -------------------------------------------------------------------------
@@ -117,15 +116,15 @@ def _by_place(found: PlacedTool) -> tuple[int, int, str]:
 
 def _messages(calls: Sequence[Call]) -> Iterator[tuple[Call, Mapping[str, Any]]]:
     """The message that each call answered, as far as one was recorded."""
-    known: dict[str, list[Any]] = {}
+    by_span: dict[str, list[Any]] = {}  # the choices of a call share a span: it is read once
     for call in calls:
         if call.span is None:
             continue
-        found = known.get(call.span.span_id)
-        if found is None:
-            found = known[call.span.span_id] = _output(call.span)
-        if call.choice < len(found) and isinstance(found[call.choice], Mapping):
-            yield call, found[call.choice]
+        answers = by_span.get(call.span.span_id)
+        if answers is None:
+            answers = by_span[call.span.span_id] = _output(call.span)
+        if call.choice < len(answers) and isinstance(answers[call.choice], Mapping):
+            yield call, answers[call.choice]
 
 
 def _output(span: Span) -> list[Any]:
@@ -138,19 +137,19 @@ def _output(span: Span) -> list[Any]:
 
 def parts(message: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     """The parts of a message that are of a kind, such as `tool_call`."""
-    found = message.get("parts")
-    listed = found if isinstance(found, list) else []
+    recorded = message.get("parts")
+    listed = recorded if isinstance(recorded, list) else []
     return [part for part in listed if isinstance(part, Mapping) and part.get("type") == kind]
 
 
 def _askers(messages: Mapping[CallKey, Mapping[str, Any]]) -> dict[str, CallKey]:
     """Id of a tool call → the model call that asked for it; ids that several used say nothing."""
-    found: dict[str, set[CallKey]] = {}
+    by_id: dict[str, set[CallKey]] = {}
     for key, message in messages.items():
         for part in parts(message, "tool_call"):
             if part.get("id"):
-                found.setdefault(str(part["id"]), set()).add(key)
-    return {name: next(iter(keys)) for name, keys in found.items() if len(keys) == 1}
+                by_id.setdefault(str(part["id"]), set()).add(key)
+    return {name: next(iter(keys)) for name, keys in by_id.items() if len(keys) == 1}
 
 
 # --- tool calls -------------------------------------------------------------------------------
@@ -183,15 +182,14 @@ def _placed(
     if clock is not None and 0 < start <= end:
         bounds.append(clock.last(end))
         since = clock.last(start) if asked is None else asked
-    known = [bound for bound in bounds if bound is not None]
-    return PlacedTool(tool, max(known, default=None), since)
+    return PlacedTool(tool, max((b for b in bounds if b is not None), default=None), since)
 
 
 def _tool_spans(episode: Episode) -> list[Span]:
     """Each tool call once, by span id and by the id of the tool call: the one that began last."""
-    found = [span for span in episode.spans if span.kind is SpanKind.TOOL]
-    found.sort(key=lambda span: (span.start_ns, span.span_id))
-    once = {span.span_id: span for span in found}
+    spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
+    spans.sort(key=lambda span: (span.start_ns, span.span_id))
+    once = {span.span_id: span for span in spans}
     named = {_tool_id(span) or f"span:{span.span_id}": span for span in once.values()}
     return list(named.values())
 
@@ -220,7 +218,8 @@ def _first(span: Span, keys: Sequence[str]) -> str | None:
 def _succeeded(span: Span, result: str | None) -> bool | None:
     if span.status is SpanStatus.ERROR or span.attributes.get(c.ERROR_TYPE):
         return False
-    # without a status a tool that answered has succeeded; one that did not was interrupted
+    # frameworks differ in setting OK: a tool that answered without a status has succeeded, and one
+    # that did not answer was interrupted
     return True if span.status is SpanStatus.OK or result is not None else None
 
 
@@ -229,14 +228,15 @@ def _ends_inside(episode: Episode, calls: Sequence[Call]) -> dict[str, int]:
     ends: dict[str, int] = {}
     for call in calls:
         ends[call.span_id] = max(ends.get(call.span_id, 0), call.sequence_end or 0)
-    found: dict[str, int] = {}
-    for _, node in reversed(list(walk(episode.tree.roots))):
-        below = [found[n.span.span_id] for n in node.children if n.span.span_id in found]
-        own = ends.get(node.span.span_id)
-        known = below if own is None else [*below, own]
-        if known:
-            found[node.span.span_id] = max(known)
-    return found
+    inside: dict[str, int] = {}
+    for _, node in reversed(list(walk(episode.tree.roots))):  # children before their parents
+        spans = [child.span.span_id for child in node.children]
+        inner = [inside[span_id] for span_id in spans if span_id in inside]
+        if node.span.span_id in ends:
+            inner.append(ends[node.span.span_id])
+        if inner:
+            inside[node.span.span_id] = max(inner)
+    return inside
 
 
 # --- clocks -----------------------------------------------------------------------------------
@@ -257,7 +257,8 @@ class _Clock:
 
 
 def _points(call: Call) -> list[tuple[int, int]]:
-    """Without a time it may have been at any: at 0."""
+    """(time, sequence) of the call's start and end. Without a time it may have been at any, and
+    counts as before everything: then no tool call is placed too early."""
     start, end = (call.span.start_ns, call.span.end_ns) if call.span is not None else (0, 0)
     return [(start, call.sequence_start or 0), (max(start, end), call.sequence_end or 0)]
 

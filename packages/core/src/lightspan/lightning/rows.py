@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import ne
 from typing import NamedTuple
 
@@ -31,6 +31,16 @@ from lightspan.lightning.transitions import Transition, TransitionKey
 
 _WIDTH = 4
 """Bytes of a packed token id."""
+
+
+class Constraint(NamedTuple):
+    """Tokens of a row that were sampled under a grammar."""
+
+    start: int
+    """Place of the first."""
+    length: int
+    grammar: str
+    """See `lightspan.engines.grammars`; it begins at `start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,8 @@ class Row:
     """Temperature that it was sampled at; 1.0 where the mask is False."""
     call_ids: tuple[tuple[str, int], ...] = ()
     """(call id, choice) of each transition in the row, in order."""
+    constraints: tuple[Constraint, ...] = ()
+    """Of the transitions that were sampled under a grammar, in order."""
 
 
 class Usable(NamedTuple):
@@ -99,15 +111,14 @@ def build_rows(
     """Rows of the transitions, by exact prefix merging (see the module).
 
     Args:
-        transitions: of any rollouts, each rollout's in causal order.
-        advantages: of each transition; None: 1.0 (as SFT wants).
-        token_weights: the weight of each token of each transition; None: 1.0.
+        transitions: those of any rollouts, each rollout's in causal order.
+        advantages: one per transition; None: 1.0 (as SFT wants).
+        token_weights: for each transition, what each of its tokens weighs; None: 1.0.
         max_length: see `usable_transitions`.
     """
-    given = _by_key(transitions, advantages, token_weights)
-    found = usable_transitions(transitions, max_length)
-    chains = merge(found.transitions)
-    return RowBuild([_row(chain, given) for chain in chains], found.rejected)
+    values = _by_key(transitions, advantages, token_weights)
+    usable, rejected = usable_transitions(transitions, max_length)
+    return RowBuild([_row(chain, values) for chain in merge(usable)], rejected)
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
@@ -117,6 +128,7 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
     for transition in transitions:
         tree = trees[transition.rollout_id, transition.attempt_id, transition.policy]
         record = transition.record
+        # a row is taken for good: an equal prompt that comes later opens a row of its own
         place = tree.take_longest(record.prompt)
         if place is None:
             place = len(chains)
@@ -127,7 +139,7 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many first ids agree."""
+    """How many ids agree from the first on."""
     size = min(len(first), len(second))
     if first[:size] == second[:size]:
         return size
@@ -143,17 +155,14 @@ def _by_key(
     token_weights: Sequence[float] | None,
 ) -> Mapping[TransitionKey, tuple[float, float]]:
     """Transition → (advantage, weight of each token)."""
-    count = len(transitions)
-    given = zip(
-        transitions,
-        [1.0] * count if advantages is None else advantages,
-        [1.0] * count if token_weights is None else token_weights,
-        strict=True,
-    )
-    return {transition.key: (advantage, weight) for transition, advantage, weight in given}
+    ones = [1.0] * len(transitions)
+    advantages = ones if advantages is None else advantages
+    weights = ones if token_weights is None else token_weights
+    keys = [transition.key for transition in transitions]
+    return dict(zip(keys, zip(advantages, weights, strict=True), strict=True))
 
 
-def _row(chain: Sequence[Transition], given: Mapping[TransitionKey, tuple[float, float]]) -> Row:
+def _row(chain: Sequence[Transition], values: Mapping[TransitionKey, tuple[float, float]]) -> Row:
     last = chain[-1]
     ids = last.prompt_ids + last.response_ids
     row = Row(
@@ -167,11 +176,16 @@ def _row(chain: Sequence[Transition], given: Mapping[TransitionKey, tuple[float,
         versions=[0] * len(ids),
         temperatures=[1.0] * len(ids),
         call_ids=tuple(transition.call_key for transition in chain),
+        constraints=tuple(
+            Constraint(transition.length - transition.tokens, transition.tokens, grammar)
+            for transition in chain
+            if (grammar := transition.record.grammar)
+        ),
     )
     for transition in chain:
         end, count = transition.length, transition.tokens
         span = slice(end - count, end)
-        advantage, weight = given[transition.key]
+        advantage, weight = values[transition.key]
         row.mask[span] = [True] * count
         row.advantages[span] = [advantage] * count
         row.weights[span] = [weight] * count
@@ -191,20 +205,19 @@ def _has_logprobs(transition: Transition) -> bool:
 # --- the open rows ----------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _Node:
     """An edge of the tree and the node at its end: `source[start:end]`, where `source` holds the
-    whole path from the root."""
+    whole path from the root (no slice of it, so that a split copies nothing)."""
 
-    __slots__ = ("children", "end", "parent", "places", "source", "start")
-
-    def __init__(self, parent: _Node | None, source: bytes, start: int, end: int) -> None:
-        self.parent = parent
-        self.source = source
-        self.start = start
-        self.end = end
-        self.children: dict[bytes, _Node] = {}
-        self.places: list[int] = []
-        """Open rows that end exactly here."""
+    parent: _Node | None
+    source: bytes
+    start: int
+    end: int
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    """First token id of each child's edge → the child."""
+    places: list[int] = field(default_factory=list)
+    """Open rows that end exactly here."""
 
 
 class _OpenRows:
@@ -280,7 +293,8 @@ def _key(node: _Node) -> bytes:
 
 
 def _common(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> int:
-    """How many of `size` bytes agree, in whole token ids; linear, in C."""
+    """How many of `size` bytes agree, in whole token ids. Linear, in C: the highest bit in which
+    the bytes differ, read as two large numbers, tells the first byte."""
     left, right = a[a_start : a_start + size], b[b_start : b_start + size]
     if left == right:
         return size

@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 import msgspec
 
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning.episode import Call, CallKey, Episode
-from lightspan.llm import LLM
-from lightspan.records import CallOutcome, FinishReason, Mode, Sampling
-from lightspan.routing import BASE_POLICY, Route, Routing, make_routing
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import BASE_POLICY, Route, Routing, make_routing
+from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling
 
 Frozen = str | LLM | Mapping[str, str | LLM | None] | None
 """What `frozen=` takes."""
@@ -37,53 +39,49 @@ class Verdict(StrEnum):
 class Rejection(StrEnum):
     """Why a call of a selected agent is not trained: the first of these that holds."""
 
-    LATE = "late"
-    MODE_NOT_TRAIN = "mode_not_train"
-    UNFINISHED = "unfinished"
-    DAMAGED = "damaged"
-    STALE = "stale"
-    CANCELLED = "cancelled"
-    UNDELIVERED = "undelivered"
-    RESAMPLED = "resampled"
-    ERROR = "error"
-    NO_TOKENS = "no_tokens"
-    INEXACT_ENGINE = "inexact_engine"
-    OTHER_POLICY = "other_policy"
-    EMPTY_RESPONSE = "empty_response"
-    NO_LOGPROBS = "no_logprobs"
-    MALFORMED = "malformed"
-    CONSTRAINED = "constrained"
-    TEMPERATURE_ZERO = "temperature_zero"
-    TRUNCATED_SAMPLING = "truncated_sampling"
-    OUT_OF_CONTEXT = "out_of_context"
-    UNSCORED = "unscored"
-    UNUSED = "unused"
+    _value_: str
+    text: str
+    """The reason for people."""
 
+    def __new__(cls, value: str, text: str) -> Rejection:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.text = text
+        return member
 
-_TEXTS: Final = {
-    Rejection.LATE: "written after the attempt was sealed, or under a lost lease",
-    Rejection.MODE_NOT_TRAIN: "the rollout was not made for training",
-    Rejection.UNFINISHED: "the attempt did not end by itself: it runs, was lost or was cancelled",
-    Rejection.DAMAGED: "the attempt has a capture error",
-    Rejection.STALE: "sampled by weights that are too old",
-    Rejection.CANCELLED: "the client left before the answer was complete",
-    Rejection.UNDELIVERED: "the answer never reached the app",
-    Rejection.ERROR: "the call failed",
-    Rejection.RESAMPLED: "sampled anew after a cancelled try whose tokens are gone: biased",
-    Rejection.NO_TOKENS: "no tokens: not trainable; the call did not go through the gateway",
-    Rejection.INEXACT_ENGINE: "the engine does not give the token ids as it sampled them",
-    Rejection.OTHER_POLICY: "sampled by another policy than the one that the agent trains",
-    Rejection.EMPTY_RESPONSE: "no token was sampled",
-    Rejection.NO_LOGPROBS: "log-probabilities are missing or not finite",
-    Rejection.MALFORMED: "the arrays of the token record do not fit together",
-    Rejection.CONSTRAINED: "sampled under a grammar or a forced tool choice",
-    Rejection.TEMPERATURE_ZERO: "decoded greedily, which has no policy gradient",
-    Rejection.TRUNCATED_SAMPLING: "sampled under top-p or top-k",
-    Rejection.OUT_OF_CONTEXT: "longer than the learner's longest sequence",
-    Rejection.UNSCORED: "the episode has no usable reward, which is not a reward of zero",
-    Rejection.UNUSED: "no update learned from it: its step was interrupted and done again, or the "
-    "batch left it out",
-}
+    LATE = "late", "written after the attempt was sealed, or under a lost lease"
+    MODE_NOT_TRAIN = "mode_not_train", "the rollout was not made for training"
+    UNFINISHED = (
+        "unfinished",
+        "the attempt did not end by itself: it runs, was lost or was cancelled",
+    )
+    DAMAGED = "damaged", "the attempt has a capture error"
+    STALE = "stale", "sampled by weights that are too old"
+    CANCELLED = "cancelled", "the client left before the answer was complete"
+    UNDELIVERED = "undelivered", "the answer never reached the app"
+    RESAMPLED = "resampled", "sampled anew after a cancelled try whose tokens are gone: biased"
+    REFUSED = "refused", "the gateway refused the request"
+    ERROR = "error", "the call failed"
+    NO_TOKENS = "no_tokens", "no tokens: not trainable; the call did not go through the gateway"
+    INEXACT_ENGINE = "inexact_engine", "the engine does not give the token ids as it sampled them"
+    OTHER_POLICY = "other_policy", "sampled by another policy than the one that the agent trains"
+    EMPTY_RESPONSE = "empty_response", "no token was sampled"
+    NO_LOGPROBS = "no_logprobs", "log-probabilities are missing or not finite"
+    MALFORMED = "malformed", "the arrays of the token record do not fit together"
+    CONSTRAINED = "constrained", "sampled under a grammar or a forced tool choice"
+    TEMPERATURE_ZERO = "temperature_zero", "decoded greedily, which has no policy gradient"
+    TRUNCATED_SAMPLING = "truncated_sampling", "sampled under top-p or top-k"
+    OUT_OF_CONTEXT = "out_of_context", "longer than the learner's longest sequence"
+    UNSCORED = "unscored", "the episode has no usable reward, which is not a reward of zero"
+    GRAMMAR_MISMATCH = (
+        "grammar_mismatch",
+        "its tokens do not follow its grammar as the learner compiles it",
+    )
+    UNUSED = (
+        "unused",
+        "no update learned from it: its step was interrupted and done again, or the "
+        "batch left it out",
+    )
 
 
 class CallCoverage(msgspec.Struct, frozen=True, gc=False):
@@ -100,7 +98,7 @@ class CallCoverage(msgspec.Struct, frozen=True, gc=False):
         """Why it is not trained, for people; empty if it is."""
         if self.verdict is Verdict.FROZEN:
             return f"agent {self.call.agent_path} is not selected"
-        return _TEXTS[self.rejection] if self.rejection is not None else ""
+        return self.rejection.text if self.rejection is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +107,7 @@ class Coverage:
 
     attempt_id: str
     entries: tuple[CallCoverage, ...]
-    """In causal order, late calls last."""
+    """Every call, in causal order; late ones last."""
     step_rewards: bool = False
     """Whether rewards on calls counted as rewards of the episode."""
 
@@ -127,7 +125,7 @@ class Coverage:
 
     @property
     def selected(self) -> list[CallCoverage]:
-        """Those of selected agents that are not late: trained, or rejected for a reason."""
+        """Calls of selected agents that are not late: trained, or rejected for another reason."""
         return [
             entry
             for entry in self.entries
@@ -137,11 +135,11 @@ class Coverage:
 
     def counts(self) -> dict[str, int]:
         """How many calls are `trained`, `frozen`, and `rejected:<reason>`, most frequent first."""
-        found = Counter(
+        counts = Counter(
             str(entry.verdict) if entry.rejection is None else f"rejected:{entry.rejection}"
             for entry in self.entries
         )
-        return dict(found.most_common())
+        return dict(counts.most_common())
 
     def reject(self, reasons: Mapping[CallKey, Rejection]) -> Coverage:
         """A copy in which these trained calls are rejected."""
@@ -180,40 +178,33 @@ def cover(
     whole = _episode_rejection(episode, modes)
     unscored = None if episode.scored(step_rewards) else Rejection.UNSCORED
     judge = _Judge(engine_exact, frozenset(supported), max_length)
-    policies: dict[str, str | None] = {}
+
+    @cache  # matching patterns costs more than judging, and an episode has few paths
+    def policy_of(path: str) -> str | None:
+        target = routing.target(path)
+        return target.policy if target.route is Route.POLICY else None
+
     entries = []
     for call in episode.calls:
-        path = call.agent_path
-        if path not in policies:
-            policies[path] = _policy(routing, path)
-        policy = policies[path]
-        if policy is None:
-            entries.append(CallCoverage(call, Verdict.FROZEN))
-            continue
-        reason = whole or judge.rejection(call, policy) or unscored
-        if reason is None:
-            entries.append(CallCoverage(call, _TRAINED, policy))
-        else:
-            entries.append(CallCoverage(call, Verdict.REJECTED, policy, reason))
-    entries += [_late(call, routing) for call in episode.late_calls]
+        policy = policy_of(call.agent_path)
+        # unscored comes last: it says nothing of the call, and would hide what does
+        reason = None if policy is None else whole or judge.rejection(call, policy) or unscored
+        entries.append(_covered(call, policy, reason))
+    late = Rejection.LATE
+    entries += [_covered(call, policy_of(call.agent_path), late) for call in episode.late_calls]
     return Coverage(
         attempt_id=episode.attempt_id, entries=tuple(entries), step_rewards=step_rewards
     )
 
 
-def _policy(routing: Routing, path: str) -> str | None:
-    target = routing.target(path)
-    return target.policy if target.route is Route.POLICY else None
-
-
-def _late(call: Call, routing: Routing) -> CallCoverage:
-    policy = _policy(routing, call.agent_path)
+def _covered(call: Call, policy: str | None, reason: Rejection | None) -> CallCoverage:
     if policy is None:
-        return CallCoverage(call, Verdict.FROZEN)
-    return CallCoverage(call, Verdict.REJECTED, policy, Rejection.LATE)
+        return CallCoverage(call, _FROZEN)
+    return CallCoverage(call, _TRAINED if reason is None else Verdict.REJECTED, policy, reason)
 
 
 def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection | None:
+    # production is out whatever the caller lists: the policy to train did not sample it
     if episode.mode not in modes or episode.mode is Mode.PRODUCTION:
         return Rejection.MODE_NOT_TRAIN
     if not episode.finished:
@@ -235,22 +226,17 @@ _TRAINED: Final = Verdict.TRAINED
 _FROZEN: Final = Verdict.FROZEN
 
 
-class _Judge:
-    """Why a selected call cannot be trained, by what is known of the call alone."""
+class _Judge(NamedTuple):
+    """Says why a selected call cannot be trained, by the call alone."""
 
-    __slots__ = ("exact", "max_bytes", "supported")
-
-    def __init__(
-        self, exact: bool, supported: frozenset[Rejection], max_length: int | None
-    ) -> None:
-        self.exact = exact
-        self.supported = supported
-        self.max_bytes = None if max_length is None else 4 * max_length
+    exact: bool
+    supported: frozenset[Rejection]
+    max_length: int | None
 
     def rejection(self, call: Call, policy: str) -> Rejection | None:
         record = call.record
         if call.outcome is not _OK:
-            return _OF_OUTCOME[call.outcome]
+            return Rejection.REFUSED if call.refused is not None else _OF_OUTCOME[call.outcome]
         if record is None:
             return Rejection.NO_TOKENS
         if record.finish_reason is _CANCELLED:
@@ -259,6 +245,7 @@ class _Judge:
             return Rejection.INEXACT_ENGINE
         if record.policy != policy:
             return Rejection.OTHER_POLICY
+        # lengths of the packed ids, four bytes each: unpacking is left to those that are trained
         size = len(record.response)
         if not size:
             return Rejection.EMPTY_RESPONSE
@@ -273,12 +260,13 @@ class _Judge:
             return Rejection.TEMPERATURE_ZERO
         if not sampling.exact and Rejection.TRUNCATED_SAMPLING not in self.supported:
             return Rejection.TRUNCATED_SAMPLING
-        if self.max_bytes is not None and size + len(record.prompt) > self.max_bytes:
+        if self.max_length is not None and size + len(record.prompt) > 4 * self.max_length:
             return Rejection.OUT_OF_CONTEXT
         return None
 
 
 def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
+    """Whether every token has a version: (version, how many tokens) of each run."""
     if len(versions) == 1:
         return versions[0][1] == tokens
     return sum(count for _, count in versions) == tokens and all(n > 0 for _, n in versions)
@@ -290,8 +278,8 @@ def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
 def parse_optimize(
     optimize: str | Sequence[str] | Mapping[str, str], default_policy: str
 ) -> dict[str, str]:
-    """Pattern → policy, from what `optimize=` takes: a pattern, several, or a mapping of patterns
-    to names of policies.
+    """Pattern → policy, for what `optimize=` takes: a pattern, several, or a mapping of patterns to
+    names of policies.
 
     Raises:
         ConfigError: nothing is named, a pattern or policy is no usable text, or a policy is called
@@ -356,7 +344,8 @@ class Selection:
         default_policy: str = "policy",
         sampling: Sampling | None = None,
     ) -> Selection:
-        """From what `optimize=` and `frozen=` take; `sampling` is that of trained policies.
+        """The selection that `optimize=` and `frozen=` ask for; `sampling` is that of trained
+        policies.
 
         Raises:
             ConfigError: see `parse_optimize`; a pattern is in both; `frozen` is unknown.
@@ -373,11 +362,11 @@ class Selection:
     @property
     def policies(self) -> list[str]:
         """The trained policies, in order of their first rule."""
-        found = [rule.target.policy for rule in self.routing.rules if rule.target.selected]
-        return list(dict.fromkeys(found))
+        trained = [rule.target.policy for rule in self.routing.rules if rule.target.selected]
+        return list(dict.fromkeys(trained))
 
     def check(self, paths: Iterable[str]) -> None:
-        """Every pattern matches an agent.
+        """Check that every pattern matches an agent.
 
         Raises:
             UnknownAgentError: one of `optimize=` or `frozen=` matches none of these paths.
@@ -387,17 +376,17 @@ class Selection:
 
 def check_agents(routing: Routing, paths: Iterable[str]) -> None:
     """See `Selection.check`."""
-    seen = sorted(set(paths))
+    agents = sorted(set(paths))
     frozen = [rule for rule in routing.rules if not rule.target.selected]
-    unmatched = routing.unmatched(seen)
-    unmatched += [rule.pattern for rule in frozen if not any(map(rule.matches, seen))]
+    unmatched = routing.unmatched(agents)
+    unmatched += [rule.pattern for rule in frozen if not any(map(rule.matches, agents))]
     if unmatched:
-        raise UnknownAgentError(" ".join(_unknown(pattern, seen) for pattern in unmatched))
+        raise UnknownAgentError(" ".join(_unknown(pattern, agents) for pattern in unmatched))
 
 
 def _unknown(pattern: str, paths: Sequence[str]) -> str:
     names = sorted({path.rpartition("/")[2] for path in paths} | set(paths))
     close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
     guess = f" Did you mean {' or '.join(repr(name) for name in sorted(close))}?" if close else ""
-    known = ", ".join(repr(path) for path in paths) or "none was seen"
-    return f"no agent matches {pattern!r}.{guess} Agents: {known}"
+    agents = ", ".join(repr(path) for path in paths) or "none was seen"
+    return f"no agent matches {pattern!r}.{guess} Agents: {agents}"

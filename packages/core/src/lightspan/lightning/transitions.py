@@ -10,7 +10,7 @@ gateway's sequence numbers as intervals:
     search        [4, 5]                turn 1
     refine                [7, 8]        turn 2   the longest chain before it has two calls
 
-Calls of selected agents that were rejected count: they happened.
+Calls of selected agents that were rejected count too: they happened.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage, Verdict
-from lightspan.records import FinishReason, TokenRecord
-from lightspan.routing import agent_name
+from lightspan.schema.routing import agent_name
+from lightspan.schema.tokens import FinishReason, TokenRecord
 
 TransitionKey = tuple[str, str, int]
 """(attempt id, call id, choice)."""
@@ -107,12 +107,12 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
 def trained_transitions(episode: Episode, coverage: Coverage) -> list[Transition]:
     """The trained calls of the episode, in causal order."""
-    facts = (episode.rollout_id, episode.attempt_id, episode.task_id, episode.group_id)
+    shared = (episode.rollout_id, episode.attempt_id, episode.task_id, episode.group_id)
     entries = coverage.selected
     calls = [entry.call for entry in entries]
     trained = Verdict.TRAINED
     return [
-        Transition(*facts, call.agent_path, entry.policy, call.record, turn)
+        Transition(*shared, call.agent_path, entry.policy, call.record, turn)
         for entry, call, turn in zip(entries, calls, turn_depths(calls), strict=True)
         if entry.verdict is trained and call.record is not None
     ]
@@ -124,11 +124,11 @@ def turn_depths(calls: Sequence[Call]) -> list[int]:
     A call without sequence has no place in the causal order: it gets the turn of the call before
     it, and no call follows from it. Linear, but for a sort of numbers that are almost in order.
     """
-    known = [call for call in calls if call.sequence_start is not None]
-    starts = [call.sequence_start or 0 for call in known]
-    ends = [call.sequence_end or 0 for call in known]
+    ordered = [call for call in calls if call.sequence_start is not None]
+    starts = [call.sequence_start or 0 for call in ordered]
+    ends = [call.sequence_end or 0 for call in ordered]
     depths = interval_depths(starts, ends)
-    if len(known) == len(calls):
+    if len(ordered) == len(calls):
         return depths
     result, place = [], 0
     for call in calls:

@@ -1,6 +1,12 @@
-"""The stores: memory for one process, SQLite for every process of one machine.
+"""The stores: what joins the agents' world and the learner's.
 
-`open_store` is the only name that most code needs; nothing is imported before it is used.
+In go rollouts to run and, from runners and the gateway, attempts with their spans, token records
+and rewards; out come claims and, for the learner, what was recorded. `protocol` says what a store
+does. `memory` is for one process, `sqlite` a file for every process of one machine. What both
+share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
+lease, `_encoding` turns records into bytes, `_signal` wakes who waits for a change. `event_loop`
+uses a store from plain code. Most code needs only `open_store`, which imports a store when it is
+opened.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from lightspan.errors import ConfigError, NotFoundError
-from lightspan.store import Store
+from lightspan.stores.protocol import Store
 
 __all__ = ["names_store", "open_existing", "open_store"]
 

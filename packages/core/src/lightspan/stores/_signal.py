@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from lightspan.stores.event_loop import within
+
 
 class Signal:
-    """Something happened. A hint: a waiter looks for itself what."""
+    """A hint that something happened; each waiter looks for itself what."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,7 +19,9 @@ class Signal:
 
     def notify(self) -> None:
         """Wake every waiter; callable from any thread."""
-        if not self._waiters:  # whoever comes later looks for itself after this
+        # Read without the lock, as each write passes here: who registers after this look has not
+        # looked at the store yet, and so misses nothing.
+        if not self._waiters:
             return
         with self._lock:
             waiters = list(self._waiters)
@@ -50,7 +54,5 @@ class Waiter:
 
     async def wait(self, timeout_s: float) -> None:
         """Return when woken since the last wait, or after the time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
+        await within(timeout_s, self._event)
         self._event.clear()

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from types import TracebackType
-from typing import Self
+from typing import TypeAlias
 
 from lightspan.errors import NotFoundError, StoreClosedError
-from lightspan.records import (
+from lightspan.schema.records import (
     Attempt,
     AttemptRef,
-    CallOutcome,
     Claim,
     Mode,
     Peer,
@@ -25,21 +23,20 @@ from lightspan.records import (
     Rollout,
     RolloutState,
     RolloutStatus,
-    TokenRecord,
 )
-from lightspan.resources import (
+from lightspan.schema.resources import (
     NamedResources,
     decode_resources,
     encode_resources,
     resources_id,
 )
-from lightspan.spans import Span
-from lightspan.store import Changes, PolicyVersion, StoreCapabilities, StoredCall
-from lightspan.stores import _moves
-from lightspan.stores._moves import PEER_KEPT_S, Begun, ClaimRequest, NewRollout, Progress
-from lightspan.stores._packing import (
+from lightspan.schema.spans import Span
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores import _leases, _state_machine
+from lightspan.stores._encoding import (
     PackedCall,
     PackedRecord,
+    PackedRollout,
     PackedSpan,
     pack_call,
     pack_peer,
@@ -51,10 +48,20 @@ from lightspan.stores._packing import (
     unpack_rollout,
     unpack_span,
 )
+from lightspan.stores._leases import ClaimRequest
 from lightspan.stores._signal import Signal
+from lightspan.stores._state_machine import Begun, Progress
+from lightspan.stores.protocol import (
+    PEER_KEPT_S,
+    Changes,
+    PolicyVersion,
+    Store,
+    StoreCapabilities,
+    StoredCall,
+)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store for one process (any thread, any event loop). What it holds ends with the process.
 
     Spans and rollouts rest as bytes: they come back as fresh copies, as from any other store, and
@@ -78,18 +85,6 @@ class MemoryStore:
         self._open = False
         self._signal.notify()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     @contextmanager
     def _opened(self) -> Iterator[_MemoryTables]:
         if not self._open:
@@ -110,7 +105,7 @@ class MemoryStore:
 
     async def get_resources(self, resources_id: str) -> NamedResources:
         with self._opened() as tables:
-            _moves.check_known("resources", [resources_id], tables.resources)
+            _state_machine.check_known("resources", [resources_id], tables.resources)
             return decode_resources(tables.resources[resources_id])
 
     async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
@@ -128,38 +123,44 @@ class MemoryStore:
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         packed = [pack_rollout(rollout) for rollout in rollouts]
         with self._opened() as tables:
-            _moves.enqueue(tables, packed, self._clock())
+            _state_machine.enqueue(tables, packed, self._clock())
 
     async def start(self, claims: Sequence[Claim]) -> None:
         begun = [Begun(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
         with self._opened() as tables:
-            _moves.start(tables, begun, self._clock())
+            _state_machine.start(tables, begun, self._clock())
 
     async def claim(
-        self, runner_id: str, slots: int, lease_s: float, run_id: str | None = None
+        self,
+        runner_id: str,
+        slots: int,
+        lease_s: float,
+        run_id: str | None = None,
+        idle: bool = True,
     ) -> list[Claim]:
         with self._opened() as tables:
             now = self._clock()
-            _moves.expire(tables, len(tables.attempts), now)
-            return _moves.claim(tables, ClaimRequest(runner_id, slots, lease_s, run_id), now)
+            _leases.expire(tables, len(tables.attempts), now)
+            request = ClaimRequest(runner_id, slots, lease_s, run_id, idle)
+            return _leases.claim(tables, request, now)
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
         with self._opened() as tables:
             items = [(ref, lease_s) for ref in attempts]
-            mine = _moves.heartbeat(tables, items, self._clock())
+            mine = _leases.heartbeat(tables, items, self._clock())
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
         with self._opened() as tables:
-            return _moves.report(tables, reports, self._clock())
+            return _state_machine.report(tables, reports, self._clock())
 
     async def expire(self) -> int:
         with self._opened() as tables:
-            return _moves.expire(tables, len(tables.attempts), self._clock())
+            return _leases.expire(tables, len(tables.attempts), self._clock())
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         with self._opened() as tables:
-            return sum(_moves.cancel(tables, rollout_ids, self._clock()))
+            return sum(_state_machine.cancel(tables, rollout_ids, self._clock()))
 
     async def rollouts(
         self,
@@ -172,16 +173,15 @@ class MemoryStore:
         limit: int | None = None,
     ) -> list[RolloutState]:
         with self._opened() as tables:
-            rows = tables.rows(rollout_ids)
-            found = (
+            matching = (
                 row
-                for row in rows
+                for row in tables.rows(rollout_ids)
                 if run_id in (None, row.rollout.run_id)
                 and mode in (None, row.rollout.mode)
                 and step in (None, row.rollout.step)
                 and (status is None or row.progress.status in status)
             )
-            return [row.state() for row in islice(found, limit)]
+            return [row.state() for row in islice(matching, limit)]
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
@@ -214,8 +214,7 @@ class MemoryStore:
     async def announce(self, peer: Peer) -> None:
         with self._opened() as tables:
             now = self._clock()
-            kept = {i: seen for i, seen in tables.peers.items() if seen[0] >= now - PEER_KEPT_S}
-            tables.peers = {**kept, peer.peer_id: (now, pack_peer(peer))}
+            tables.peers = {**tables.recent_peers(now), peer.peer_id: (now, pack_peer(peer))}
 
     async def withdraw(self, peer_id: str) -> None:
         with self._opened() as tables:
@@ -224,8 +223,8 @@ class MemoryStore:
     async def peers(self) -> list[Peer]:
         now = self._clock()
         with self._opened() as tables:
-            seen = [one for _, one in sorted(tables.peers.items()) if one[0] >= now - PEER_KEPT_S]
-        return [unpack_peer(body, now - seen_at) for seen_at, body in seen]
+            recent = sorted(tables.recent_peers(now).items())
+        return [unpack_peer(body, now - seen_at) for _, (seen_at, body) in recent]
 
     # --- attempts and what they did -------------------------------------------------------
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
@@ -239,11 +238,11 @@ class MemoryStore:
 
     async def attempt(self, attempt_id: str) -> Attempt:
         with self._opened() as tables:
-            return _moves.find_attempts(tables, [attempt_id])[attempt_id]
+            return _state_machine.find_attempts(tables, [attempt_id])[attempt_id]
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
         with self._opened() as tables:
-            row = tables.attempts.get(_moves.attempt_of_token(call_token))
+            row = tables.attempts.get(_leases.attempt_of_token(call_token))
             if row is None or row.attempt.call_token != call_token:
                 return None
             attempt = row.attempt
@@ -252,18 +251,18 @@ class MemoryStore:
 
     async def mark_damaged(self, attempt_id: str, reason: str) -> None:
         with self._opened() as tables:
-            _moves.mark_damaged(tables, [(attempt_id, reason)])
+            _state_machine.mark_damaged(tables, [(attempt_id, reason)])
 
     async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
         packed = [pack_span(attempt, span) for span in spans]
         with self._opened() as tables:
-            _moves.find_attempts(tables, [attempt.attempt_id])
+            _state_machine.find_attempts(tables, [attempt.attempt_id])
             return sum(tables.add_span(span) for span in packed)
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         packed = [pack_call(call) for call in calls]
         with self._opened() as tables:
-            _moves.find_attempts(tables, [call.span.attempt_id for call in packed])
+            _state_machine.find_attempts(tables, [call.span.attempt_id for call in packed])
             return [tables.add_call(call) for call in packed]
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
@@ -275,11 +274,11 @@ class MemoryStore:
 
     async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
         with self._opened() as tables:
-            return {one: tables.attempt_row(one).read_spans() for one in attempt_ids}
+            return {each: tables.attempt_row(each).read_spans() for each in attempt_ids}
 
     async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         with self._opened() as tables:
-            return {one: tables.attempt_row(one).read_records() for one in attempt_ids}
+            return {each: tables.attempt_row(each).read_records() for each in attempt_ids}
 
 
 @dataclass(slots=True)
@@ -347,8 +346,11 @@ class _AttemptRow:
         ]
 
 
-class _MemoryTables:
-    """The dictionaries behind a MemoryStore; `_moves.Tables`."""
+_Queues: TypeAlias = defaultdict[str, list[tuple[int, str]]]
+
+
+class _MemoryTables(_state_machine.Tables):
+    """The dictionaries behind a MemoryStore; `_state_machine.Tables`."""
 
     def __init__(self) -> None:
         self.change = 0
@@ -358,17 +360,24 @@ class _MemoryTables:
         self.rollouts: dict[str, _RolloutRow] = {}
         self.attempts: dict[str, _AttemptRow] = {}
         self._changes: dict[int, str] = {}
-        """Which rollout's latest change a number is; grows at its end only."""
-        self._queues: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """Number of a change → its rollout, the latest change of each only. A dictionary keeps the
+        order of insertion, so the newest are at its end."""
+        self._queues: _Queues = defaultdict(list)
         """Per run, a heap of (position, rollout id); entries that are not queued any more stay."""
+        self._alone: _Queues = defaultdict(list)
+        """Likewise, of those that are to be run alone."""
         self._leases: list[tuple[float, int, str]] = []
         """A heap of (lease end, position, attempt id); renewed leases leave old entries."""
+
+    def recent_peers(self, now: float) -> dict[str, tuple[float, bytes]]:
+        """Peers that were heard of in the last day."""
+        return {i: seen for i, seen in self.peers.items() if seen[0] >= now - PEER_KEPT_S}
 
     def rows(self, rollout_ids: Sequence[str] | None) -> Iterable[_RolloutRow]:
         """In the order in which they were enqueued."""
         if rollout_ids is None:
             return self.rollouts.values()
-        _moves.check_known("rollout", rollout_ids, self.rollouts)
+        _state_machine.check_known("rollout", rollout_ids, self.rollouts)
         rows = (self.rollouts[rollout_id] for rollout_id in dict.fromkeys(rollout_ids))
         return sorted(rows, key=lambda row: row.position)
 
@@ -383,42 +392,40 @@ class _MemoryTables:
     def add_span(self, span: PackedSpan) -> bool:
         """Keep the span unless it is there; True if what is kept is late."""
         row = self.attempts[span.attempt_id]
-        late = span.late or _moves.is_late(row.attempt, span.epoch)
+        late = span.late or _leases.is_late(row.attempt, span.epoch)
         return row.spans.setdefault(span.span_id, (span, late))[1]
 
     def add_call(self, call: PackedCall) -> bool:
         """Keep the call unless it is there, finished; True if what is kept is late."""
         row = self.attempts[call.span.attempt_id]
-        late = _moves.is_late(row.attempt, call.span.epoch)
-        known, known_late = row.spans.get(call.span.span_id, (call.span, late))
-        if known.body != call.span.body:
-            if supersedes(call.span, late, known.body, known_late):
+        late = _leases.is_late(row.attempt, call.span.epoch)
+        kept, kept_late = row.spans.get(call.span.span_id, (call.span, late))
+        if kept.body != call.span.body:
+            if supersedes(call.span, late, kept.body, kept_late):
                 row.replace_call(call.span, late)
             elif row.has_records(call.span.call_id):
-                return known_late
+                return kept_late
         for record in call.records:
             key = (record.call_id, record.choice)
             row.records.setdefault(key, (record, late or record.late))
         return self.add_span(call.span)
 
-    # --- _moves.Tables --------------------------------------------------------------------
+    # --- _state_machine.Tables ------------------------------------------------------------
     def next_change(self) -> int:
         self.change += 1
         return self.change
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        known = self.rollouts
-        return {one: known[one].body for one in rollout_ids if one in known}
+        return {i: self.rollouts[i].body for i in rollout_ids if i in self.rollouts}
 
-    def insert_rollouts(self, rows: Sequence[tuple[NewRollout, Progress]]) -> None:
+    def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
         for (rollout, body), progress in rows:
             row = _RolloutRow(len(self.rollouts), rollout, body, progress)
             self.rollouts[rollout.rollout_id] = row
             self._moved(row)
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        known = self.rollouts
-        return {one: known[one].progress for one in rollout_ids if one in known}
+        return {i: self.rollouts[i].progress for i in rollout_ids if i in self.rollouts}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
         for progress in rows:
@@ -431,20 +438,24 @@ class _MemoryTables:
         self._changes[row.progress.change] = row.progress.rollout_id
         if row.progress.status is RolloutStatus.QUEUED:
             entry = (row.position, row.progress.rollout_id)
-            heapq.heappush(self._queues[row.rollout.run_id], entry)
+            queues = self._alone if row.progress.alone else self._queues
+            heapq.heappush(queues[row.rollout.run_id], entry)
 
-    def take_queued(self, limit: int, run_id: str | None) -> list[tuple[Progress, Rollout]]:
+    def take_queued(
+        self, limit: int, run_id: str | None, alone: bool = False
+    ) -> list[tuple[Progress, Rollout]]:
         taken: list[tuple[Progress, Rollout]] = []
-        while len(taken) < limit and (queue := self._oldest_queue(run_id)):
+        queues = self._alone if alone else self._queues
+        while len(taken) < limit and (queue := self._oldest_queue(queues, run_id)):
             row = self.rollouts[heapq.heappop(queue)[1]]
             taken.append((row.progress, unpack_rollout(row.body)))
         return taken
 
-    def _oldest_queue(self, run_id: str | None) -> list[tuple[int, str]]:
+    def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
         """The run's queue, or the one whose head is the oldest; empty if none has one."""
         if run_id is not None:
-            return self._pruned(self._queues.get(run_id, []))
-        heads = [queue for queue in self._queues.values() if self._pruned(queue)]
+            return self._pruned(queues.get(run_id, []))
+        heads = [queue for queue in queues.values() if self._pruned(queue)]
         return min(heads, default=[])
 
     def _pruned(self, queue: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -456,8 +467,7 @@ class _MemoryTables:
         return self.rollouts[rollout_id].progress.status
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        known = self.attempts
-        return {one: known[one].attempt for one in attempt_ids if one in known}
+        return {i: self.attempts[i].attempt for i in attempt_ids if i in self.attempts}
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         for attempt in rows:
@@ -476,12 +486,12 @@ class _MemoryTables:
         heapq.heappush(self._leases, (attempt.lease_until, position, attempt.attempt_id))
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        found: dict[str, Attempt] = {}
-        while self._leases and self._leases[0][0] <= now and len(found) < limit:
+        expired: dict[str, Attempt] = {}
+        while self._leases and self._leases[0][0] <= now and len(expired) < limit:
             attempt = self.attempts[heapq.heappop(self._leases)[2]].attempt
             if not attempt.sealed and attempt.lease_until <= now:
-                found[attempt.attempt_id] = attempt
-        return list(found.values())
+                expired[attempt.attempt_id] = attempt
+        return list(expired.values())
 
 
 _NOBODY = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)

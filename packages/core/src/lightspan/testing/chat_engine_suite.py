@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pytest
 
-from lightspan.engines import ChatAnswer, ChatEngine, EndpointRefused
+from lightspan.engines.protocol import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan.errors import EngineClosedError, EngineError
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 

@@ -23,16 +23,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines import GenerationRequest, TokenEngine
-from lightspan.engines.chat import load_tokenizer
-from lightspan.engines.transformers import load_model
+from lightspan.engines.protocol import GenerationRequest, TokenEngine
+from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.engines.weights import load_model
 from lightspan.errors import (
     ContextOverflowError,
     EngineClosedError,
     LightspanError,
     NotFoundError,
 )
-from lightspan.records import FinishReason, Sampling
+from lightspan.schema.tokens import FinishReason, Sampling
 from lightspan.testing.tiny import tiny_model
 
 CONTEXT = 256

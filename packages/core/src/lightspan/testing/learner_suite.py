@@ -23,23 +23,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines import (
+from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
     TokenChunk,
+    TokenEngine,
 )
-from lightspan.engines.transformers import load_model
+from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.engines.weights import load_model
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
-from lightspan.learners import (
-    Learner,
-    LoRA,
-    Loss,
-    Optimizer,
-    PolicyLoss,
-    SFTLoss,
-)
-from lightspan.lightning.rows import Row
+from lightspan.learners.protocol import Learner, LoRA, Loss, Optimizer, PolicyLoss, SFTLoss
+from lightspan.lightning.rows import Constraint, Row
 from lightspan.testing.tiny import tiny_model
 
 VOCABULARY = 405
@@ -193,7 +188,7 @@ def _kl(x: Tensor, estimator: str) -> Tensor:
     return {"k1": x, "k2": x**2 / 2, "k3": (-x).exp() - 1 + x}[estimator]
 
 
-class WeightSink:
+class WeightSink(TokenEngine):
     """Stands for an engine: keeps what is published."""
 
     def __init__(self) -> None:
@@ -290,6 +285,25 @@ class LearnerSuite:
         )
         assert learner.score([one]) == [[0.0]]
         assert learner.score([]) == []
+
+    def test_score_under_a_grammar(self, folder: Path, model: Any) -> None:
+        """Over the tokens that may come alone: an a, and a digit."""
+        learner = self.make_learner({"writer": folder})
+        if not learner.capabilities.trainable_grammar:
+            pytest.skip("this learner does not train calls under a grammar")
+        encode = load_tokenizer(folder).encode
+        ids = encode("Say:a7")
+        row = _random_row(ids, random.Random(0), "ro-0", "writer")
+        row = replace(row, constraints=(Constraint(len(ids) - 2, 2, 'start: "a" /[0-9]/'),))
+        with torch.no_grad():
+            scaled = model(torch.tensor([ids])).logits[0, -2] / row.temperatures[-1]
+            expected = token_logprobs(model, row).tolist()[:-2]
+        digits = scaled[[encode(digit)[0] for digit in "0123456789"]].log_softmax(-1)
+        assert learner.score([row])[0] == pytest.approx(
+            [*expected, 0.0, float(digits[7])], abs=1e-5
+        )
+        with pytest.raises(DataError, match="rollout ro-0"):
+            learner.score([replace(row, ids=[*ids[:-1], ids[-2]])])
 
     @pytest.mark.parametrize(
         "loss",

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks OpenAI's chat and Responses dialects as a test scripted it.
+"""A real HTTP server that speaks OpenAI's dialects, and Anthropic's, as a test scripted it.
 
 It is the only thing that may stand in for a language model in tests. It needs nothing but the
 standard library, so an app's own environment can run it.
@@ -6,16 +6,18 @@ standard library, so an app's own environment can run it.
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from lightspan.testing import scripted_responses
+from lightspan.testing import scripted_messages, scripted_responses
 
 Json = Any
 
@@ -38,12 +40,17 @@ class Reply:
     finish_reason: str | None = None
     """Default: `tool_calls` if there are any, else `stop`."""
     status: int = 200
-    """Other than 200: an error in OpenAI's format, with `text` as its message."""
+    """Other than 200: an error in the dialect's format, with `text` as its message."""
     delay_s: float = 0.0
     """Seconds before the answer."""
     drop: bool = False
     """Close the socket instead of answering (when streaming: after the first chunk)."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    compressed: bool = False
+    """Answer in gzip."""
+    before_chunk: Callable[[int], None] | None = None
+    """Called with the number of each chunk of a stream before it is sent: it may wait, or raise,
+    which breaks the connection off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ class ScriptedServer:
     def __init__(self, script: Script = "ok", *, model: str = "scripted") -> None:
         self.model = model
         self.requests: list[Request] = []
-        self._script = _as_function(script)
+        self.script = _as_function(script)
+        """What it says; may be set anew between calls."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
@@ -119,7 +127,7 @@ class ScriptedServer:
             self.requests.append(request)
             number = len(self.requests)
         try:
-            answer = self._script(request)
+            answer = self.script(request)
         except StopIteration:
             answer = Reply(status=500, text=f"the script has no answer for call {number}")
         several = [answer] if isinstance(answer, str | Reply) else list(answer)
@@ -177,23 +185,41 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(2)
         elif first.status != 200:
-            self._send(first.status, _error(first.text or "scripted error", first.status), first)
+            words = scripted_messages.error if self._speaks_messages else _error
+            self._send(first.status, words(first.text or "scripted error", first.status), first)
         elif body.get("stream"):
             self._stream(body, replies)
+        elif self._speaks_messages:
+            answer = scripted_messages.message(body, _message(first), _finish(first))
+            self._send(200, answer, first)
         elif self._speaks_responses:
             said = scripted_responses.response(body, _message(first), _finish(first))
             self._send(200, said, first)
+        elif self._completes_text:
+            self._send(200, _as_text(completion(body, replies)), first)
         else:
             self._send(200, completion(body, replies), first)
+
+    @property
+    def _completes_text(self) -> bool:
+        return self.path.endswith("/completions") and not self.path.endswith("/chat/completions")
 
     @property
     def _speaks_responses(self) -> bool:
         return self.path.endswith("/responses")
 
+    @property
+    def _speaks_messages(self) -> bool:
+        path = self.path.partition("?")[0]  # Anthropic's own, and Google's
+        return path.endswith(("/messages", ":rawPredict", ":streamRawPredict"))
+
     def _send(self, status: int, body: Json, reply: Reply | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        if reply is not None and reply.compressed:
+            data = gzip.compress(data)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(data)))
         for key, value in (reply.headers if reply else {}).items():
             self.send_header(key, value)
@@ -204,27 +230,45 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
+        pack = None
+        if replies[0].compressed:
+            self.send_header("Content-Encoding", "gzip")
+            pack = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
         self.end_headers()
         for number, chunk in enumerate(self._chunks(body, replies)):
             if replies[0].drop and number == 1:
                 self.close_connection = True
                 self.connection.shutdown(2)
                 return
-            self._event(json.dumps(chunk))
-        if not self._speaks_responses:
-            self._event("[DONE]")
+            if replies[0].before_chunk is not None:
+                replies[0].before_chunk(number)
+            self._event(json.dumps(chunk), pack)
+        if not (self._speaks_responses or self._speaks_messages):
+            self._event("[DONE]", pack)
+        if pack is not None:
+            self._piece(pack.flush())
         self.wfile.write(b"0\r\n\r\n")
 
     def _chunks(
         self, body: Mapping[str, Json], replies: Sequence[Reply]
     ) -> Iterator[dict[str, Json]]:
+        if self._speaks_messages:
+            first = replies[0]
+            return scripted_messages.events(body, _message(first), _finish(first))
         if self._speaks_responses:
             first = replies[0]
             return scripted_responses.events(body, _message(first), _finish(first))
-        return chunks(body, replies)
+        plain = chunks(body, replies)
+        return map(_as_text, plain) if self._completes_text else plain
 
-    def _event(self, data: str) -> None:
-        payload = f"data: {data}\n\n".encode()
+    def _event(self, data: str, pack: Any = None) -> None:
+        name = f"event: {json.loads(data)['type']}\n" if self._speaks_messages else ""
+        payload = f"{name}data: {data}\n\n".encode()
+        if pack is not None:
+            payload = pack.compress(payload) + pack.flush(zlib.Z_SYNC_FLUSH)
+        self._piece(payload)
+
+    def _piece(self, payload: bytes) -> None:
         self.wfile.write(f"{len(payload):x}\r\n".encode() + payload + b"\r\n")
         self.wfile.flush()
 
@@ -248,6 +292,20 @@ def chunks(body: Mapping[str, Json], replies: Sequence[Reply]) -> Iterator[dict[
         yield {**head, "choices": [_delta(index, {}, _finish(reply))]}
     if (body.get("stream_options") or {}).get("include_usage"):
         yield {**head, "choices": [], "usage": _usage(body, replies)}
+
+
+def _as_text(chat: dict[str, Json]) -> dict[str, Json]:
+    """A chat completion, or a chunk of one, as a text completion."""
+    choices = [
+        {
+            "index": choice["index"],
+            "text": (choice.get("message") or choice["delta"]).get("content") or "",
+            "finish_reason": choice["finish_reason"],
+            "logprobs": None,
+        }
+        for choice in chat["choices"]
+    ]
+    return {**chat, "object": "text_completion", "choices": choices}
 
 
 def _head(body: Mapping[str, Json], kind: str) -> dict[str, Json]:

@@ -11,15 +11,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightspan.engines import (
+from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
     TokenChunk,
 )
-from lightspan.engines.chat import TransformersTokenizer
-from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundError
-from lightspan.records import FinishReason
+from lightspan.engines.tokenizer import TransformersTokenizer
+from lightspan.errors import (
+    ContextOverflowError,
+    EngineClosedError,
+    NotFoundError,
+    UnsupportedError,
+)
+from lightspan.schema.tokens import FinishReason
 from lightspan.testing.tiny import CHAT_TEMPLATE, TEXTS, tiny_tokenizer
 
 
@@ -108,6 +113,11 @@ class ScriptedEngine:
             served = ", ".join(sorted(self._policies))
             raise NotFoundError(f"no policy {policy!r} is served here (there is {served})")
         return self._tokenizer
+
+    def check_grammar(self, policy: str, grammar: str) -> None:
+        """A script says what it says, so it honours what its author says that it honours."""
+        if not self.capabilities.grammars:
+            raise UnsupportedError("this script is not held to a grammar")
 
     async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
         """The tokens that follow are of this version."""

@@ -20,23 +20,26 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from lightspan import conventions as c
-from lightspan.engines import EngineCapabilities, GenerationRequest, ToolParserName
+from lightspan.capture.scope import Scope
+from lightspan.engines.protocol import EngineCapabilities, GenerationRequest, ToolParserName
 from lightspan.errors import EngineError
 from lightspan.gateway import Gateway
-from lightspan.gateway.serving import ServingGateway
-from lightspan.records import Rollout, TokenRecord
-from lightspan.routing import Route, Routing, Rule, Target
-from lightspan.scope import Scope
-from lightspan.spans import Span, new_trace_id
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Rollout
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import new_trace_id
+from lightspan.schema.tokens import TokenRecord
+from lightspan.serving.visitors import ServingGateway
 from lightspan.stores.memory import MemoryStore
+from lightspan.testing.attempts import ROOT_ID, Captured
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine
 
-ROOT_ID: Final = "00000000000000aa"
-"""The span of every attempt."""
 POLICY: Final = Routing(default=Target(route=Route.POLICY, policy="policy"))
 """Every agent is trained."""
+
+CAPABILITIES: Final = EngineCapabilities(exact_tokens=True, seed=True, grammars="the script")
+"""What apps of frameworks ask for, strict tools among others; a script answers as it is told."""
 
 _TAG: Final = re.compile(r"task-\d+")
 _NAME: Final = re.compile(r"You are ([^\s.]+)\.")
@@ -178,15 +181,12 @@ class ByteTokenizer:
 
 
 # --- the stage ------------------------------------------------------------------------------
-@dataclass(slots=True, eq=False)
-class Played:
-    """One attempt: its scope, and once it ended what was recorded of it."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Played(Captured):
+    """One attempt on the stage."""
 
     tag: str
-    scope: Scope
-    through_gateway: bool
-    epoch: int = 0
-    spans: list[Span] = field(default_factory=list)
+    through_gateway: bool = False
     records: list[TokenRecord] = field(default_factory=list)
 
     @property
@@ -206,7 +206,7 @@ class Stage:
             self.tokenizer,
             self._say,
             chunk=16,
-            capabilities=EngineCapabilities(exact_tokens=True, seed=True),
+            capabilities=CAPABILITIES,
         )
         self.answered: list[tuple[str, str]] = []
         """The agent that the prompt shows, and the policy that was asked."""
@@ -253,7 +253,9 @@ class Stage:
         """
         policies = dict.fromkeys(paths, 1)
         rules = [Rule(path, Target(route=Route.POLICY, policy=path)) for path in policies]
-        engine = ScriptedEngine(self.tokenizer, self._say, chunk=16, policies=policies)
+        engine = ScriptedEngine(
+            self.tokenizer, self._say, chunk=16, policies=policies, capabilities=CAPABILITIES
+        )
         served = ServingGateway(engine, Routing(rules=rules))
         self.wait(served.start())
         try:
@@ -267,7 +269,7 @@ class Stage:
         self.brain.parts[tag] = part
         if not through_gateway:
             scope = Scope(rollout_id=f"ro-{tag}", attempt_id=f"at-{tag}", root_span_id=ROOT_ID)
-            return Played(tag, scope, False)
+            return Played(tag=tag, scope=scope)
         return self.wait(self._claim(tag))  # type: ignore[no-any-return]
 
     async def _claim(self, tag: str) -> Played:
@@ -284,14 +286,11 @@ class Stage:
             trace_id=new_trace_id(),
             root_span_id=ROOT_ID,
         )
-        return Played(tag, scope, True, claim.attempt.epoch)
+        return Played(tag=tag, scope=scope, through_gateway=True)
 
     def close(self, played: Played) -> None:
         """Gather what was recorded; an attempt that was damaged fails the test."""
-        recorder = played.scope.recorder
-        recorder.give_up()
-        played.spans += recorder.drain()
-        assert recorder.damages() == []
+        played.close()
         if played.through_gateway:
             name = played.scope.attempt_id
             written = self.wait(self.store.spans([name]))[name]
@@ -329,7 +328,6 @@ class Stage:
 
 __all__ = [
     "POLICY",
-    "ROOT_ID",
     "Asked",
     "Brain",
     "ByteTokenizer",

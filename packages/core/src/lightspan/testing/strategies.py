@@ -11,23 +11,14 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from lightspan import conventions as c
-from lightspan.records import (
-    Attempt,
-    AttemptStatus,
-    CallOutcome,
-    FinishReason,
-    Mode,
-    Outcome,
-    Reward,
-    Rollout,
-    Sampling,
-    TokenRecord,
-)
-from lightspan.spans import Attributes, Span, SpanKind, SpanStatus
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.reward import Reward
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus
+from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling, TokenRecord
 
 
-class Recorded(NamedTuple):
+class Drawn(NamedTuple):
     """One attempt with everything that was recorded of it: what `build_episode` takes."""
 
     attempt: Attempt
@@ -143,7 +134,7 @@ def records(draw: st.DrawFn, call_ids: Sequence[str], attempt: str = "1") -> lis
                         temperature=draw(st.sampled_from([1.0, 1.0, 0.7, 0.0])),
                         top_p=draw(st.sampled_from([1.0, 1.0, 1.0, 0.9])),
                     ),
-                    constrained=draw(st.integers(0, 9)) == 0,
+                    grammar=draw(st.sampled_from(["", "", "", 'start: "a"+'])),
                     late=draw(st.integers(0, 9)) == 0,
                 )
             )
@@ -193,7 +184,7 @@ def _span(
 
 
 @st.composite
-def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Recorded:
+def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Drawn:
     """An attempt with whatever may have been recorded of it."""
     call_ids = [f"call-{number}" for number in range(draw(st.integers(0, 5)))]
     ended = st.sampled_from([AttemptStatus.SUCCEEDED] * 6 + list(AttemptStatus))
@@ -208,4 +199,4 @@ def attempts(draw: st.DrawFn, name: str = "1", group_id: str = "g") -> Recorded:
     rollout = make_rollout(
         name, group_id, mode=draw(st.sampled_from([Mode.TRAIN] * 4 + list(Mode)))
     )
-    return Recorded(attempt, rollout, draw(spans(call_ids, name)), draw(records(call_ids, name)))
+    return Drawn(attempt, rollout, draw(spans(call_ids, name)), draw(records(call_ids, name)))

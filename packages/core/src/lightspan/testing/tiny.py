@@ -141,7 +141,7 @@ def tiny_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lightspan.engines.transformers import quiet_unless_terminal
+    from lightspan.engines.weights import quiet_unless_terminal
 
     folder = Path(folder)
     tokenizer = tiny_tokenizer(tuple(texts), vocabulary, template, family)

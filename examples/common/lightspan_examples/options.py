@@ -1,0 +1,95 @@
+"""The options that every example's `train.py` takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lightspan.reports.dry_run.output import STDOUT
+from lightspan.training.sinks import SINKS
+
+
+def add_options(
+    parser: argparse.ArgumentParser, name: str, cache: Path, data_help: str | None
+) -> None:
+    """Declare the options.
+
+    Args:
+        name: of the example, as its folder is called.
+        cache: the default of `--cache`.
+        data_help: what `--data DIR` takes; None if the example has no such option.
+    """
+    parser.add_argument("--seed", type=int, default=0, help="of the warm start and training (0)")
+    parser.add_argument(
+        "--model", help="folder or hub name of a chat model; without it a small one is built"
+    )
+    parser.add_argument("--device", default="cpu", help='"cpu", "cuda" or "cuda:1" (cpu)')
+    parser.add_argument(
+        "--token-budget",
+        type=int,
+        metavar="N",
+        help="tokens that the learner computes at once; lower it when memory runs out",
+    )
+    parser.add_argument("--lora", action="store_true", help="train adapters, not the full weights")
+    if data_help:
+        parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)
+    else:
+        parser.set_defaults(data=None)
+    parser.add_argument(
+        "--dev", action="store_true", help="a dry run: report what training would do, and stop"
+    )
+    parser.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="with --dev: an OpenAI-compatible endpoint that answers in place of the model",
+    )
+    parser.add_argument(
+        "--endpoint-model",
+        metavar="NAME",
+        help="with --dev: the model to ask that endpoint for, or the one of OPENAI_BASE_URL",
+    )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        type=Path,
+        metavar="PATH",
+        help="with --dev: the report as JSON, to a file or in place of the text",
+    )
+    parser.set_defaults(endpoint=None)
+    parser.add_argument(
+        "--sink",
+        action="append",
+        default=[],
+        choices=list(SINKS),
+        help="send metrics there too; may be repeated",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--steps", type=int, help="training iterations")
+    parser.add_argument(
+        "--validate-every", type=int, help="iterations between evaluations (half of --steps)"
+    )
+    parser.add_argument("--held-out", type=int, default=500, help="held-out questions (500)")
+    parser.add_argument("--runners", type=int, default=16, help="attempts at once (16)")
+    parser.add_argument("--folder", type=Path, help=f"of the run (runs/{name}-seed<seed>)")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=cache,
+        help=f"where data and warm starts are kept (examples/{name}/.cache)",
+    )
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with status 2 where options contradict one another."""
+    asks_endpoint = options.base_url is not None or options.endpoint_model is not None
+    if not options.dev:
+        for name in ("json", "base_url", "endpoint_model"):
+            if getattr(options, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} is of a dry run: give --dev too")
+    elif options.resume:
+        parser.error("--dev trains nothing that --resume could go on with")
+    if options.data is not None and options.model is None and not asks_endpoint:
+        parser.error("--data needs --model: the small model knows no words but its own")
+    if options.held_out < 1:
+        parser.error(f"--held-out {options.held_out} must be at least 1")

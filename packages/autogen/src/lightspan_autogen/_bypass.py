@@ -1,0 +1,196 @@
+"""Model clients that do not use the OpenAI SDK: their calls are recorded, without tokens.
+
+Those that bypass it: see `lightspan.capture.bypass`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResultMessage,
+    SystemMessage,
+)
+
+from lightspan.capture import scope
+from lightspan.capture.adapter import damage
+from lightspan.capture.bypass import Client, bypassing_call, client_of, is_at_gateway, is_routed
+from lightspan.capture.scope import Acting
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.spans import SpanStatus, now_ns, text_of
+from lightspan.schema.tokens import CallOutcome
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One call of a model client's `create` or `create_stream`."""
+
+    acting: Acting
+    """Who asks."""
+    around: Acting
+    """Who asks by the pushed frames alone."""
+    client: Any
+    messages: Iterable[Any]
+    tools: Iterable[Any] = ()
+    outer: Ask | None = None
+    """The call of a client that wraps this one."""
+    is_seen: bool = False
+    """Whether somebody records it: the wire shim, or a client inside."""
+    start_ns: int = field(default_factory=now_ns)
+
+    @property
+    def inside(self) -> Acting:
+        """Who acts in the call."""
+        return self.around.noting(NAME, self)
+
+    @property
+    def is_uncached(self) -> bool:
+        """Whether the client is AutoGen's cache, which must not answer where `is_routed`."""
+        return self.is_cache and is_routed(self.acting)
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether the client is AutoGen's cache."""
+        module = sys.modules.get("autogen_ext.models.cache")
+        return module is not None and isinstance(self.client, module.ChatCompletionCache)
+
+    def seen(self) -> None:
+        """Somebody records it, and so the calls around it."""
+        ask: Ask | None = self
+        while ask is not None:
+            ask.is_seen, ask = True, ask.outer
+
+
+NAME: Final = "lightspan_autogen"
+"""Of the adapter: its note is the client's call that is under way in a context."""
+
+
+def notice(acting: Acting) -> None:
+    """A resolver that resolves nothing: who asks for the acting agent records the call."""
+    ask: Ask | None = acting.notes.get(NAME)
+    if ask is not None:
+        ask.seen()
+
+
+def begin(around: Acting, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
+    """The call that begins; None where nothing is recorded."""
+    acting = scope.resolved(around)
+    if not acting.scope.recorder.keeps:
+        return None
+    messages = kwargs["messages"] if "messages" in kwargs else args[0]
+    outer = around.notes.get(NAME)
+    return Ask(acting, around, client, list(messages), list(kwargs.get("tools", ())), outer)
+
+
+def _client(ask: Ask) -> Client:
+    native = "autogen_ext.models.openai.OpenAIChatCompletionClient"
+    return client_of(ask.client, ask.acting.path, native)
+
+
+def end(ask: Ask, result: Any, error: BaseException | None) -> None:
+    """Record the call, unless it was seen."""
+    if ask.is_seen:
+        return
+    ask.seen()
+    client = None if ask.is_cache else _client(ask)
+    if is_at_gateway(client, ask.acting.scope.gateway_url):
+        return
+    is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
+    span = bypassing_call(
+        ask.acting,
+        _request(ask),
+        _answer(result) if isinstance(result, CreateResult) else {},
+        start_ns=ask.start_ns,
+        status=SpanStatus.OK if error is None else SpanStatus.ERROR,
+        message="" if error is None else text_of(error) or "error",
+        attributes={} if error is None else exception_attributes(error),
+        outcome=CallOutcome.CANCELLED if is_left else None,
+        client=client,
+    )
+    ask.acting.scope.recorder.add(span)
+
+
+def guarded(note: Callable[..., Any], acting: Acting, *values: Any) -> Any:
+    """Note something; an error of ours damages the attempt and never reaches the app."""
+    try:
+        return note(*values)
+    except Exception as error:
+        damage(acting.scope.recorder, NAME, error)
+        return None
+
+
+def _model(client: Any) -> str:
+    """The model's name, where the client keeps it, else the kind of client."""
+    for name in ("_model_name", "_model", "model"):
+        if isinstance(getattr(client, name, None), str):
+            return str(getattr(client, name))
+    arguments = getattr(client, "_create_args", None)
+    if isinstance(arguments, Mapping) and isinstance(arguments.get("model"), str):
+        return str(arguments["model"])
+    return type(client).__name__
+
+
+def _request(ask: Ask) -> dict[str, Any]:
+    """The call as a chat request."""
+    request: dict[str, Any] = {
+        "model": _model(ask.client),
+        "messages": [message for given in ask.messages for message in _messages(given)],
+    }
+    tools = [{"type": "function", "function": _schema(tool)} for tool in ask.tools]
+    return {**request, **({"tools": tools} if tools else {})}
+
+
+def _schema(tool: Any) -> Any:
+    return tool if isinstance(tool, Mapping) else tool.schema
+
+
+def _messages(message: Any) -> list[dict[str, Any]]:
+    if isinstance(message, FunctionExecutionResultMessage):
+        return [
+            {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+            for result in message.content
+        ]
+    if isinstance(message, AssistantMessage):
+        return [_assistant(message.content)]
+    role = "system" if isinstance(message, SystemMessage) else "user"
+    return [{"role": role, "content": _content(message.content)}]
+
+
+def _content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "text", "text": part if isinstance(part, str) else f"<{type(part).__name__}>"}
+        for part in content
+    ]
+
+
+def _assistant(content: Any) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in content
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def _answer(result: CreateResult) -> dict[str, Any]:
+    """The result as a chat completion."""
+    reason = "tool_calls" if result.finish_reason == "function_calls" else result.finish_reason
+    choice = {"message": _assistant(result.content), "finish_reason": reason}
+    usage = {
+        "prompt_tokens": result.usage.prompt_tokens,
+        "completion_tokens": result.usage.completion_tokens,
+    }
+    return {"choices": [choice], "usage": usage}

@@ -1,0 +1,212 @@
+"""Algorithm: decides what to run and what to learn from it.
+
+The trainer owns the world (store, gateway, engine, learner, runners, checkpoints); an algorithm
+owns one step. A user's own algorithm is a subclass of `Algorithm` with `policies`, `routing` and
+`run_step`, and works through `World`: `examples/own_algorithm` is one in fifty lines.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from lightspan.engines.protocol import EngineCapabilities, TokenEngine
+from lightspan.learners.protocol import (
+    Learner,
+    LearnerCapabilities,
+    LoRA,
+    Loss,
+    Optimizer,
+    PolicyLoss,
+)
+from lightspan.lightning.advantages import Explanation
+from lightspan.lightning.batch import BatchConfig
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.selection import Coverage, cover
+from lightspan.lightning.transitions import TransitionKey
+from lightspan.schema.records import Json, Mode
+from lightspan.schema.routing import Routing
+
+Metrics = dict[str, float]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent trains, where a name alone does not say it: `optimize={"planner": Policy(…)}`.
+
+    Agents with equal `name` share weights; without a name, the agent's own is used.
+    """
+
+    name: str | None = None
+    model: str | None = None
+    """Starting weights; None for the algorithm's."""
+    lora: LoRA | None = None
+
+
+class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy to train: its starting weights and how it is parametrised."""
+
+    model: str
+    lora: LoRA | None = None
+
+
+class World(Protocol):
+    """What a trainer offers to an algorithm while it trains."""
+
+    @property
+    def engine(self) -> TokenEngine: ...
+
+    @property
+    def learner(self) -> Learner: ...
+
+    @property
+    def step(self) -> int:
+        """The current optimiser iteration, 1 first."""
+        ...
+
+    @property
+    def rng(self) -> random.Random:
+        """Seeded; its state is part of the checkpoint."""
+        ...
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Policy → the version that the engine serves."""
+        ...
+
+    def next_tasks(self, count: int) -> list[Json]:
+        """The next training tasks: shuffled epochs, no task twice before all were used."""
+        ...
+
+    async def rollouts(
+        self, tasks: Sequence[Json], group_size: int, mode: Mode = Mode.TRAIN
+    ) -> list[Episode]:
+        """Run the app on each task `group_size` times and wait; a group's episodes share
+        `group_id` and stand together."""
+        ...
+
+    async def learn(self, function: Callable[[], Any]) -> Any:
+        """Run the learner's work in its own thread, so that the gateway goes on answering."""
+        ...
+
+    async def publish(self) -> None:
+        """Hand the learner's weights to the engine as new versions."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Tell the person who watches."""
+        ...
+
+    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
+        """Keep why each transition of this step had its advantage and weight (`inspect`)."""
+        ...
+
+    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+        """Keep why calls of this step cannot be computed under their grammar (`inspect`)."""
+        ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """One way to learn. What has a body here is a default.
+
+    A subclass replaces a default by a property, or by an attribute of the class: a field of a
+    dataclass with a default is one (`seed: int = 0`). An attribute set in `__init__` alone is not.
+    """
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def seed(self) -> int:
+        """Of the order of tasks, the weights that start at random, and sampling."""
+        return 0
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer()
+
+    @property
+    def tasks_per_step(self) -> int:
+        """What an iteration takes, to tell how many make an epoch."""
+        return 16
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts per task of an iteration. A dry run reckons with it, as with the next four."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """Optimiser steps of an iteration."""
+        return 1
+
+    @property
+    def loss(self) -> Loss:
+        """Of the learner's updates."""
+        return PolicyLoss()
+
+    @property
+    def batch_config(self) -> BatchConfig:
+        """How episodes become rows."""
+        return BatchConfig()
+
+    def coverages(
+        self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
+    ) -> list[Coverage]:
+        """What becomes of every call, one per episode."""
+        routing = self.routing()
+        return [cover(episode, routing, modes=modes) for episode in episodes]
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Of one rollout."""
+        return 600.0
+
+    @property
+    def failure_reward(self) -> float | None:
+        """Of a rollout whose app failed; None leaves it unscored."""
+        return None
+
+    @property
+    def base_model(self) -> str:
+        """Starting weights of agents that are frozen as `"base"`."""
+        return next(iter(self.policies().values())).model
+
+    def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
+        """Raises `UnsupportedError`: an option that this engine or learner does not honour."""
+        return
+
+    def policies(self) -> dict[str, PolicySpec]:
+        """The policies to train."""
+        ...
+
+    def routing(self) -> Routing:
+        """Which agent's calls go where."""
+        ...
+
+    async def run_step(self, world: World) -> Metrics:
+        """One iteration: rollouts, update, publish. Returns its metrics."""
+        ...
+
+    def state(self) -> dict[str, Json]:
+        """What has to survive a restart beside the learner, as JSON."""
+        return {}
+
+    def load_state(self, state: dict[str, Json]) -> None:
+        """Go on from what `state` gave."""
+        return
+
+    def config(self) -> dict[str, Json]:
+        """The settings, for `config.json`. A run is resumed with equal ones only."""
+        return {"algorithm": self.name, "seed": self.seed}
+
+
+def local_model(model: str | Path) -> str:
+    """The model's name, or its folder as an absolute path (a resume may run elsewhere)."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else str(model)

@@ -1,0 +1,44 @@
+"""Replays: calls that the learner cannot compute under their grammar, before they become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from lightspan.algorithms.protocol import World
+from lightspan.lightning.selection import Coverage, Rejection
+from lightspan.lightning.transitions import TransitionKey
+
+
+async def without_mismatches(world: World, coverages: Sequence[Coverage]) -> list[Coverage]:
+    """The coverages, with trained calls whose tokens do not follow their grammar as the learner
+    compiles it rejected; why is kept, and told to the person who watches."""
+    records = [
+        call.record
+        for coverage in coverages
+        for call in coverage.trained
+        if call.record is not None and call.record.constrained
+    ]
+    if not records:
+        return list(coverages)
+    mismatches: dict[TransitionKey, str] = await world.learn(
+        partial(world.learner.grammar_mismatches, records)
+    )
+    if not mismatches:
+        return list(coverages)
+    world.keep_mismatches(mismatches)
+    (attempt_id, call_id, _), reason = next(iter(mismatches.items()))
+    world.note(
+        f"{len(mismatches)} of {len(records)} calls under a grammar are not trained: "
+        f"{Rejection.GRAMMAR_MISMATCH.text} (call {call_id} of attempt {attempt_id}: {reason})"
+    )
+    return [
+        coverage.reject(
+            {
+                (call_id, choice): Rejection.GRAMMAR_MISMATCH
+                for attempt_id, call_id, choice in mismatches
+                if attempt_id == coverage.attempt_id
+            }
+        )
+        for coverage in coverages
+    ]

@@ -1,0 +1,232 @@
+"""Calls of model clients that use no SDK of `sdks`: recorded as structure, without tokens.
+
+The wire shim sees every call of those. A client of another kind (Ollama, LiteLLM, one of the
+user's own) asks past it: such a call goes where it went, and an adapter that knows of it
+records what it was, so that it shows in the coverage as a call that cannot be trained. So it does
+with an answer that came from a framework's cache, which adapters switch off where `is_routed`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from lightspan.capture.scope import Acting, make_span
+from lightspan.schema import conventions
+from lightspan.schema.call_attributes import answer_attributes, request_attributes
+from lightspan.schema.records import Mode, new_id
+from lightspan.schema.routing import Route
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns
+from lightspan.schema.tokens import CallOutcome
+
+_URLS: Final = (
+    *("base_url", "api_base", "openai_api_base", "endpoint", "endpoint_url", "host", "url"),
+    *("_base_url", "_api_base", "_host"),
+)
+"""Settings in which clients keep where they ask."""
+_KEYS: Final = ("api_key", "openai_api_key")
+_SETTINGS: Final = ("_raw_config", "_create_args", "model_kwargs")
+"""Attributes in which clients keep the settings that they were made with."""
+_OTHER_APIS: Final = (
+    *("anthropic", "bedrock", "cohere", "gemini", "genai", "google", "ollama", "sagemaker"),
+    *("vertex", "watsonx"),
+)
+"""Parts of the names of clients whose API is not OpenAI's."""
+
+
+class Client(NamedTuple):
+    """A model client that the wire shim does not see."""
+
+    name: str
+    """Of its class."""
+    url: str
+    """Where it asks; empty where that cannot be read."""
+    fix: str
+    """What to do so that its calls can be trained."""
+
+    def attributes(self) -> Attributes:
+        """What a span says of it: never a key, nor a query, where one may stand."""
+        known: Attributes = {conventions.CLIENT: self.name, conventions.CLIENT_FIX: self.fix}
+        try:
+            address, port = urlsplit(self.url).hostname, urlsplit(self.url).port
+        except ValueError:  # a port that is no number
+            return known
+        if address:
+            known[conventions.SERVER_ADDRESS] = address
+            if port is not None:
+                known[conventions.SERVER_PORT] = port
+        return known
+
+
+def client_of(client: Any, agent_path: str, instead: str) -> Client:
+    """What is to be said of a model client. Never raises.
+
+    Args:
+        client: the framework's object.
+        agent_path: who asked: a request that names an agent as its model is that agent's.
+        instead: the framework's client that the wire shim sees.
+    """
+    name = _name_of(type(client))
+    places = [client, *(_read(client, key) for key in _SETTINGS)]
+    urls = (_text(_read(place, key)) for key in _URLS for place in places)
+    url = next((text for text in urls if "//" in text), "")
+    return Client(name, url, _fix(client, name, agent_path, instead))
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value or "")
+    except Exception:  # the app's object makes what it likes of it
+        return ""
+
+
+def _fix(client: Any, name: str, agent_path: str, instead: str) -> str:
+    words, taken = name.lower(), _taken(type(client))
+    if "litellm" in words or _read(client, "is_litellm") is True:
+        return 'name its model "openai/…": LiteLLM then uses the OpenAI SDK, which lightspan sees'
+    replaced = f"use {instead} in its place"
+    url = next((key for key in _URLS[:3] if key in taken), None)
+    if url is None or any(other in words for other in _OTHER_APIS):
+        return replaced
+    key = next((key for key in _KEYS if key in taken), "api_key")
+    return (
+        f"give it {url}=llm.base_url, {key}=llm.api_key() and model={agent_path!r}, where `llm` is "
+        f"an argument that the app asks for, if it speaks OpenAI's API; else {replaced}"
+    )
+
+
+def _name_of(kind: type) -> str:
+    """The class as it is imported: from its package, where that has it."""
+    package = kind.__module__.partition(".")[0]
+    is_public = getattr(sys.modules.get(package), kind.__name__, None) is kind
+    return f"{package if is_public else kind.__module__}.{kind.__qualname__}"
+
+
+def _taken(kind: type) -> set[str]:
+    """The names of the settings that a client's class takes, as far as it says."""
+    fields = _read(kind, "model_fields")
+    names = {str(name) for name in fields} if isinstance(fields, Mapping) else set[str]()
+    if isinstance(fields, Mapping):
+        names |= {str(alias) for f in fields.values() if (alias := _read(f, "alias"))}
+    codes = (_read(_read(one, "__init__"), "__code__") for one in kind.__mro__)
+    return names.union(*(code.co_varnames[: _arguments(code)] for code in codes if code))
+
+
+def _arguments(code: Any) -> int:
+    return int(code.co_argcount + code.co_kwonlyargcount)
+
+
+def _read(place: Any, name: str) -> Any:
+    """A setting of a client, or of a mapping of them; None where it has none."""
+    try:
+        return place.get(name) if isinstance(place, Mapping) else getattr(place, name, None)
+    except Exception:  # a property of the app's may do anything
+        return None
+
+
+def running(kind: type) -> Any:
+    """The innermost object of this class whose method is running; None where there is none.
+
+    For frameworks that tell of a call from inside the client's method, but not of the client.
+    """
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, kind):
+            return found
+        frame = frame.f_back
+    return None
+
+
+def is_at_gateway(client: Client | None, gateway_url: str | None) -> bool:
+    """Whether it asks the attempt's own endpoint, which records the call itself."""
+    return (
+        client is not None and bool(gateway_url) and f"{client.url}/".startswith(f"{gateway_url}/")
+    )
+
+
+_OUTCOMES = {SpanStatus.OK: CallOutcome.OK, SpanStatus.ERROR: CallOutcome.ERROR}
+
+
+def bypassing_call(
+    acting: Acting,
+    request: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    *,
+    start_ns: int,
+    status: SpanStatus = SpanStatus.OK,
+    message: str = "",
+    attributes: Mapping[str, Any] | None = None,
+    outcome: CallOutcome | None = None,
+    client: Client | None = None,
+) -> Span:
+    """The LLM span of a call that the wire shim could not see, which has ended now.
+
+    Args:
+        acting: who asked.
+        request: what is known of it, as the body of an OpenAI request.
+        answer: what is known of it, as an OpenAI completion or response; empty if there is none.
+        start_ns: when it began, nanoseconds since the epoch.
+        status: how it ended; UNSET if it was left.
+        message: of an error.
+        attributes: more of them, such as those of an error.
+        outcome: if the status does not say it.
+        client: who asked for it, where the framework tells.
+    """
+    known = bypassing_attributes(request, answer, outcome or outcome_of(status))
+    if client is not None:
+        known |= client.attributes()
+    return make_span(
+        acting,
+        f"chat {request.get('model') or ''}".rstrip(),
+        SpanKind.LLM,
+        {**known, **(attributes or {})},
+        start_ns=start_ns,
+        end_ns=now_ns(),
+        status=status,
+        status_message=message,
+    )
+
+
+def bypassing_attributes(
+    request: Mapping[str, Any], answer: Mapping[str, Any], outcome: CallOutcome
+) -> Attributes:
+    """The attributes of such a call, with a call id of its own."""
+    return {
+        conventions.CALL_ID: new_id("call"),
+        conventions.ROUTE: Route.APP.value,
+        conventions.CALL_OUTCOME: outcome.value,
+        **request_attributes(request),
+        **answer_attributes(answer),
+    }
+
+
+def outcome_of(status: SpanStatus) -> CallOutcome:
+    """What became of a call whose span has this status."""
+    return _OUTCOMES.get(status, CallOutcome.CANCELLED)
+
+
+def is_routed(acting: Acting) -> bool:
+    """Whether a call made now is one that the gateway answers in a rollout.
+
+    Then no cache of the app's may answer it: that is no sample of the policy, and in a validation
+    one of an older policy. What the policy says stays out of the cache, too.
+    """
+    scope = acting.scope
+    if scope.mode is Mode.PRODUCTION or scope.gateway_url is None:
+        return False
+    return scope.routing.target(acting.path).route is not Route.APP
+
+
+__all__ = [
+    "Client",
+    "bypassing_attributes",
+    "bypassing_call",
+    "client_of",
+    "is_at_gateway",
+    "is_routed",
+    "outcome_of",
+    "running",
+]

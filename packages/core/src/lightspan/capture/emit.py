@@ -1,0 +1,249 @@
+"""What a person's own code may say: rewards, annotations, messages, objects, agents, operations.
+
+Outside a scope every function is a no-op that returns None, so an app that emits runs unchanged
+without lightspan's runner.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ContextDecorator, contextmanager
+from contextvars import Token
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Self
+
+from lightspan.capture.scope import (
+    Acting,
+    Frame,
+    Root,
+    acting,
+    agent_attributes,
+    begin,
+    make_span,
+    pushed,
+    reset_acting,
+    set_acting,
+)
+from lightspan.errors import AppError, RewardError
+from lightspan.schema import conventions as c
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.messages import dump_json
+from lightspan.schema.reward import parse_reward
+from lightspan.schema.spans import (
+    Attributes,
+    AttributeValue,
+    Span,
+    SpanKind,
+    SpanStatus,
+    clean_attributes,
+    new_span_id,
+    now_ns,
+    text_of,
+)
+from lightspan.schema.texts import clean_text
+
+RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
+"""The gateway's response ids are one of these and the call id: `cmpl-` is of text completions,
+`resp_` of the Responses API."""
+
+
+def emit_reward(
+    value: float | bool | Mapping[str, float] | None,
+    *,
+    primary: str | None = None,
+    call: str | None = None,
+    span: Span | str | None = None,
+) -> Span | None:
+    """Emit a reward: on the attempt, or on one model call, or on one span.
+
+    Args:
+        value: a number, a bool (True is 1.0), or named dimensions; None is no value.
+        primary: the dimension that is the value (default: `"reward"`, else the first).
+        call: a call id, or the `id` of an OpenAI response.
+        span: a span or its id.
+
+    Raises:
+        RewardError: text or another type that is no reward; `call` and `span` both given.
+    """
+    if call is not None and span is not None:
+        raise RewardError("emit_reward takes call= or span=, not both")
+    reward = parse_reward(value, primary)
+    if reward is None:
+        return None
+    attributes: Attributes = {
+        c.REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()
+    }
+    if reward.value is not None:
+        attributes[c.REWARD_VALUE] = reward.value
+    if call is not None:
+        attributes[c.REWARD_CALL_ID] = _call_id(call)
+    if span is not None:
+        attributes[c.REWARD_SPAN_ID] = span if isinstance(span, str) else span.span_id
+    return _emit("lightspan.reward", SpanKind.REWARD, attributes)
+
+
+def _call_id(call: str) -> str:
+    """The call id that a response id holds."""
+    for prefix in RESPONSE_ID_PREFIXES:
+        call = call.removeprefix(prefix)
+    return call
+
+
+def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
+    """Attach named values to the attempt."""
+    attributes = {c.ANNOTATION + key: value for key, value in values.items()}
+    return _emit("lightspan.annotation", SpanKind.ANNOTATION, attributes)
+
+
+def emit_message(text: str) -> Span | None:
+    """A line of text for people who inspect the attempt."""
+    return _emit("lightspan.message", SpanKind.MESSAGE, {c.MESSAGE_BODY: text})
+
+
+def emit_object(value: Any) -> Span | None:
+    """Any value as JSON (what JSON cannot say becomes its `str`)."""
+    attributes: Attributes = {
+        c.OBJECT_TYPE: type(value).__qualname__,
+        c.OBJECT_JSON: dump_json(value),
+    }
+    return _emit("lightspan.object", SpanKind.OBJECT, attributes)
+
+
+def emit_exception(error: BaseException) -> Span | None:
+    """An exception that the app handled itself."""
+    attributes = exception_attributes(error)
+    return _emit("lightspan.exception", SpanKind.EXCEPTION, attributes, status=SpanStatus.ERROR)
+
+
+def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> Span | None:
+    current = acting()
+    if current is None:
+        return None
+    span = make_span(current, name, kind, attributes, **fields)
+    current.scope.recorder.add(span)
+    return span
+
+
+class _Block(ContextDecorator):
+    """A `with` block or decorator (sync and async functions) that records one span."""
+
+    def __init__(
+        self, name: str, kind: SpanKind, attributes: Attributes, given: Any = None
+    ) -> None:
+        self._name = name
+        self._kind = kind
+        self._given = given
+        asked: Attributes = {} if given is None else {c.OPERATION_INPUT: dump_json(given)}
+        self._attributes = {**attributes, **asked}
+        self._open: list[tuple[Acting, Span, Token[Acting | None], Root | None]] = []
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise AppError(
+                f"{function.__qualname__!r} is a generator, whose body runs in its consumer's "
+                f"context: write `with` around the model call inside it, or decorate the consumer"
+            )
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm():
+                return await function(*args, **kwargs)
+
+        return wrapped
+
+    def _recreate_cm(self) -> Self:
+        return type(self)(self._name, self._kind, dict(self._attributes), self._given)
+
+    def __enter__(self) -> Span | None:
+        current = pushed()
+        if current is None:
+            return None
+        current, root = begin(current, self._name, self._given)
+        span_id = new_span_id()
+        inner = self._inside(current, span_id)
+        span = make_span(
+            current, self._name, self._kind, self._attributes, span_id=span_id, status=SpanStatus.OK
+        )
+        span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
+        self._open.append((current, span, set_acting(inner), root))
+        return span
+
+    def _inside(self, current: Acting, span_id: str) -> Acting:
+        return replace(current, parent_span_id=span_id)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._open:
+            return
+        current, span, token, root = self._open.pop()
+        reset_acting(token)
+        failed: dict[str, Any] = {}
+        if error is not None:
+            attributes = clean_attributes({**span.attributes, **exception_attributes(error)})
+            failed = {
+                "status": SpanStatus.ERROR,
+                "status_message": text_of(error),
+                "attributes": attributes,
+            }
+        current.scope.recorder.add(span.replace(end_ns=now_ns(), **failed))
+        if root is not None:
+            root.close(error)
+
+
+class _AgentBlock(_Block):
+    def _inside(self, current: Acting, span_id: str) -> Acting:
+        frame = Frame(str(self._attributes[c.AGENT_NAME]), span_id)
+        return replace(current, frames=(*current.frames, frame), parent_span_id=span_id)
+
+
+def agent(name: str, *, input: Any = None) -> _Block:
+    """Say which agent acts: `with lightspan.agent("planner"):` or as a decorator.
+
+    Model calls inside belong to this agent; nested agents make a path (`team/planner`).
+
+    Args:
+        name: of the agent.
+        input: what it is asked to do, to be recorded with it.
+    """
+    return _AgentBlock(f"invoke_agent {name}", SpanKind.AGENT, agent_attributes(name), input)
+
+
+def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
+    """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
+
+    In production the outermost block is an attempt, and `input` its task.
+    """
+    return _Block(name, SpanKind.OPERATION, dict(attributes), input)
+
+
+@contextmanager
+def tool(name: str, arguments: str = "") -> Iterator[Span | None]:
+    """Record a block as one tool call."""
+    attributes: Attributes = {
+        c.OPERATION_NAME: "execute_tool",
+        c.TOOL_NAME: name,
+        c.TOOL_CALL_ARGUMENTS: arguments,
+        c.OPENINFERENCE_KIND: "TOOL",
+    }
+    with _Block(f"execute_tool {name}", SpanKind.TOOL, attributes) as span:
+        yield span
+
+
+def current_attempt_id() -> str | None:
+    """The id of the attempt that is under way, to give feedback on it later (`lightspan.feedback`).
+
+    None outside of one, and in one that is not recorded.
+    """
+    current = acting()
+    if current is None or not current.scope.recorder.keeps:
+        return None
+    return current.scope.attempt_id or None

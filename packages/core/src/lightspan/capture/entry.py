@@ -1,0 +1,23 @@
+"""Entering an attempt: the scope is opened with the SDKs' clients wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lightspan.capture import wire
+from lightspan.capture.scope import Acting, Scope, reset_acting, set_acting
+
+
+@contextmanager
+def open_scope(scope: Scope) -> Iterator[Scope]:
+    """Make the scope current. The wire shim is installed on the first call in a process."""
+    try:
+        wire.install()
+    except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
+        scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+    token = set_acting(Acting(scope, parent_span_id=scope.root_span_id))
+    try:
+        yield scope
+    finally:
+        reset_acting(token)

@@ -1,0 +1,314 @@
+"""OpenTelemetry in and out.
+
+In: `LightspanSpanProcessor`, added to an app's own tracer provider, keeps the spans that end inside
+a scope, whichever library made them. Out: `export` hands stored spans to any OpenTelemetry span
+exporter, and `encode_otlp`/`decode_otlp` are OTLP's protobuf form, which loses nothing.
+
+lightspan never writes to the app's tracer provider: no prompt text reaches it unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    Link,
+    SpanContext,
+    SpanKind as OtelKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+
+from lightspan.capture.scope import Acting, acting, pushed
+from lightspan.errors import DataError, LightspanError
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import (
+    SCHEMA_VERSION,
+    Attributes,
+    Span,
+    SpanEvent,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    clean_attributes,
+)
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+    from opentelemetry.sdk.trace import Span as LiveSpan
+
+_SCOPE: Final = InstrumentationScope("lightspan")
+_STATUS_OUT: Final = {
+    SpanStatus.UNSET: StatusCode.UNSET,
+    SpanStatus.OK: StatusCode.OK,
+    SpanStatus.ERROR: StatusCode.ERROR,
+}
+_STATUS_IN: Final = {code: status for status, code in _STATUS_OUT.items()}
+_OURS: Final = (
+    c.ROLLOUT_ID,
+    c.ATTEMPT_ID,
+    c.SPAN_KIND,
+    c.SEQUENCE_START,
+    c.SEQUENCE_END,
+    c.SPAN_LATE,
+    c.SPAN_SCHEMA,
+)
+"""Attributes that carry the fields which OpenTelemetry's spans do not have."""
+
+
+class LightspanSpanProcessor(SpanProcessor):
+    """Keeps the spans that an app's own instrumentation makes while it runs in a scope.
+
+    Add it to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. Outside a
+    scope it does nothing. A span without a parent becomes a child of the innermost open span.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], Acting] = {}
+
+    def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
+        if pushed() is None:
+            return
+        current = acting()
+        context = span.get_span_context()
+        if current is not None and context is not None:
+            self._open[context.trace_id, context.span_id] = current
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        current = self._open.pop((context.trace_id, context.span_id), None)
+        if current is None:
+            return
+        scope = current.scope
+        try:
+            kept = from_otel(span)
+            attributes = {c.AGENT_PATH: current.path, **kept.attributes}
+            scope.recorder.add(
+                kept.replace(
+                    rollout_id=scope.rollout_id,
+                    attempt_id=scope.attempt_id,
+                    parent_id=kept.parent_id or current.parent_span_id,
+                    attributes=attributes,
+                )
+            )
+        except Exception as error:  # never into the app
+            scope.recorder.damage(f"a span could not be kept: {error!r}")
+
+    def shutdown(self) -> None:
+        self._open.clear()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+
+# --- one span -------------------------------------------------------------------------------
+def from_otel(span: ReadableSpan) -> Span:
+    """An OpenTelemetry span as ours.
+
+    Raises:
+        DataError: it has no context.
+    """
+    context = span.get_span_context()
+    if context is None:
+        raise DataError(f"the OpenTelemetry span {span.name!r} has no context")
+    attributes = clean_attributes(dict(span.attributes or {}))
+    return _from_parts(
+        attributes,
+        span_id=f"{context.span_id:016x}",
+        trace_id=f"{context.trace_id:032x}",
+        parent_id=f"{span.parent.span_id:016x}" if span.parent is not None else None,
+        name=span.name,
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        status=_STATUS_IN[span.status.status_code],
+        status_message=span.status.description or "",
+        events=[
+            SpanEvent(event.name, event.timestamp, clean_attributes(dict(event.attributes or {})))
+            for event in span.events
+        ],
+        links=[
+            SpanLink(
+                f"{link.context.trace_id:032x}",
+                f"{link.context.span_id:016x}",
+                clean_attributes(dict(link.attributes or {})),
+            )
+            for link in span.links
+        ],
+        resource=clean_attributes(dict(span.resource.attributes)) if span.resource else {},
+    )
+
+
+def _from_parts(attributes: Attributes, **fields: Any) -> Span:
+    """A span whose own fields travelled as attributes."""
+    kind = c.kind_of(attributes)
+    ours = {key: attributes.pop(key) for key in _OURS if key in attributes}
+    return Span(
+        kind=kind,
+        rollout_id=str(ours.get(c.ROLLOUT_ID, "")),
+        attempt_id=str(ours.get(c.ATTEMPT_ID, "")),
+        sequence_start=_optional_int(ours.get(c.SEQUENCE_START)),
+        sequence_end=_optional_int(ours.get(c.SEQUENCE_END)),
+        late=bool(ours.get(c.SPAN_LATE, False)),
+        schema=int(str(ours.get(c.SPAN_SCHEMA, SCHEMA_VERSION))),
+        attributes=attributes,
+        **fields,
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def to_otel(span: Span) -> ReadableSpan:
+    """Our span as an OpenTelemetry span, ready for any exporter."""
+    trace_id = int(span.trace_id, 16)
+    resource = Resource(dict(span.resource)) if span.resource else Resource({})
+    return ReadableSpan(
+        name=span.name,
+        context=_context(trace_id, span.span_id),
+        parent=_context(trace_id, span.parent_id) if span.parent_id else None,
+        resource=resource,
+        attributes=_sequences({**span.attributes, **_own_attributes(span)}),
+        events=[Event(e.name, _sequences(e.attributes), e.time_ns) for e in span.events],
+        links=[
+            Link(_context(int(link.trace_id, 16), link.span_id), _sequences(link.attributes))
+            for link in span.links
+        ],
+        kind=OtelKind.CLIENT if span.kind is SpanKind.LLM else OtelKind.INTERNAL,
+        status=_status(span),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _status(span: Span) -> Status:
+    described = span.status is SpanStatus.ERROR and bool(span.status_message)
+    return Status(_STATUS_OUT[span.status], span.status_message if described else None)
+
+
+def _own_attributes(span: Span) -> Attributes:
+    fields: dict[str, Any] = {
+        c.ROLLOUT_ID: span.rollout_id or None,
+        c.ATTEMPT_ID: span.attempt_id or None,
+        c.SPAN_KIND: span.kind.value,
+        c.SEQUENCE_START: span.sequence_start,
+        c.SEQUENCE_END: span.sequence_end,
+        c.SPAN_LATE: span.late or None,
+        c.SPAN_SCHEMA: span.schema,
+    }
+    return clean_attributes(fields)
+
+
+def _sequences(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in attributes.items()}
+
+
+def _context(trace_id: int, span_id: str) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
+
+
+# --- many spans -----------------------------------------------------------------------------
+def export(spans: Iterable[Span], exporter: SpanExporter, *, batch_size: int = 512) -> int:
+    """Hand spans to an OpenTelemetry exporter; returns how many.
+
+    Raises:
+        LightspanError: the exporter reports a failure; the message says how many had gone out.
+    """
+    waiting: list[ReadableSpan] = []
+    sent = 0
+    for span in spans:
+        waiting.append(to_otel(span))
+        if len(waiting) == batch_size:
+            sent += _send(waiting, exporter, sent)
+            waiting = []
+    if waiting:
+        sent += _send(waiting, exporter, sent)
+    return sent
+
+
+def _send(spans: Sequence[ReadableSpan], exporter: SpanExporter, sent: int) -> int:
+    if exporter.export(spans) is not SpanExportResult.SUCCESS:
+        raise LightspanError(f"the exporter failed after {sent} spans; is its endpoint up?")
+    return len(spans)
+
+
+def encode_otlp(spans: Sequence[Span]) -> bytes:
+    """OTLP protobuf (`ExportTraceServiceRequest`). Needs `lightspan[otlp]`."""
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    data: bytes = encode_spans([to_otel(span) for span in spans]).SerializeToString()
+    return data
+
+
+def decode_otlp(data: bytes) -> list[Span]:
+    """The spans of OTLP protobuf, in any of the dialects of `lightspan.schema.conventions`.
+
+    Raises:
+        DataError: the bytes are no OTLP traces.
+    """
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    try:
+        traces = TracesData.FromString(data)
+    except DecodeError as error:
+        raise DataError(f"not OTLP traces: {error}") from error
+    return list(_decoded(traces))
+
+
+def _decoded(traces: TracesData) -> Iterable[Span]:
+    for resource_spans in traces.resource_spans:
+        resource = _decode_attributes(resource_spans.resource.attributes)
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                yield _decode_span(span, resource)
+
+
+def _decode_span(span: Any, resource: Attributes) -> Span:
+    status = _STATUS_IN[StatusCode(span.status.code)]
+    return _from_parts(
+        _decode_attributes(span.attributes),
+        span_id=span.span_id.hex(),
+        trace_id=span.trace_id.hex(),
+        parent_id=span.parent_span_id.hex() or None,
+        name=span.name,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        status=status,
+        status_message=span.status.message,
+        events=[
+            SpanEvent(event.name, event.time_unix_nano, _decode_attributes(event.attributes))
+            for event in span.events
+        ],
+        links=[
+            SpanLink(link.trace_id.hex(), link.span_id.hex(), _decode_attributes(link.attributes))
+            for link in span.links
+        ],
+        resource=dict(resource),
+    )
+
+
+def _decode_attributes(pairs: Any) -> Attributes:
+    return clean_attributes({pair.key: _decode_value(pair.value) for pair in pairs})
+
+
+def _decode_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "array_value":
+        return [_decode_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: _decode_value(pair.value) for pair in value.kvlist_value.values}
+    return getattr(value, kind)

@@ -1,0 +1,237 @@
+"""Who is acting: the rollout, the attempt and the agents, in one ContextVar.
+
+A runner opens a *scope* around the app. Adapters (and `lightspan.agent`) push *frames*, one per
+agent; the innermost frame is the acting agent and the names of all frames are its path. A framework
+whose hooks cannot push reliably registers a *resolver* instead, which is asked when the model is
+called. What they are, `stack` says; it is offered here too.
+
+`acting` says who acts now. `pushed` and `resolved` are its two halves, for adapters: a resolver of
+their own must not be asked, or not told of a model call that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, Token
+from dataclasses import replace
+from typing import Any, Final
+
+from lightspan.capture.recorder import Nowhere
+from lightspan.capture.stack import (
+    Acting as Acting,
+    Frame as Frame,
+    Opener as Opener,
+    Resolver as Resolver,
+    Root as Root,
+    Scope as Scope,
+)
+from lightspan.capture.state import state
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Mode
+from lightspan.schema.spans import (
+    Attributes,
+    Span,
+    SpanKind,
+    clean_attributes,
+    new_span_id,
+    now_ns,
+)
+
+_acting: Final[ContextVar[Acting | None]] = ContextVar("lightspan_acting", default=None)
+
+
+def pushed() -> Acting | None:
+    """Who is acting by the pushed frames alone; None outside a scope."""
+    return _acting.get() or state.outside
+
+
+def pushed_in(context: Context) -> Acting | None:
+    """Who is acting in that context by the pushed frames alone; None outside every scope."""
+    return context.get(_acting)
+
+
+def acting() -> Acting | None:
+    """Who is acting now, resolvers asked; None outside a scope."""
+    current = pushed()
+    return None if current is None else resolved(current)
+
+
+def resolved(
+    current: Acting, *, before: Resolver | None = None, besides: Resolver | None = None
+) -> Acting:
+    """Who is really acting where the pushed frames say `current`.
+
+    Args:
+        current: see `pushed`.
+        before: ask only the resolvers that were registered before this one: what it will be given.
+        besides: ask all but this one.
+    """
+    for resolver in state.resolvers:
+        if resolver is before:
+            break
+        if resolver is besides:
+            continue
+        try:
+            current = resolver(current) or current
+        except Exception as error:  # an adapter's; it must not reach the app
+            current.scope.recorder.damage(f"who is acting could not be resolved: {error!r}")
+    return current
+
+
+def set_acting(value: Acting | None) -> Token[Acting | None]:
+    """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
+    return _acting.set(None if value is state.outside else value)
+
+
+def reset_acting(token: Token[Acting | None]) -> None:
+    """Undo `set_acting`, also from another context (then there is nothing to undo)."""
+    try:
+        _acting.reset(token)
+    except ValueError:  # the token's context is gone: an abandoned generator, another task
+        return
+
+
+# --- outside every scope --------------------------------------------------------------------
+_NOWHERE: Final = Acting(
+    Scope(rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Nowhere(), is_outside=True)
+)
+
+
+def connect(connection: Acting) -> None:
+    """Have it act where no scope is open, until `disconnect`; its scope is `is_outside`."""
+    state.connections.append(connection)
+    _settle()
+
+
+def disconnect(connection: Acting) -> None:
+    """Undo `connect`."""
+    state.connections[:] = [one for one in state.connections if one is not connection]
+    _settle()
+
+
+def set_opener(opener: Opener | None) -> None:
+    """Make attempts of what begins where no scope is open; None: no more."""
+    state.opener = opener
+    _settle()
+
+
+def _settle() -> None:
+    recorded = None if state.opener is None else _NOWHERE
+    state.outside = state.connections[-1] if state.connections else recorded
+
+
+def begin(
+    current: Acting,
+    name: str | None,
+    given: Any = None,
+    *,
+    before: Resolver | None = None,
+    besides: Resolver | None = None,
+) -> tuple[Acting, Root | None]:
+    """Who is around what begins now; in production, in an attempt of its own unless it is in one.
+
+    Resolvers are asked first, whoever begins: of a framework that cannot push, its resolver alone
+    knows that an attempt is open.
+
+    Args:
+        current: who is acting, as `pushed` said.
+        name: of what begins; None for a model call that nothing is around.
+        given: its input, if it is known.
+        before: see `resolved`.
+        besides: see `resolved`.
+
+    Returns:
+        Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
+    """
+    around = resolved(current, before=before, besides=besides)
+    if state.opener is None or not around.scope.is_outside:
+        return around, None
+    root = state.opener(around, name, given)
+    return root.acting, root
+
+
+@contextmanager
+def entered(root: Root) -> Iterator[None]:
+    """Act in the attempt for the duration of the block, which ends it."""
+    token = set_acting(root.acting)
+    try:
+        yield
+    except BaseException as error:
+        reset_acting(token)
+        root.close(error)
+        raise
+    reset_acting(token)
+    root.close()
+
+
+@contextmanager
+def push(frame: Frame) -> Iterator[Acting | None]:
+    """Push an agent frame for the duration of the block; a no-op outside a scope."""
+    current = pushed()
+    if current is None:
+        yield None
+        return
+    deeper = replace(current, frames=(*current.frames, frame), parent_span_id=frame.span_id)
+    token = set_acting(deeper)
+    try:
+        yield deeper
+    finally:
+        reset_acting(token)
+
+
+def register_resolver(resolver: Resolver) -> None:
+    """Ask `resolver` whenever a model is called. Registering twice is a no-op."""
+    if resolver not in state.resolvers:
+        state.resolvers.append(resolver)
+
+
+def unregister_resolver(resolver: Resolver) -> None:
+    """Undo `register_resolver`."""
+    if resolver in state.resolvers:
+        state.resolvers.remove(resolver)
+
+
+def resolvers() -> Sequence[Resolver]:
+    """The registered resolvers, in the order of registration."""
+    return tuple(state.resolvers)
+
+
+# --- spans ----------------------------------------------------------------------------------
+def make_span(current: Acting, name: str, kind: SpanKind, attributes: Attributes, **f: Any) -> Span:
+    """A span of the current attempt, child of the innermost open span."""
+    scope, now = current.scope, now_ns()
+    defaults: dict[str, Any] = {
+        "span_id": new_span_id(),
+        "parent_id": current.parent_span_id,
+        "start_ns": now,
+        "end_ns": now,
+    }
+    return Span(
+        name=name,
+        kind=kind,
+        trace_id=scope.trace_id,
+        rollout_id=scope.rollout_id,
+        attempt_id=scope.attempt_id,
+        attributes=clean_attributes({c.AGENT_PATH: current.path, **attributes}),
+        **{**defaults, **f},
+    )
+
+
+def agent_attributes(name: str, around: Sequence[Frame] = ()) -> Attributes:
+    """What every agent's span says, whoever writes it; not its path.
+
+    Args:
+        name: of the agent.
+        around: the frames of the agents around it.
+    """
+    attributes: Attributes = {
+        c.OPERATION_NAME: "invoke_agent",
+        c.AGENT_NAME: name,
+        c.OPENINFERENCE_KIND: "AGENT",
+        c.OPENINFERENCE_AGENT: name,
+        c.OPENINFERENCE_NODE: name,
+    }
+    if around:
+        attributes[c.OPENINFERENCE_PARENT] = around[-1].name
+    return attributes

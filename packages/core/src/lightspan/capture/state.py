@@ -1,0 +1,43 @@
+"""What capturing changes in the process as a whole: all of it is here.
+
+Who acts in a context is `scope`'s ContextVar; the rest of this folder is immutable, or belongs to
+one attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lightspan.capture.patch import Patch
+from lightspan.capture.stack import Acting, Opener, Resolver
+
+
+@dataclass(slots=True)
+class State:
+    """Of one process."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of the shims and the clients."""
+    shims: list[Patch] = field(default_factory=list)
+    """The wrapped requests of the SDKs."""
+    starters: list[Patch] = field(default_factory=list)
+    """The wrapped starts of threads."""
+    clients: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """SDK and origin → our clean client."""
+    async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """Event loop → SDK and origin → our clean client."""
+    resolvers: list[Resolver] = field(default_factory=list)
+    connections: list[Acting] = field(default_factory=list)
+    """The servers that the process is connected to; the last one answers."""
+    opener: Opener | None = None
+    """Makes attempts of what begins where no scope is open."""
+    outside: Acting | None = None
+    """Who acts where no scope is open; None unless it is connected or records."""
+
+
+state: Final = State()

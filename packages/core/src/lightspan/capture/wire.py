@@ -1,0 +1,357 @@
+"""The client shim: one wrapper around `openai.OpenAI.request` and its async twin, and the same one
+around `anthropic.Anthropic.request` and its kin.
+
+Inside a scope, a call of an agent that the algorithm routes to us is handed, as a copy of its
+request, to a clean client of ours: whatever client the app built, whenever it built it, nothing of
+it (key, headers, query, cookies, auth) travels along, and whatever the gateway answers comes back
+through the SDK's own machinery (raw responses, streams, `.parse()`). Other agents' calls go where
+the app pointed them, untouched, and are recorded. Outside a scope nothing changes.
+
+`request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
+It is inherited by the client classes, so uninstalling is deleting the attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from lightspan.capture.answers import as_mapping, observe
+from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
+from lightspan.capture.patch import Patch
+from lightspan.capture.scope import Acting, Root, begin, make_span, pushed
+from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
+from lightspan.capture.state import state
+from lightspan.schema import conventions as c
+from lightspan.schema.call_attributes import (
+    StreamedAnswer,
+    answer_attributes,
+    choices_asked,
+    request_attributes,
+)
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import Route, Target, split_path
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns, text_of
+from lightspan.schema.tokens import CallOutcome
+
+_KEPT_HEADERS: Final = (
+    "x-stainless-raw-response",
+    "x-stainless-helper-method",
+    "x-stainless-stream-helper",
+    "idempotency-key",
+)
+
+
+# --- installing -----------------------------------------------------------------------------
+def install() -> bool:
+    """Wrap the SDKs that are installed; idempotent. Returns whether one is wrapped.
+
+    Raises:
+        Exception: an SDK cannot be imported, and no other is there.
+    """
+    with state.lock:
+        failed: Exception | None = None
+        for sdk in () if state.shims else SDKS:
+            try:
+                _wrap(sdk)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None and not state.shims:
+            raise failed
+        return bool(state.shims)
+
+
+def _wrap(sdk: Sdk) -> None:
+    if not sdk.installed:
+        return
+    for kind, twin in sdk.kinds():
+        for owner, shim in ((kind, _sync_shim), (twin, _async_shim)):
+            state.shims.append(Patch(owner, "request", partial(shim, sdk, owner.request)))
+
+
+def uninstall() -> None:
+    """Leave the SDKs' classes as they were. A wrapper put on top of ours keeps working."""
+    with state.lock:
+        while state.shims:
+            state.shims.pop(0).undo()
+
+
+def installed() -> bool:
+    """Whether an SDK is wrapped."""
+    return bool(state.shims)
+
+
+# --- the shims ------------------------------------------------------------------------------
+def _sync_shim(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        call = _begin(sdk, self, options) if patch.on else None
+        if call is None:
+            return original(self, cast_to, options, **kwargs)
+        client, sent = self, options
+        if call.redirected:
+            try:
+                client, sent = sync_client(sdk, call.origin), call.redirect(self, options)
+            except Exception as error:
+                call.not_redirected(error)
+                return original(self, cast_to, options, **kwargs)
+        try:
+            result = original(client, cast_to, sent, **kwargs)
+        except BaseException as error:
+            call.guarded(call.failed, error)
+            raise
+        return observe(call, result, streamed=bool(kwargs.get("stream")))
+
+    return request
+
+
+def _async_shim(
+    sdk: Sdk, original: Callable[..., Awaitable[Any]], patch: Patch
+) -> Callable[..., Any]:
+    async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        call = _begin(sdk, self, options) if patch.on else None
+        if call is None:
+            return await original(self, cast_to, options, **kwargs)
+        client, sent = self, options
+        if call.redirected:
+            try:
+                client, sent = await async_client(sdk, call.origin), call.redirect(self, options)
+            except Exception as error:
+                call.not_redirected(error)
+                return await original(self, cast_to, options, **kwargs)
+        try:
+            result = await original(client, cast_to, sent, **kwargs)
+        except BaseException as error:
+            call.guarded(call.failed, error)
+            raise
+        return observe(call, result, streamed=bool(kwargs.get("stream")))
+
+    return request
+
+
+def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
+    """The call to handle, or None if it is not ours. Never raises into the app."""
+    current, root = pushed(), None
+    if current is None or is_clean(client):
+        return None
+    try:
+        if not _asks_a_model(sdk, options):
+            return None
+        current, root = begin(current, None)
+        address = getattr(client, "base_url", None)
+        target = _target(current, address)
+        if target.route is Route.APP and not current.scope.recorder.keeps:
+            return None
+        call_id = current.scope.new_call_id()
+        return _SentCall(sdk, current, target, call_id, _body(options), now_ns(), address, root)
+    except Exception as error:
+        current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
+        if root is not None:
+            root.close()
+        return None
+
+
+def _target(current: Acting, address: Any) -> Target:
+    """Where the call goes that a client with this base URL makes."""
+    routing, gateway = current.scope.routing, current.scope.gateway_url
+    if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
+        return Target(route=Route.APP)
+    return routing.target(current.path)
+
+
+def _asks_a_model(sdk: Sdk, options: Any) -> bool:
+    return str(options.method).lower() == "post" and _model_path(sdk, options) is not None
+
+
+def _model_path(sdk: Sdk, options: Any) -> str | None:
+    return sdk.path(urlsplit(str(options.url)).path)
+
+
+def _body(options: Any) -> dict[str, Any]:
+    body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
+    return {**body, **(options.extra_json or {})}
+
+
+def _server(address: Any) -> Attributes:
+    """Host and port of a base URL; nothing else of it, which may hold a key."""
+    try:
+        url = urlsplit(str(address or ""))
+        address, port = url.hostname, url.port
+    except ValueError:  # a port that is no number
+        return {}
+    if not address:
+        return {}
+    return {c.SERVER_ADDRESS: address, **({} if port is None else {c.SERVER_PORT: port})}
+
+
+@dataclass(frozen=True, slots=True)
+class _SentCall:
+    """One model call on its way."""
+
+    sdk: Sdk
+    acting: Acting
+    target: Target
+    call_id: str
+    body: dict[str, Any]
+    start_ns: int
+    address: Any
+    """The base URL of the app's client."""
+    root: Root | None = None
+    """The attempt that consists of this call alone."""
+
+    @property
+    def redirected(self) -> bool:
+        return self.target.route is not Route.APP and self.acting.scope.gateway_url is not None
+
+    @property
+    def recorded_there(self) -> bool:
+        """Whether the gateway records it; one that serves production does not."""
+        return self.redirected and self.acting.scope.mode is not Mode.PRODUCTION
+
+    @property
+    def origin(self) -> str:
+        return str(self.acting.scope.gateway_url)
+
+    def redirect(self, client: Any, options: Any) -> Any:
+        """A copy of the request that our clean client can send."""
+        sent = options.model_copy()
+        sent.url = _model_path(self.sdk, options)
+        sent.params = {}
+        sent.headers = {**_kept_headers(options), **self.headers()}
+        sent.max_retries = options.get_max_retries(client.max_retries)
+        if not _given(options.timeout):
+            sent.timeout = client.timeout
+        return sent
+
+    def headers(self) -> dict[str, str]:
+        """What the gateway needs to know of the call."""
+        scope = self.acting.scope
+        names = (quote(name, safe="") for name in split_path(self.acting.path))
+        parent = self.acting.parent_span_id or c.NO_PARENT
+        return {
+            "Authorization": f"Bearer {scope.call_token or 'none'}",
+            c.HEADER_CALL_ID: self.call_id,
+            c.HEADER_ATTEMPT: scope.attempt_id,
+            c.HEADER_AGENT: "/".join(names),
+            c.HEADER_PARENT: f"00-{scope.trace_id}-{parent}-01",
+            c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
+        }
+
+    def not_redirected(self, error: Exception) -> None:
+        """Our error, not the app's: its call goes where it pointed, and nothing is trained."""
+        self.acting.scope.recorder.damage(f"a model call could not be redirected: {error!r}")
+
+    def failed(self, error: BaseException, answer: Mapping[str, Any] | None = None) -> None:
+        """Record a call that brought no answer, one that the app could not read, or left.
+
+        Args:
+            error: what ended it.
+            answer: what came of it before.
+        """
+        is_left = isinstance(error, GeneratorExit)
+        if is_left or isinstance(error, asyncio.CancelledError):
+            # At the gateway too, which may notice it when the attempt has been reported already.
+            outcome = CallOutcome.CANCELLED
+        elif not self.recorded_there:
+            outcome = CallOutcome.ERROR
+        elif _undelivered(error):
+            outcome = CallOutcome.UNDELIVERED
+        else:
+            return  # the gateway recorded what it answered
+        if answer is None:
+            answer = as_mapping(getattr(error, "completion", None))  # of a length that is over
+        known = {c.CALL_OUTCOME: outcome, **answer_attributes(answer)}
+        if is_left:  # which is no error
+            self.record(known, SpanStatus.UNSET)
+            return
+        known |= exception_attributes(error)
+        self.record(known, SpanStatus.ERROR, text_of(error) or "error")
+
+    def answered(self, answer: Mapping[str, Any]) -> None:
+        """Record the answer of an endpoint that is not ours (ours records itself)."""
+        if not self.recorded_there:
+            self.record({c.CALL_OUTCOME: CallOutcome.OK, **answer_attributes(answer)})
+
+    def chunks(self) -> StreamedAnswer:
+        """See `answers.Call`."""
+        return StreamedAnswer(choices=choices_asked(self.body))
+
+    def expect(self, give_up: Callable[[], None], response: Any) -> None:
+        """See `answers.Call`."""
+        self.acting.scope.recorder.expect(self.call_id, give_up)
+        if self.acting.scope.mode is Mode.PRODUCTION:  # nobody will ask how it ended
+            weakref.finalize(response, give_up).atexit = False
+
+    def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
+        """See `answers.Call`."""
+        if not self.acting.scope.recorder.settle(self.call_id):
+            return
+        if error is None:
+            self.answered(answer)
+        else:
+            self.failed(error, answer)
+
+    def record(
+        self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
+    ) -> None:
+        known: Attributes = {
+            c.CALL_ID: self.call_id,
+            c.ROUTE: self.target.route.value,
+            **({} if self.redirected else self._elsewhere()),
+            **request_attributes(self.body),
+        }
+        name = f"{known[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip()
+        span: Span = make_span(
+            self.acting,
+            name,
+            SpanKind.LLM,
+            {**known, **attributes},
+            start_ns=self.start_ns,
+            status=status,
+            status_message=message,
+        )
+        self.acting.scope.recorder.add(span)
+        if self.root is not None:
+            self.root.close()
+
+    def _elsewhere(self) -> Attributes:
+        """Who answers, where that is not ours."""
+        provider = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
+        return {**_server(self.address), **provider}
+
+    def guarded(self, note: Callable[..., None], *values: Any) -> None:
+        """Note something of the call: what fails damages the attempt and never reaches the app."""
+        try:
+            note(*values)
+        except Exception as error:
+            self.acting.scope.recorder.damage(f"a model call could not be recorded: {error!r}")
+            if self.root is not None:
+                self.root.close()
+
+
+_TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
+
+
+def _undelivered(error: BaseException) -> bool:
+    """Whether the gateway's answer may not have arrived: the transport failed, or we were cut."""
+    if isinstance(error, OSError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "APIConnectionError" in names or type(error).__module__.split(".")[0] in _TRANSPORTS
+
+
+def _given(value: Any) -> bool:
+    return type(value).__name__ not in ("NotGiven", "Omit")
+
+
+def _kept_headers(options: Any) -> dict[str, Any]:
+    headers = options.headers if _given(options.headers) else {}
+    return {key: value for key, value in headers.items() if key.lower() in _KEPT_HEADERS}
+
+
+__all__ = ["aclose", "close", "install", "installed", "uninstall"]

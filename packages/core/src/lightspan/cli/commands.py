@@ -1,0 +1,49 @@
+"""The command itself: parses arguments, runs one subcommand and prints its text."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from lightspan import __version__
+from lightspan.errors import LightspanError
+from lightspan.progress import say
+from lightspan.schema.texts import without_keys
+
+COMMANDS: Final = ("dev", "runner", "inspect", "export", "feedback", "serve")
+"""In the order of `--help`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it cannot show ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
+    options = _parser().parse_args(arguments)
+    try:
+        text: str | None = options.run(options)
+    except LightspanError as error:
+        say(f"lightspan: {without_keys(str(error))}", sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    try:
+        if text is not None:
+            say(text)
+    except BrokenPipeError:  # `lightspan inspect … | head`
+        sys.stderr.close()  # or Python complains there, as it ends, of what it could not flush
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lightspan", description="Make the AI agents you already have learn."
+    )
+    parser.add_argument("--version", action="version", version=f"lightspan {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"lightspan.cli.{name}").add(commands)
+    return parser

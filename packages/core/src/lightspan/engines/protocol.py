@@ -1,0 +1,219 @@
+"""What an engine is. Protocols only: implementations are modules of this package.
+
+`TokenEngine`: token ids in, token ids and log-probabilities out; the gateway renders the chat
+template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that does both itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from lightspan.errors import EngineError, UnsupportedError
+from lightspan.schema.tokens import FinishReason, Sampling
+
+ToolParserName = Literal["hermes", "llama", "json"]
+"""The parsers of `lightspan.gateway.tools`: how a family of models writes tool calls."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and how to sample after it. `request_id` is unique among those in flight."""
+
+    request_id: str
+    policy: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """`max_tokens` is set; temperature 0 means greedy."""
+    grammar: str = ""
+    """What the answer has to follow (`lightspan.engines.grammars`); empty for anything."""
+    answered: int = 0
+    """How many of the prompt's ids, at its end, are the answer so far: its grammar begins there."""
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Newly generated tokens. The last chunk has a finish reason (and may have no tokens).
+
+    The ids end with the token that completes a stop string, or with the end-of-turn token.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    """Of the distribution sampled from. Greedy decoding samples from a point mass: 0.0."""
+    version: int
+    """The policy version that sampled these tokens."""
+    finish_reason: FinishReason | None = None
+
+
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can honour; the rest is refused by name (design law 6)."""
+
+    exact_tokens: bool
+    """Token ids and log-probabilities as sampled: its calls can be trained."""
+    stop_strings: bool = True
+    top_p: bool = True
+    top_k: bool = True
+    seed: bool = False
+    in_place_update: bool = True
+    trainable_truncation: bool = False
+    """Under top-p or top-k, log-probabilities are exact: of the truncated, renormalised
+    distribution. Such calls are trained where the learner declares it too (design law 11)."""
+    trainable_grammar: bool = False
+    """The same under a grammar or a forced tool choice."""
+    grammars: str = ""
+    """Name and version of what holds answers to a grammar; empty: nothing does."""
+
+
+class ChatTokenizer(Protocol):
+    """A tokenizer with its chat template (`lightspan.engines.tokenizer.TransformersTokenizer`)."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a turn."""
+        ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def tool_parser(self) -> ToolParserName:
+        """Which parser reads this model's tool calls."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of the rendered chat.
+
+        Raises:
+            ModelError: no chat template, or it refuses these messages.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for `logprobs.content[].token`."""
+        ...
+
+
+@runtime_checkable
+class TokenEngine(Protocol):
+    """An engine that takes and gives token ids; one event loop owns it.
+
+    Implementations: `lightspan.engines.transformers`.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """Cancel everything in flight and free the models. Idempotent."""
+        ...
+
+    def policies(self) -> dict[str, int]:
+        """Policy name → version being served."""
+        ...
+
+    def tokenizer(self, policy: str) -> ChatTokenizer:
+        """Raises `NotFoundError` for an unknown policy."""
+        ...
+
+    def check_grammar(self, policy: str, grammar: str) -> None:
+        """Compile a grammar ahead of the calls that follow it.
+
+        Raises:
+            UnsupportedError: it cannot be followed; says why.
+            NotFoundError: an unknown policy.
+        """
+        raise UnsupportedError("this engine holds no answer to a grammar")
+
+    def generate(self, request: GenerationRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
+        """Generate. Closing the iterator cancels the generation.
+
+        Without `stream` there may be a single chunk. A weight update in between is invisible but
+        for the versions: the engine cancels, updates, and resubmits prompt + partial ids.
+
+        Raises (while iterating):
+            ContextOverflowError, EngineClosedError, NotFoundError, UnsupportedError
+        """
+        ...
+
+    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+        """Replace the weights (name → tensor, complete or LoRA-merged) as this version.
+
+        Requests in flight are interrupted and go on with the new weights; no key or value computed
+        with the old ones is used again.
+        """
+        ...
+
+    def usage(self) -> dict[str, float]:
+        """Counters: `tokens`, `requests`, `cpu_s` (CPU-seconds of the engine's own threads).
+
+        Raises:
+            EngineError: the engine has died, and every request would fail: a run ends here.
+        """
+        ...
+
+
+class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an OpenAI-compatible server answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class PromptRefused(EngineError):
+    """The prompt holds what is no token of the model."""
+
+
+class EndpointRefused(EngineError):
+    """The endpoint refused the call."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@runtime_checkable
+class ChatEngine(Protocol):
+    """An engine that takes and gives chat messages: an OpenAI-compatible server.
+
+    Implementations: `lightspan.engines.openai`.
+    """
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """End what is in flight. Idempotent."""
+        ...
+
+    async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
+        """An unstreamed call. A refusal is an answer too.
+
+        Raises:
+            EngineError: it cannot be reached, or broke off.
+            EngineClosedError: not started, or closed.
+        """
+        ...
+
+    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """A streamed call: server-sent event payloads (without `data: `, without `[DONE]`).
+
+        Raises (while iterating):
+            EndpointRefused: it answered with an error.
+            EngineError: it cannot be reached, or broke off.
+            EngineClosedError: not started, or closed.
+        """
+        ...

@@ -1,0 +1,339 @@
+"""Chat tokenizers: messages → ids, ids → text.
+
+`TransformersTokenizer` wraps a tokenizer of transformers with its Jinja chat template.
+`IncrementalDecoder` turns ids that arrive one by one into text deltas. Importing this module loads
+neither torch nor transformers; `load_tokenizer` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from lightspan.engines.hub import cannot_load, locate
+from lightspan.engines.protocol import ChatTokenizer, ToolParserName
+from lightspan.errors import ConfigError, ModelError
+from lightspan.schema.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+
+TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+"""End-of-turn tokens of the common chat formats: ChatML (Qwen), Llama 3, Phi, Gemma."""
+
+DEFAULT_CONTEXT: Final = 4096
+"""Context of a model whose configuration states none."""
+
+TEMPLATE_DATE: Final = datetime.date(2024, 7, 26)
+"""What templates that ask for the date are told: the day that Llama's template names where it has
+no clock. With the real one, prompts would change at midnight: turns of one chat would not share
+their prefix, and two runs of one seed would differ."""
+
+TOOL_MARKERS: Final = (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
+"""What tool calls begin or end with: shown to their parser, even where it is a special token."""
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+class TransformersTokenizer(ChatTokenizer):
+    """A transformers tokenizer, with what its model's configuration adds to it.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerBase`.
+        name: the model's name or path, for error messages.
+        context_length: longest sequence of the model.
+        eos_ids: ids that end a turn, beside the tokenizer's own and the known end-of-turn tokens.
+        tool_parser: which parser reads the model's tool calls; None for the one of the format that
+            its chat template teaches it.
+        date: what chat templates that ask for today's date are told.
+
+    Raises:
+        ConfigError: an unknown tool parser.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str = "",
+        context_length: int = DEFAULT_CONTEXT,
+        eos_ids: Iterable[int] = (),
+        tool_parser: ToolParserName | None = None,
+        date: datetime.date = TEMPLATE_DATE,
+    ) -> None:
+        if tool_parser is not None and tool_parser not in get_args(ToolParserName):
+            parsers = ", ".join(get_args(ToolParserName))
+            raise ConfigError(f"tool_parser={tool_parser!r} is none of {parsers}")
+        self.tokenizer = tokenizer
+        self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the model")
+        self._context_length = context_length
+        self._eos_ids = frozenset(eos_ids) | _turn_ends(tokenizer)
+        self._tool_parser = tool_parser
+        self._calendar = _calendar(date)
+        self._hidden = _hidden_ids(tokenizer)
+        self._texts: dict[int, str] = {}
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._eos_ids
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def tool_parser(self) -> ToolParserName:
+        return self._tool_parser or _parser_of(self._template(with_tools=True))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        template = self._template(with_tools=bool(tools))
+        if not template:
+            raise ModelError(
+                f"the tokenizer of {self.name} has no chat template: use an instruction-tuned "
+                "model, or set `tokenizer.chat_template` and save the tokenizer"
+            )
+        if tools and not _TOOLS.search(template):
+            raise ModelError(
+                f"the chat template of {self.name} has no place for tools: the model would never "
+                "see them. Use a model that was trained to call tools, or describe them in the "
+                "messages and leave `tools` out"
+            )
+        if tools and self._tool_parser is None:
+            _check_readable(template, self.name)
+        try:
+            ids = self.tokenizer.apply_chat_template(
+                [_plain(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                chat_template=self._calendar + template if _CLOCK in template else template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
+                **dict(template_options or {}),
+            )
+        except Exception as error:  # Jinja runs the model author's code: anything may come out
+            raise ModelError(
+                f"the chat template of {self.name} refuses these messages "
+                f"({', '.join(str(message.get('role')) for message in messages)}): {error}"
+            ) from error
+        return list(ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text; without special tokens it still has those that mark tool calls."""
+        hidden = self._hidden if skip_special_tokens else ()
+        return str(
+            self.tokenizer.decode(
+                [token for token in ids if token not in hidden],
+                skip_special_tokens=False,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def token_text(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def _template(self, *, with_tools: bool) -> str:
+        """The chat template that is used; empty if there is none."""
+        if not self.tokenizer.chat_template:
+            return ""
+        return str(self.tokenizer.get_chat_template(tools=[] if with_tools else None))
+
+
+class IncrementalDecoder:
+    """Text deltas of ids that arrive bit by bit; their concatenation is the text of all ids.
+
+    Text that more ids may still change, such as half a UTF-8 character, is held back until they
+    arrive or `flush` is called. Only a window of recent ids is decoded again at each push (the
+    window starts one delta back, because the text of an id may depend on its left neighbour).
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._start = 0
+        """Where the window starts."""
+        self._read = 0
+        """Ids before this one have their text out, but for `_early` more characters."""
+        self._base = ""
+        """Text of the ids from `_start` to `_read`."""
+        self._early = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids settle."""
+        self._ids.extend(ids)
+        window = self._decode(self._start)
+        stable = window.rstrip(_REPLACEMENT)
+        out = len(self._base) + self._early
+        if len(stable) <= out or not window.startswith(self._base):
+            return ""
+        delta = stable[out:]
+        if len(stable) < len(window):
+            self._early += len(delta)
+            return delta
+        self._move_on()
+        return delta
+
+    def flush(self) -> str:
+        """The rest, incomplete characters shown as U+FFFD. The decoder is then at its end."""
+        rest = self._decode(self._start)[len(self._base) + self._early :]
+        self._move_on()
+        return rest
+
+    def _move_on(self) -> None:
+        """All ids have their text out: the window starts where the last delta began."""
+        self._start, self._read, self._early = self._read, len(self._ids), 0
+        self._base = self._decode(self._start)
+
+    def _decode(self, start: int) -> str:
+        return self._tokenizer.decode(self._ids[start:], skip_special_tokens=self._skip)
+
+
+class StopWatcher:
+    """Says at which token a stop string is complete: engines end there, and so does the gateway
+    where an engine sees the rest of an answer only."""
+
+    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str]) -> None:
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._stops = stops
+        self._keep = max(len(stop) for stop in stops) - 1
+        self._tail = ""
+
+    def complete(self, ids: Sequence[int]) -> int | None:
+        """How many of these further ids complete a stop string; None if all of them do not."""
+        for count, token in enumerate(ids, 1):
+            text = self._tail + self._decoder.push([token])
+            if any(stop in text for stop in self._stops):
+                return count
+            self._tail = text[len(text) - self._keep :] if self._keep else ""
+        return None
+
+
+def load_tokenizer(
+    model: str | Path,
+    *,
+    tool_parser: ToolParserName | None = None,
+    date: datetime.date = TEMPLATE_DATE,
+) -> TransformersTokenizer:
+    """The tokenizer of a folder or of a model on the Hugging Face hub. Runs no remote code.
+
+    Args:
+        tool_parser, date: see `TransformersTokenizer`.
+
+    Raises:
+        ModelError: it is not there, cannot be fetched or cannot be read.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    origin = locate(model, "tokenizer")
+    try:
+        config = AutoConfig.from_pretrained(origin.folder, trust_remote_code=False)
+    except Exception as error:
+        raise cannot_load("configuration", origin, error) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(origin.folder, trust_remote_code=False)
+    except Exception as error:
+        raise cannot_load("tokenizer", origin, error) from error
+    if len(tokenizer) <= len(tokenizer.get_added_vocab()):  # transformers 5 makes up an empty one
+        raise cannot_load("tokenizer", origin, FileNotFoundError("there are no tokenizer files"))
+    return TransformersTokenizer(
+        tokenizer,
+        name=origin.name,
+        context_length=context_length(config),
+        eos_ids=_configured_eos(origin.folder, config),
+        tool_parser=tool_parser,
+        date=date,
+    )
+
+
+def context_length(config: Any) -> int:
+    """The longest sequence that a model configuration allows."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT)
+
+
+def _configured_eos(folder: Path, config: Any) -> set[int]:
+    """End-of-sequence ids of the generation configuration and of the model configuration."""
+    from transformers import GenerationConfig
+
+    ids = _as_ids(getattr(config.get_text_config(), "eos_token_id", None))
+    with contextlib.suppress(OSError):  # a model need not have a generation configuration
+        ids |= _as_ids(GenerationConfig.from_pretrained(folder).eos_token_id)
+    return ids
+
+
+def _as_ids(value: Any) -> set[int]:
+    if value is None:
+        return set()
+    return {int(value)} if isinstance(value, int) else {int(item) for item in value}
+
+
+def _turn_ends(tokenizer: Any) -> set[int]:
+    """The tokenizer's own end of sequence and the known end-of-turn tokens that it has."""
+    added = tokenizer.get_added_vocab()
+    ends = {int(added[token]) for token in TURN_ENDS if token in added}
+    return ends | _as_ids(tokenizer.eos_token_id)
+
+
+def _hidden_ids(tokenizer: Any) -> frozenset[int]:
+    """Special tokens that no text shows: all but those that mark tool calls."""
+    added = tokenizer.added_tokens_decoder
+    special = {token for token, entry in added.items() if entry.special}
+    special |= set(tokenizer.all_special_ids)
+    shown = {token for token, entry in added.items() if entry.content in TOOL_MARKERS}
+    return frozenset(special - shown)
+
+
+# --- templates ------------------------------------------------------------------------------
+_CLOCK: Final = "strftime_now"
+_FOREIGN_FORMATS: Final = ("<function=", "<arg_key>")
+"""In the templates of Qwen3-Coder and GLM, whose tool calls have arguments in tags, not in JSON."""
+_TOOLS: Final = re.compile(r"\btools\b")
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without an empty `tool_calls`: Llama's template only looks whether the key is
+    there."""
+    return {key: value for key, value in message.items() if key != "tool_calls" or value}
+
+
+def _parser_of(template: str) -> ToolParserName:
+    """The parser of the format of tool calls that a chat template teaches the model."""
+    if CALL_OPEN in template:
+        return "hermes"
+    if "<|start_header_id|>" in template or PYTHON_TAG in template:
+        return "llama"
+    return "json"
+
+
+def _check_readable(template: str, name: str) -> None:
+    """Raise `ModelError` if the template teaches a format of tool calls that no parser reads."""
+    foreign = [marker for marker in _FOREIGN_FORMATS if marker in template]
+    if foreign:
+        raise ModelError(
+            f"{name} writes tool calls as {foreign[0]}…, which no tool parser here reads: they "
+            f"would stay text. There are {', '.join(get_args(ToolParserName))}; choose one with "
+            "tool_parser= if the model was trained to write that"
+        )
+
+
+def _calendar(date: datetime.date) -> str:
+    """Jinja that puts this date in place of the clock that transformers gives to templates."""
+    moment = datetime.datetime.combine(date, datetime.time())
+    texts = {f"%{code}": moment.strftime(f"%{code}") for code in "aAbBdmyYjHIMSp"}
+    texts |= {"%-d": str(date.day), "%-m": str(date.month)}
+    steps = "".join(f" | replace('{code}', '{text}')" for code, text in texts.items())
+    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{steps} }}}}{{% endmacro +%}}"

@@ -1,0 +1,198 @@
+"""What a request allows as its answer: a response format, and how tools may be called. Pure.
+
+A constraint belongs to the app: it is honoured or refused in every mode, never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from lightspan.gateway.refusal import bad_request
+
+Schema = Mapping[str, Any]
+
+CONSTRAINING: Final = frozenset(
+    {
+        *("functions", "function_call", "grammar", "json_schema", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("response_format", "tools", "tool_choice"),
+    }
+)
+"""Fields that constrain the answer: those of other servers, those of long ago, and in a dialect
+that does not know them those of another. Where they are not honoured they are refused."""
+_ANY_OBJECT: Final[Schema] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A text that is JSON."""
+
+    schema: Schema
+    field: str
+    """Which field asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that may be called."""
+
+    name: str
+    parameters: Schema
+    field: str
+    """Where the parameters stand in the request."""
+
+
+Calls = Literal["auto", "required"]
+Asked = tuple[str, Any]
+"""A field that asks for it, and its value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What an answer has to be.
+
+    Args:
+        format: of the text; None for any text.
+        tools: those that may be called; none if no call is looked for.
+        calls: "required": the answer is nothing but calls.
+        parallel: several calls may stand in one answer.
+    """
+
+    asked: Asked = ("", None)
+    format: Format | None = None
+    tools: tuple[Tool, ...] = ()
+    calls: Calls = "auto"
+    parallel: bool = True
+
+
+def constraint_of(
+    *,
+    format: Asked,
+    tools: Sequence[Mapping[str, Any]] | None,
+    tools_field: str,
+    choice: Any,
+    one_call: Asked | None,
+) -> Constraint | None:
+    """What a request constrains; None if an answer may be anything.
+
+    Args:
+        format: the name and value of the field that asks for a format, `schema` and all in one
+            object, as the Responses API has it.
+        tools: as chat has them.
+        tools_field: where a tool's parameters stand, to be filled in with its number.
+        choice: the value of `tool_choice`.
+        one_call: the field that asks for one call at most; None if none does.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    wanted = _format(*format)
+    called = _tools(tools or (), tools_field)
+    names, calls = _choice(choice, {tool.name for tool, _ in called})
+    if names is not None:
+        called = [(tool, strict) for tool, strict in called if tool.name in names]
+    if choice == "none" or not called:
+        return None if wanted is None else Constraint(asked=format, format=wanted)
+    asking: list[tuple[bool, Asked | None]] = [
+        (wanted is not None, format),
+        (calls == "required" or names is not None, ("tool_choice", choice)),
+        (True, one_call),
+        (any(strict for _, strict in called), ("tools", tools)),
+    ]
+    fields = [field for asks, field in asking if asks and field is not None]
+    if not fields:
+        return None
+    # what is not strict is a hint as long as nothing else holds the calls
+    offered = tuple(
+        tool if is_strict or calls == "required" else _loose(tool) for tool, is_strict in called
+    )
+    return Constraint(
+        asked=fields[0],
+        format=wanted,
+        tools=offered,
+        calls=calls,
+        parallel=one_call is None,
+    )
+
+
+def one_call_of(body: Mapping[str, Any]) -> Asked | None:
+    """What of an OpenAI request asks for one call at most."""
+    field = "parallel_tool_calls"
+    return (field, False) if body.get(field) is False else None
+
+
+def _loose(tool: Tool) -> Tool:
+    return Tool(name=tool.name, parameters=_ANY_OBJECT, field=tool.field)
+
+
+def _format(field: str, value: Any) -> Format | None:
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return Format(schema=_ANY_OBJECT, field=field)
+    if kind != "json_schema":
+        raise bad_request(
+            f"'{field}' has the type {kind!r}: there are text, json_object and json_schema", field
+        )
+    schema = value.get("schema")
+    if not isinstance(schema, Mapping):
+        raise bad_request(f"'{field}' of type json_schema needs a schema, an object", field)
+    return Format(schema=schema, field=field)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], field: str) -> list[tuple[Tool, bool]]:
+    """Each tool, and whether it is strict."""
+    read = []
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            where = f"tools[{number}]"
+            raise bad_request(f"{where} is not a function with a name", where)
+        where = field.format(number)
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise bad_request(f"'{where}' must be an object", where)
+        # OpenAI's: a function without parameters takes none
+        schema = parameters or {"type": "object", "properties": {}}
+        known = Tool(name=function["name"], parameters=schema, field=where)
+        read.append((known, function.get("strict") is True))
+    return read
+
+
+def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
+    """(the tools that may be called, None for all; whether one has to be)."""
+    if choice in (None, "auto", "none"):
+        return None, "auto"
+    if choice in ("required", "any"):
+        if not names:
+            raise _no_tool(choice, names)
+        return None, "required"
+    if not isinstance(choice, Mapping):
+        raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+        chosen = {_named(tool) for tool in listed or ()}
+        calls: Calls = "required" if allowed.get("mode") == "required" else "auto"
+    else:
+        chosen, calls = {_named(choice)}, "required"
+    if not chosen or not chosen <= names:
+        raise _no_tool(choice, names)
+    return {name for name in chosen if name is not None}, calls
+
+
+def _named(choice: Any) -> str | None:
+    if not isinstance(choice, Mapping):
+        return None
+    name = choice.get("function", choice)
+    return name.get("name") if isinstance(name, Mapping) else None
+
+
+def _no_tool(choice: Any, names: set[str]) -> Exception:
+    there = ", ".join(sorted(names)) or "none"
+    return bad_request(
+        f"'tool_choice' = {choice!r} names no tool; there are: {there}", "tool_choice"
+    )

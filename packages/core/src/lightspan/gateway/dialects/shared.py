@@ -1,0 +1,422 @@
+"""What the dialects share: requests as understood, answers, and how fields are read. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from lightspan.engines.protocol import ChatTokenizer
+from lightspan.errors import ModelError
+from lightspan.gateway.dialects.constraints import CONSTRAINING, Constraint
+from lightspan.gateway.dialects.events import Events
+from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.schema import conventions as c
+from lightspan.schema.media import is_media
+from lightspan.schema.records import Mode
+from lightspan.schema.tokens import Sampling
+
+MAX_CHOICES: Final = 128
+HONOURED_BY_ALL: Final = frozenset(
+    {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
+)
+"""Fields that every dialect has and understands."""
+NEUTRAL_IN_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "frequency_penalty": (0, None),
+    "presence_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_p": (0, None),
+    "seed": (None,),
+}
+"""Fields that cannot be honoured, with the values that ask for nothing."""
+IGNORED: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+"""Fields that say nothing of the answer."""
+STEERING: Final = frozenset(
+    {
+        *("reasoning_effort", "verbosity"),
+        *("reasoning.effort", "reasoning.mode", "reasoning.context"),
+        *("reasoning.summary", "reasoning.generate_summary", "text.verbosity"),
+        *("thinking", "output_config.effort"),
+    }
+)
+"""Fields that steer the newest models of one provider: chat's, the Responses and Messages API's.
+
+Frameworks send them by themselves for the model name that an app was written with; no open model
+has them, and none of them says how to sample. So they are set aside in every mode and shown as
+overrides, where a field that says how to sample is refused in validation."""
+OURS_TO_RENDER: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+"""Template options that no request sets: a template of its own would run in the gateway, a
+truncated prompt would not be what the app said."""
+
+Message = dict[str, Any]
+Conversation = list[Message]
+"""What was said, without instructions."""
+
+
+# --- requests and answers -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A finished choice."""
+
+    index: int
+    message: dict[str, Any]
+    finish_reason: str
+    token_ids: Sequence[int]
+    token_texts: Sequence[str]
+    logprobs: Sequence[float]
+    stop: str | None = None
+    """The stop string that ended it."""
+    text_offsets: Sequence[int] = ()
+    """Where each token's text begins in the choice's text (with log-probabilities)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A finished call; a retry is answered from it."""
+
+    response_id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    prompts: Sequence[Sequence[int]]
+    """Ids of each prompt; the choices of one stand together."""
+
+    def usage(self) -> dict[str, int]:
+        prompt = sum(map(len, self.prompts))
+        answer = sum(len(choice.token_ids) for choice in self.choices)
+        total = prompt + answer
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": total}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest(ABC):
+    """A request that asks a model, understood; it knows how its dialect words the answer."""
+
+    asks_with: ClassVar[str]
+    """The field that holds the prompt."""
+    chunk_object: ClassVar[str]
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    """What a response id begins with, before the call id."""
+    framing: ClassVar[type[Events]] = Events
+    """How the chunks of a stream travel."""
+
+    model: str
+    sampling: Sampling
+    constraint: Constraint | None = None
+    """What an answer has to be; None for anything."""
+    grammar: str = ""
+    """The grammar of the constraint, for the model that answers."""
+    parse_tools: bool = False
+    include_usage: bool = False
+    n: int = 1
+    """Choices per prompt."""
+    logprobs: bool = False
+    token_ids: bool = False
+    overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Field → (what the app asked, what is used)."""
+    previous: str | None = None
+    """The response that it goes on from, in a dialect that has such."""
+
+    @property
+    def count(self) -> int:
+        """How many prompts there are."""
+        return 1
+
+    @abstractmethod
+    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+        """The token ids of each prompt.
+
+        Raises:
+            ApiError: 400 naming the field.
+        """
+
+    @abstractmethod
+    def body(self, answer: Answer) -> dict[str, Any]:
+        """The unstreamed answer, with no field that was not asked for."""
+
+    def opening(
+        self, base: Mapping[str, Any], index: int, prompt: Sequence[int]
+    ) -> Iterator[dict[str, Any]]:
+        """What a stream begins with, for a choice and the ids of its prompt."""
+        return iter(())
+
+    def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+        """What comes before the first text of a choice."""
+        return iter(())
+
+    @abstractmethod
+    def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+        """A chunk with new text of a choice."""
+
+    @abstractmethod
+    def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What can only be said at the end."""
+
+    def attributes(self) -> dict[str, Any]:
+        """What its span says of the request beside what the body says."""
+        return {}
+
+    def after(self, before: Conversation) -> ModelRequest:
+        """The request with what was said up to `previous`."""
+        return self
+
+    def conversation(self, answer: Answer) -> Conversation | None:
+        """What a next request that names this answer as its `previous` goes on from."""
+        return None
+
+
+def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any]:
+    """What a completion and its chunks begin with."""
+    return {"id": response_id, "object": kind, "created": created, "model": model}
+
+
+def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
+    """What chats and responses say of each token."""
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(choice.token_texts, choice.logprobs, strict=True)
+    ]
+
+
+# --- sampling -------------------------------------------------------------------------------
+def asked_sampling(body: Mapping[str, Any], *, stop: str = "stop") -> Sampling:
+    """The sampling that a request asks for.
+
+    Args:
+        body: the request.
+        stop: the field with the stop strings.
+    """
+    temperature = body.get("temperature")
+    top_p = body.get("top_p")
+    top_k = body.get("top_k")
+    return Sampling(
+        temperature=1.0 if temperature is None else float(temperature),
+        top_p=1.0 if top_p is None else float(top_p),
+        top_k=max(0, top_k or 0),
+        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        stop=_stop(body.get(stop), stop),
+    )
+
+
+def _stop(stop: Any, field: str) -> tuple[str, ...]:
+    several = [stop] if isinstance(stop, str) else (stop or [])
+    if not isinstance(several, list) or not all(isinstance(s, str) and s for s in several):
+        raise bad_request(f"'{field}' must be a non-empty string or an array of them", field)
+    return tuple(several)
+
+
+def decide_sampling(
+    body: Mapping[str, Any],
+    asked: Sampling,
+    impossible: Mapping[str, Any],
+    mode: Mode,
+    forced: Sampling | None,
+) -> tuple[Sampling, dict[str, tuple[Any, Any]]]:
+    """The sampling to use, and what of the request it overrides.
+
+    Args:
+        body: the request.
+        asked: the sampling that it asks for.
+        impossible: fields that cannot be honoured, with their values.
+        mode: of the rollout; what is forced is forced in training and dry runs.
+        forced: the algorithm's sampling.
+
+    Raises:
+        ApiError: 400, a field that constrains the answer cannot be honoured, or any (`STEERING`
+            apart) if nothing is forced.
+    """
+    for key in sorted(impossible.keys() & CONSTRAINING):
+        raise cannot_honour(key, impossible[key])
+    overrides = {key: (value, None) for key, value in impossible.items()}
+    if forced is None or mode is Mode.VAL:
+        for key in sorted(impossible.keys() - STEERING)[:1]:
+            raise cannot_honour(key, impossible[key])
+        return asked, overrides
+    sampling = _forced(asked, forced)
+    return sampling, overrides | _sampling_overrides(body, asked, sampling)
+
+
+def _forced(asked: Sampling, forced: Sampling) -> Sampling:
+    limits = [limit for limit in (asked.max_tokens, forced.max_tokens) if limit is not None]
+    longest = min(limits) if limits else None
+    return msgspec.structs.replace(forced, max_tokens=longest, stop=asked.stop)
+
+
+def _sampling_overrides(
+    body: Mapping[str, Any], asked: Sampling, used: Sampling
+) -> dict[str, tuple[Any, Any]]:
+    pairs = {
+        key: (getattr(asked, key), getattr(used, key))
+        for key in ("temperature", "top_p", "top_k")
+        if body.get(key) is not None
+    }
+    pairs["max_tokens"] = (asked.max_tokens, used.max_tokens)
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def unsupported(
+    body: Mapping[str, Any], honoured: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Fields that ask for what cannot be honoured, with their values."""
+    return {
+        key: value
+        for key, value in body.items()
+        if key not in honoured
+        and key not in IGNORED
+        and not any(value == nothing for nothing in neutral.get(key, (None,)))
+    }
+
+
+def cannot_honour(key: str, value: Any) -> ApiError:
+    """The refusal of a field that says what sampling cannot do."""
+    return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
+
+
+# --- fields ---------------------------------------------------------------------------------
+Types = Mapping[str, tuple[type, ...]]
+
+SHARED_TYPES: Final[Types] = {
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "n": (int,),
+    "max_tokens": (int,),
+    "stream": (bool,),
+    "stream_options": (dict,),
+    "model": (str,),
+}
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 100),
+    "top_p": (1e-9, 1),
+    "n": (1, MAX_CHOICES),
+    "max_tokens": (1, float("inf")),
+    "max_completion_tokens": (1, float("inf")),
+    "max_output_tokens": (1, float("inf")),
+}
+
+
+def check_types(body: Mapping[str, Any], fields: Types) -> None:
+    """Refuse fields of another type, or out of range."""
+    for key, types in fields.items():
+        value = body.get(key)
+        if value is None:
+            continue
+        wrong_bool = isinstance(value, bool) and bool not in types
+        if not isinstance(value, types) or wrong_bool:
+            expected = " or ".join(kind.__name__ for kind in types)
+            raise bad_request(f"'{key}' must be {expected}, not {value!r}", key)
+        low, high = _RANGES.get(key, (float("-inf"), float("inf")))
+        if isinstance(value, int | float) and not low <= value <= high:
+            raise bad_request(f"'{key}' must be between {low:g} and {high:g}, not {value!r}", key)
+
+
+def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What every dialect reads alike."""
+    options = body.get("stream_options") or {}
+    return {
+        "model": body.get("model") or "",
+        "include_usage": bool(options.get("include_usage")),
+        "n": int(body.get("n") or 1),
+        "token_ids": bool(body.get("return_token_ids")),
+    }
+
+
+def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a request gives to the chat template (`chat_template_kwargs`).
+
+    Raises:
+        ApiError: one that is not for a request to set.
+    """
+    options: Mapping[str, Any] = body.get("chat_template_kwargs") or {}
+    for key in sorted(options.keys() & OURS_TO_RENDER):
+        field = f"chat_template_kwargs.{key}"
+        raise bad_request(f"'{field}' is not for a request to set; leave it out", field)
+    return options
+
+
+# --- messages -------------------------------------------------------------------------------
+def plain_message(message: Any, where: str) -> dict[str, Any]:
+    """A message as chat templates expect it: plain text, arguments of tool calls as objects."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise bad_request(f"{where} must have a 'role'", f"{where}.role")
+    plain = {**message, "content": _content(message.get("content"), f"{where}.content")}
+    calls = message.get("tool_calls")
+    if calls is None:
+        return plain
+    if not isinstance(calls, list):
+        raise bad_request(f"{where}.tool_calls must be an array", f"{where}.tool_calls")
+    named = f"{where}.tool_calls"
+    return {**plain, "tool_calls": [_call(c, f"{named}[{n}]") for n, c in enumerate(calls)]}
+
+
+def rendered(
+    tokenizer: ChatTokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any],
+    *,
+    asked_with: str,
+) -> list[int]:
+    """The ids of plain messages, as the model's chat template has them.
+
+    Raises:
+        ApiError: 400 naming the field `asked_with`: the template refuses them.
+    """
+    try:
+        return tokenizer.render(messages, tools, template_options=options or None)
+    except ModelError as error:
+        raise bad_request(str(error), asked_with) from error
+
+
+def _content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or an array of parts", where)
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text" or not isinstance(part.get("text"), str):
+            named = f"{where}[{number}]"
+            code = c.UNSUPPORTED_CONTENT if is_media(part) else None
+            raise bad_request(f"{named} is of type {kind!r}: only text is understood", named, code)
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{where} must have a function with a name", where)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = _arguments.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):  # malformed: the template gets it as it is
+            return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+_arguments: Final = msgspec.json.Decoder(dict[str, Any])

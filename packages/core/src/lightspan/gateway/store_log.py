@@ -1,0 +1,152 @@
+"""Calls written to the store: one LLM span each, with the token records of what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lightspan.errors import DataError
+from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
+from lightspan.gateway.refusal import ApiError
+from lightspan.schema import conventions as c
+from lightspan.schema.call_attributes import request_attributes
+from lightspan.schema.content import without_keys
+from lightspan.schema.messages import dump_json
+from lightspan.schema.routing import agent_name
+from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
+from lightspan.schema.texts import kept_text
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores.event_loop import within
+from lightspan.stores.protocol import PAUSES_S, StoredCall
+
+if TYPE_CHECKING:
+    from lightspan.stores.protocol import Store
+
+log = logging.getLogger(__name__)
+
+
+class StoreLog(CallLog):
+    """Writes calls to the store.
+
+    Args:
+        store: where they go.
+        patience_s: how long an answer waits for the store. After that it is sent and the attempt
+            is marked damaged: the app goes on, and nothing unrecorded is trained.
+    """
+
+    def __init__(self, store: Store, *, patience_s: float = 10.0) -> None:
+        super().__init__()
+        self._store = store
+        self._patience_s = patience_s
+        self._closing = asyncio.Event()
+
+    async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
+        info = call.info
+        end = info.account.next_sequence()
+        records = []
+        if outcome is not CallOutcome.ERROR:
+            try:
+                records = call.token_records(outcome, end)
+            except DataError as error:
+                self._damaged(info.account, f"call {info.call_id} has unusable tokens: {error}")
+        attributes = call.attributes()
+        if call.overrides:
+            attributes[c.SAMPLING_OVERRIDES] = dump_json(call.overrides)
+        span = call_span(info, outcome, attributes, end=end, message=str(call.error or ""))
+        await self._write(info.account, span, records)
+
+    async def refuse(self, info: CallInfo, error: ApiError) -> None:
+        info.sequence_start = info.account.next_sequence()
+        end = info.account.next_sequence()
+        attributes: Attributes = {c.ERROR_TYPE: error.code or str(error.status)}
+        if error.status < 500:
+            attributes[c.CALL_REFUSED] = error.param or ""
+        span = call_span(info, CallOutcome.ERROR, attributes, end=end, message=error.message)
+        await self._write(info.account, span, [])
+
+    async def _write(self, account: Account, span: Span, records: list[TokenRecord]) -> None:
+        """Wait for the store's acknowledgement, as long as patience lasts."""
+        stored = StoredCall(span=span, records=records, epoch=account.claim.attempt.epoch)
+        task = self.background(self._store.add_calls([stored]))
+        done, _ = await asyncio.wait([task], timeout=self._patience_s)
+        if not done:
+            self._damaged(account, f"the store took over {self._patience_s:g} s for a call")
+            task.add_done_callback(_look_at)
+        elif (error := task.exception()) is not None:
+            self._damaged(account, f"the store refused a call: {error}")
+
+    async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
+        attempt_id, call_id = info.account.attempt_id, info.call_id
+        try:
+            await self._store.mark_call(attempt_id, call_id, outcome)
+        except Exception as error:
+            self._damaged(info.account, f"call {call_id} could not be marked {outcome}: {error}")
+
+    def _damaged(self, account: Account, reason: str) -> None:
+        log.warning("attempt %s is damaged: %s", account.attempt_id, reason)
+        self.background(self._mark_damaged(account.attempt_id, reason))
+
+    async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
+        for pause in (0.0, *PAUSES_S):
+            await within(pause, self._closing)
+            try:
+                await self._store.mark_damaged(attempt_id, reason)
+                return
+            except Exception as error:
+                log.warning("attempt %s could not be marked damaged: %s", attempt_id, error)
+
+    async def drain(self) -> None:
+        """Wait for writes under way; what fails now is not tried again later."""
+        self._closing.set()
+        await super().drain()
+        self._closing.clear()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Its error was reported as damage already."""
+    if not task.cancelled():
+        task.exception()
+
+
+def call_span(
+    info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
+) -> Span:
+    """The LLM span of a call.
+
+    Args:
+        info: the call.
+        outcome: what became of it.
+        attributes: what is known beside what the request says.
+        end: its last sequence number.
+        message: what failed.
+    """
+    account = info.account
+    known: Attributes = {
+        c.CALL_ID: info.call_id,
+        c.AGENT_PATH: info.agent_path,
+        c.AGENT_NAME: agent_name(info.agent_path),
+        c.SELECTED: info.target.selected,
+        c.ROUTE: info.target.route.value,
+        c.CALL_OUTCOME: outcome.value,
+        c.REQUEST_HASH: info.body_hash,
+        **request_attributes(info.body),
+    }
+    model = info.body.get("model", "")
+    span = Span(
+        span_id=info.span_id,
+        trace_id=info.trace_id,
+        parent_id=info.parent_id,
+        name=f"{known[c.OPERATION_NAME]} {model}".rstrip(),
+        kind=SpanKind.LLM,
+        rollout_id=account.claim.rollout.rollout_id,
+        attempt_id=account.attempt_id,
+        start_ns=info.start_ns,
+        end_ns=now_ns(),
+        status=SpanStatus.ERROR if outcome is CallOutcome.ERROR else SpanStatus.OK,
+        status_message=kept_text(message),
+        attributes=clean_attributes({**known, **attributes}),
+        sequence_start=info.sequence_start,
+        sequence_end=end,
+    )
+    return without_keys(span)

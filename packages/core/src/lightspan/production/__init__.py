@@ -1,0 +1,6 @@
+"""An app that is recorded and not trained: its calls go where it points them.
+
+`record` turns it on, by `options`; every run becomes an `attempt`. `redact` shows each span to the
+user's hook first, `journal` writes to the store behind the app's back, `feedback` scores an attempt
+later, and `connect` sends calls to the policies that were trained from it.
+"""

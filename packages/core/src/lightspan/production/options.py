@@ -1,0 +1,70 @@
+"""What is recorded and where to, by arguments and by the environment."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lightspan.errors import ConfigError
+from lightspan.production.redact import Redact, check_hook
+from lightspan.stores import open_store
+
+STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
+SAMPLE_VARIABLE: Final = "LIGHTSPAN_SAMPLE"
+REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
+SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
+UNNAMED_SERVICE: Final = "unknown_service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """What is recorded, and where to."""
+
+    store: str
+    service: str
+    sample: float = 1.0
+    redact: Redact | str | None = None
+
+
+def read_options(
+    store: str | os.PathLike[str] | None,
+    service: str | None,
+    sample: float | None,
+    redact: Redact | str | None,
+) -> RecordOptions | None:
+    """What arguments and environment say; None if nothing is to be recorded.
+
+    Raises:
+        ConfigError: see `record`.
+    """
+    url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
+    if not url:
+        return None
+    if not open_store(url).capabilities.multi_process:
+        raise ConfigError(f"store {url!r} is of one process: nobody could read what is recorded")
+    hook: Redact | str | None = redact or os.environ.get(REDACT_VARIABLE) or None
+    if not isinstance(hook, str | None):
+        check_hook(hook)
+    if isinstance(hook, str) and not all(hook.partition(":")):
+        raise ConfigError(f"redact={hook!r}: name the function as module:function")
+    return RecordOptions(
+        store=open_store(url).url,  # of this folder, wherever the process goes
+        service=service or os.environ.get(SERVICE_VARIABLE) or UNNAMED_SERVICE,
+        sample=_share(sample),
+        redact=hook,
+    )
+
+
+def _share(sample: float | None) -> float:
+    """The share to keep, from what was given or the environment says."""
+    given: Any = os.environ.get(SAMPLE_VARIABLE) or 1.0 if sample is None else sample
+    name = SAMPLE_VARIABLE if sample is None else "sample"
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0.0 <= share <= 1.0:
+        raise ConfigError(f"{name}={given!r}: give the share of attempts to keep, from 0 to 1")
+    return share

@@ -1,0 +1,120 @@
+"""Warnings: what in the sections of a report a person should hear of first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from lightspan.lightning.health import FAILURE_WARNING
+from lightspan.reports.dry_run.sections import AgentReport, CostReport, RewardReport, RowReport
+from lightspan.reports.forecast import MemoryForecast
+from lightspan.schema.conventions import UNNAMED_AGENT
+
+
+def warnings_of(
+    rewards: RewardReport,
+    agents: Sequence[AgentReport],
+    rows: RowReport | None,
+    costs: CostReport,
+    memory: MemoryForecast | None,
+    *,
+    would_stop: bool,
+) -> list[str]:
+    """What the sections say that would hinder training, the worst first.
+
+    Args:
+        would_stop: whether `fit` would stop over the calls that it saw, which is said already.
+    """
+    return [
+        *_of_rewards(rewards),
+        *([] if would_stop else _of_calls(agents)),
+        *_of_names(agents),
+        *_of_rows(rows),
+        *_of_costs(costs),
+        *_of_memory(memory),
+    ]
+
+
+def _of_rewards(rewards: RewardReport) -> list[str]:
+    """Failures, missing rewards, groups that teach nothing."""
+    warnings = []
+    ended = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
+    for what, count in ended.items():
+        if count > FAILURE_WARNING * rewards.rollouts:
+            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
+            warnings.append(f"{count} of {rewards.rollouts} rollouts {what}{why}")
+    if rewards.unscored:
+        warnings.append(
+            f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
+            "left out, which is not a reward of zero"
+        )
+    groups, size = len(rewards.groups), max((len(g.rewards) for g in rewards.groups), default=0)
+    if size == 1:
+        warnings.append("one rollout per task compares nothing: use group_size=2 or more")
+    elif groups and not rewards.varying:
+        warnings.append(
+            f"no reward varies inside a group ({groups} groups): there is nothing to learn from. "
+            "The tasks may be too easy or too hard, or the reward too coarse"
+        )
+    elif rewards.varying < groups / 2:
+        warnings.append(f"rewards vary inside {rewards.varying} of {groups} groups only")
+    if rewards.air is not None and rewards.air.idle:
+        warnings.append(f"AIR: {rewards.air.idle}: air= would change nothing")
+    return warnings
+
+
+def _of_calls(agents: Sequence[AgentReport]) -> list[str]:
+    """Calls of selected agents that would not be trained."""
+    selected = [agent for agent in agents if agent.policy is not None]
+    trained = sum(agent.trained for agent in selected)
+    rejected: Counter[str] = Counter()
+    for agent in selected:
+        for reason in agent.rejected:
+            rejected[f"{reason.code}: {reason.text}"] += reason.calls
+    why = "; ".join(f"{count} {text}" for text, count in rejected.most_common(3))
+    if not trained:
+        return [f"no call would be trained ({why or 'no selected agent called a model'})"]
+    total = trained + sum(rejected.values())
+    return [f"{total - trained} of {total} calls would be rejected ({why})"] if why else []
+
+
+def _of_names(agents: Sequence[AgentReport]) -> list[str]:
+    """Calls without an agent in an app that has agents."""
+    unnamed = sum(agent.calls for agent in agents if agent.path == UNNAMED_AGENT)
+    total = sum(agent.calls for agent in agents)
+    if unnamed in (0, total):
+        return []
+    return [
+        f"{unnamed} of {total} calls were made outside every agent (their path is "
+        f'`{UNNAMED_AGENT}`): if one is an agent\'s, name it by `with lightspan.agent("name"):` '
+        "around the call, or as the README of your framework's adapter says"
+    ]
+
+
+def _of_rows(rows: RowReport | None) -> list[str]:
+    """Conversations that break."""
+    if rows is None or not rows.broken:
+        return []
+    causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
+    return [
+        f"{rows.broken} of {rows.broken + rows.merged} calls that go on with a conversation begin "
+        f"a new row ({causes}): the learner computes their history again"
+    ]
+
+
+def _of_costs(costs: CostReport) -> list[str]:
+    """A limit that `fit` would reach."""
+    limit = costs.max_frozen_calls
+    if limit is None or costs.expected_frozen_calls <= limit:
+        return []
+    return [
+        f"fit would make about {costs.expected_frozen_calls:,.0f} calls to endpoints and stop at "
+        f"max_frozen_calls={limit:,}"
+    ]
+
+
+def _of_memory(memory: MemoryForecast | None) -> list[str]:
+    """A forecast that exceeds what is free."""
+    if memory is None or memory.fits is not False:
+        return []
+    return ["the memory that fit would need is more than is free: see below"]

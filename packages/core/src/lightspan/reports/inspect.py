@@ -1,0 +1,291 @@
+"""`lightspan inspect` as text: a run, one attempt's span tree and coverage, or one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lightspan.algorithms.traces import Query, read_attempts
+from lightspan.errors import NotFoundError
+from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.selection import CallCoverage
+from lightspan.lightning.span_tree import walk
+from lightspan.reports.views import RolloutView, read_views, view_of
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.stores import open_existing
+from lightspan.stores.protocol import Store
+from lightspan.training.folder import RunFolder
+
+
+def inspect_run(folder: Path, rollout_id: str | None = None, call_id: str | None = None) -> str:
+    """The text for a run, or for one of its rollouts, or for one call of that rollout.
+
+    Args:
+        rollout_id: its id, or the start or end of it if no other shares that.
+        call_id: likewise.
+
+    Raises:
+        ConfigError: the folder is no run.
+        NotFoundError: no such rollout or call, or several.
+    """
+    run = RunFolder(folder)
+    config = run.read_config()
+    return "\n".join(asyncio.run(_inspect(run, config, rollout_id, call_id)))
+
+
+def inspect_store(
+    url: str, attempt_id: str | None = None, call_id: str | None = None, *, query: Query
+) -> str:
+    """The text for what production recorded in a store, for one attempt, or for one call of it.
+
+    Args:
+        url: the store's.
+        attempt_id: its id, or the start or end of it if no other shares that.
+        call_id: likewise.
+        query: which attempts.
+
+    Raises:
+        ConfigError: the URL names no store.
+        NotFoundError: no such attempt or call, or several.
+    """
+    return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query)))
+
+
+async def _inspect_store(
+    url: str, attempt_id: str | None, call_id: str | None, query: Query
+) -> list[str]:
+    async with open_existing(url) as store:
+        if attempt_id is None:
+            return [line async for line in _recorded_lines(store, query)]
+        attempts = {a.attempt.attempt_id: a async for a in read_attempts(store, query)}
+    view = view_of(attempts[_chosen(attempt_id, attempts, "attempt")])
+    if call_id is None:
+        return list(_rollout_lines(view))
+    return _lines_of_call(view, call_id)
+
+
+async def _recorded_lines(store: Store, query: Query) -> AsyncIterator[str]:
+    """A line per attempt, then the sums."""
+    services: Counter[str] = Counter()
+    agents: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    yield f"{store.url}: recorded in production"
+    yield (
+        f"{'attempt':<35}  {'service':<20}  {'began':<19}  {'status':<9}  reward  calls  "
+        f"{'seconds':>7}"
+    )
+    async for state, attempt, episode in read_attempts(store, query):
+        services[state.rollout.run_id] += 1
+        agents.update(call.agent_path for call in episode.calls)
+        calls.update(str(call.outcome) for call in episode.calls)
+        # in local time, as a person reads it beside the service's own log
+        began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
+        damaged = "  damaged" if episode.damage else ""
+        yield (
+            f"{attempt.attempt_id:<35}  {state.rollout.run_id:<20}  {began:<19}  "
+            f"{episode.status:<9}  {_number(episode.reward):>6}  {len(episode.calls):>5}  "
+            f"{_seconds(episode):>7.2f}{damaged}"
+        )
+    yield f"{services.total()} attempts by service: {_counted(services)}"
+    yield f"calls by agent: {_counted(agents)}"
+    yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
+
+
+def _seconds(episode: Episode) -> float:
+    """Time from the first start of a span to the last end. Rewards do not count: feedback may
+    arrive days later."""
+    spans = [span for span in episode.spans if span.kind is not SpanKind.REWARD]
+    if not spans:
+        return 0.0
+    return (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
+
+
+async def _inspect(
+    run: RunFolder, config: Mapping[str, Any], rollout_id: str | None, call_id: str | None
+) -> list[str]:
+    async with open_existing(config.get("store") or run.store_url) as store:
+        states = await store.rollouts(run_id=config.get("run_id"))
+        if rollout_id is None:
+            views = await read_views(run, store, config, states)
+            return list(_run_lines(run, config, views))
+        by_id = {state.rollout.rollout_id: state for state in states}
+        chosen = by_id[_chosen(rollout_id, by_id, "rollout")]
+        (view,) = await read_views(run, store, config, [chosen])
+        if call_id is None:
+            return list(_rollout_lines(view))
+        return _lines_of_call(view, call_id)
+
+
+def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
+    entries = view.coverage.entries
+    chosen = _chosen(call_id, {entry.call.call_id for entry in entries}, "call")
+    choices = [entry for entry in entries if entry.call.call_id == chosen]
+    return [line for entry in choices for line in _call_lines(view, entry)]
+
+
+def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
+    """The id that is meant: a whole one, or one that alone starts or ends like this."""
+    if wanted in ids:
+        return wanted
+    alike = sorted(name for name in ids if name.startswith(wanted) or name.endswith(wanted))
+    if len(alike) == 1:
+        return alike[0]
+    if not alike:
+        some = ", ".join(sorted(ids)[:5]) or "none"
+        raise NotFoundError(f"there is no {what} {wanted!r}; there are, for example: {some}")
+    raise NotFoundError(
+        f"{len(alike)} {what}s start or end with {wanted!r}: {', '.join(alike[:5])}"
+    )
+
+
+# --- a run ----------------------------------------------------------------------------------
+def _run_lines(
+    run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView]
+) -> Iterator[str]:
+    yield f"{run.path}: {config.get('algorithm')} on {config.get('model')}"
+    yield f"app {config.get('app')}, optimize {config.get('optimize')}"
+    for line in run.metrics():
+        if line.get("kind") == "eval":
+            yield (
+                f"step {line['step']}: held-out {config.get('metric', 'reward')} "
+                f"{line['mean']:.3f} ({line['low']:.3f}..{line['high']:.3f}, n={line['n']})"
+            )
+    coverage: Counter[str] = Counter()
+    agents: Counter[str] = Counter()
+    for view in views:
+        coverage.update(view.coverage.counts())
+        agents.update(call.agent_path for call in view.episode.calls)
+    yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
+    yield f"coverage of calls: {_counted(coverage)}"
+    overridden = Counter(
+        key for view in views for call in view.episode.calls for key in _overrides(call)
+    )
+    if overridden:
+        yield f"sampling overridden, in calls: {_counted(overridden)}"
+    yield from _rollout_table(views)
+
+
+def _rollout_table(views: Sequence[RolloutView]) -> Iterator[str]:
+    width = max((len(view.state.rollout.rollout_id) for view in views), default=7)
+    yield f"{'rollout':<{width}}  mode   step  status     reward  calls  trained"
+    for view in views:
+        rollout = view.state.rollout
+        yield (
+            f"{rollout.rollout_id:<{width}}  {rollout.mode:<5}  {rollout.step:>4}  "
+            f"{view.state.status:<9}  {_number(view.episode.reward):>6}  "
+            f"{len(view.episode.calls):>5}  {len(view.coverage.trained):>7}"
+        )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{key} {value}" for key, value in ordered) or "none"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+# --- a rollout ------------------------------------------------------------------------------
+def _rollout_lines(view: RolloutView) -> Iterator[str]:
+    episode, rollout = view.episode, view.state.rollout
+    yield (
+        f"rollout {rollout.rollout_id} ({rollout.mode}, step {rollout.step}, task "
+        f"{rollout.task_id}): {view.state.status}"
+    )
+    source = f" ({episode.reward_source})" if episode.reward_source else ""
+    yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
+    if episode.message:
+        yield f"  {episode.message}"
+    yield from (f"  damaged: {reason}" for reason in episode.damage)
+    yield from (f"  note: {note}" for note in episode.notes)
+    yield ""
+    verdicts = {entry.call.span_id: entry for entry in view.coverage.entries}
+    for depth, node in walk(episode.tree.roots):
+        yield "  " * depth + _span_line(node.span, verdicts.get(node.span.span_id))
+        yield from ("  " * (depth + 1) + line for line in _output_lines(node.span))
+    yield ""
+    yield f"coverage: {_counted(view.coverage.counts())}"
+    for entry in view.coverage.entries:
+        yield from _entry_lines(view, entry)
+
+
+def _span_line(span: Span, entry: CallCoverage | None) -> str:
+    parts = [span.name]
+    if span.kind is SpanKind.LLM:
+        parts.append(f"[{span.attributes.get(c.AGENT_PATH, '')}]")
+    if span.kind is SpanKind.REWARD:
+        parts.append(_number(_as_float(span.attributes.get(c.REWARD_VALUE))))
+        if c.FEEDBACK_COMMENT in span.attributes:
+            parts.append(repr(span.attributes[c.FEEDBACK_COMMENT]))
+    if entry is not None:
+        parts.append(f"-> {entry.verdict}")
+    if span.status is SpanStatus.ERROR:
+        parts.append(f"ERROR {span.status_message}")
+    parts.append(f"({1000 * span.duration_s:.1f} ms)")
+    return " ".join(parts)
+
+
+def _output_lines(span: Span) -> Iterator[str]:
+    """What a command wrote, as far as it is kept."""
+    for key, name in ((c.COMMAND_STDOUT, "stdout"), (c.COMMAND_STDERR, "stderr")):
+        for line in str(span.attributes.get(key, "")).rstrip("\n").splitlines():
+            yield f"{name}: {line}"
+
+
+def _as_float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
+    call = entry.call
+    who = f"{call.call_id}/{call.choice} {call.agent_path}"
+    yield f"  {who}: {entry.verdict} {entry.reason}".rstrip()
+    yield from (
+        f"    {key}: {asked!r} asked, {used!r} used"
+        for key, (asked, used) in sorted(_overrides(call).items())
+    )
+    explanation = view.explanation(call) or view.mismatch(call)
+    if explanation is not None:
+        yield f"    {explanation}"
+
+
+def _overrides(call: Call) -> dict[str, tuple[Any, Any]]:
+    """Field of the request → what the app asked, and what was used."""
+    return {} if call.span is None else messages.overrides_of(call.span.attributes)
+
+
+# --- a call ---------------------------------------------------------------------------------
+def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
+    call = entry.call
+    yield f"call {call.call_id}, choice {call.choice}, agent {call.agent_path}"
+    yield f"{entry.verdict} {entry.reason}".rstrip()
+    if call.record is not None:
+        record = call.record
+        runs = ", ".join(f"{count} of version {version}" for version, count in record.versions)
+        yield (
+            f"policy {record.policy}: {len(record.prompt_ids)} prompt tokens, "
+            f"{len(record.response_ids)} sampled ({runs}) at temperature "
+            f"{record.sampling.temperature:g}, log-probability {sum(record.logprobs):.4f}"
+        )
+        yield f"prompt ids {record.prompt_ids}"
+        yield f"response ids {record.response_ids}"
+    yield from _message_lines(call)
+    explanation = view.explanation(call) or view.mismatch(call)
+    if explanation is not None:
+        yield str(explanation)
+
+
+def _message_lines(call: Call) -> Iterator[str]:
+    attributes: Mapping[str, Any] = call.span.attributes if call.span is not None else {}
+    overrides = attributes.get(c.SAMPLING_OVERRIDES)
+    if overrides:
+        yield f"sampling overridden (asked, used): {overrides}"
+    for message in (*messages.asked_of(attributes), *messages.answers_of(attributes)):
+        yield f"--- {message['role']}"
+        yield str(message.get("content") or message.get("tool_calls") or "")

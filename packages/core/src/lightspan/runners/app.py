@@ -1,0 +1,316 @@
+"""The app: the callable that a runner calls, and how tasks and resources reach it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, overload
+
+from lightspan.capture.scope import Root, Scope, begin, entered, pushed
+from lightspan.errors import AppError
+from lightspan.runners.command.command import PREFIX, Command
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Rollout
+from lightspan.schema.resources import NamedResources, PromptTemplate
+from lightspan.schema.spans import text_of
+
+INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
+"""Arguments that an app may ask for by name."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What one attempt offers to the app."""
+
+    rollout: Rollout
+    resources: NamedResources
+    llm: LLM | None = None
+
+    def named(self) -> dict[str, Any]:
+        """The value of each injectable argument."""
+        prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
+        return {
+            "task": self.rollout.task,
+            "llm": self.llm,
+            "prompt": prompts[0] if prompts else None,
+            "resources": self.resources,
+            "rollout": self.rollout,
+        }
+
+
+def attempt_llm(scope: Scope) -> LLM | None:
+    """The endpoint that an app may ask for as `llm`: the gateway, opened by the call token."""
+    if scope.gateway_url is None:
+        return None
+    policies = [rule.target.policy for rule in scope.routing.rules if rule.target.selected]
+    name = policies[0] if policies else "policy"
+    url, token = f"{scope.gateway_url}/v1", _Hidden(scope.call_token)
+    return AttemptLLM(base_url=url, model=name, token=token)
+
+
+class _Hidden:
+    """A text that no repr, log line, span or JSON shows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+
+class AttemptLLM(LLM, frozen=True, kw_only=True, tag="attempt-llm"):
+    """The gateway as one attempt may use it; it lives in memory only."""
+
+    token: _Hidden
+
+    def api_key(self) -> str:
+        """The attempt's call token."""
+        return self.token.value
+
+
+class App:
+    """A callable with its import reference.
+
+    Args:
+        function: sync or async; its arguments are injected by name (`INJECTED`). A first argument
+            of any other name gets the task.
+
+    Raises:
+        AppError: an argument that cannot be injected and has no default.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.__name__ = str(getattr(function, "__name__", type(function).__name__))
+        self.function = function
+        self.is_async = _is_async(function)
+        self._positional, self._named = _arguments(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it as it was; in production that is an attempt (`lightspan.record`)."""
+        task = kwargs.get("task", args[0] if args else None)
+        current = pushed()
+        root = None if current is None else begin(current, self.__name__, task)[1]
+        if root is None:
+            return self.function(*args, **kwargs)
+        return (self._await_in if self.is_async else self._call_in)(root, args, kwargs)
+
+    def _call_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+        with entered(root):
+            return self.function(*args, **kwargs)
+
+    async def _await_in(self, root: Root, args: Any, kwargs: Any) -> Any:
+        with entered(root):
+            return await self.function(*args, **kwargs)
+
+    def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
+        """Call the app with what it asks for."""
+        values = inputs.named()
+        positional = [values[source] for source in self._positional]
+        return self.function(
+            *positional, **{name: values[source] for name, source in self._named.items()}
+        )
+
+    @property
+    def reference(self) -> str:
+        """`module:name`, how the app travels to runners.
+
+        Raises:
+            AppError: it cannot be imported by name, such as one defined in a function or notebook.
+        """
+        return reference(self.function)
+
+    @property
+    def agents(self) -> Sequence[str] | None:
+        """Every agent path, where the app itself names them; None if it does not."""
+        return (self.function.agents or None) if isinstance(self.function, Command) else None
+
+    def opened(self) -> AbstractAsyncContextManager[object]:
+        """What the app's attempts share is open as long as the block runs."""
+        return self.function.opened() if isinstance(self.function, Command) else nullcontext()
+
+
+class NamedApp(App):
+    """An app that is known by name only: it is imported where runners are, nowhere else.
+
+    Args:
+        name: `module:name`.
+
+    Raises:
+        AppError: it is no such name.
+    """
+
+    def __init__(self, name: str) -> None:
+        check_name(name, "app")
+        super().__init__(functools.partial(_not_here, name))
+        self._name = name
+
+    @property
+    def reference(self) -> str:
+        """`module:name`, as given."""
+        return self._name
+
+
+def _not_here(name: str, task: Any) -> None:
+    raise AppError(f"the app {name!r} is known by name only here, and runs where runners are")
+
+
+@overload
+def rollout(function: F) -> F: ...
+@overload
+def rollout() -> Callable[[F], F]: ...
+def rollout(function: F | None = None) -> F | Callable[[F], F]:
+    """Mark a function as an app; it is checked at once and stays callable as it was."""
+    if function is None:
+        return rollout
+    return App(function)
+
+
+def as_app(app: App | Callable[..., Any] | str) -> App:
+    """The app, whether it was decorated or not; `module:name` is not imported."""
+    if isinstance(app, str):
+        return NamedApp(app)
+    if isinstance(app, App):
+        return app
+    if not callable(app):
+        raise AppError(f"an app must be callable, not {type(app).__name__}: {app!r}")
+    return App(app)
+
+
+def reference(function: Callable[..., Any]) -> str:
+    """See `App.reference`."""
+    if isinstance(function, Command):
+        return function.reference
+    module, name = function.__module__, getattr(function, "__qualname__", None)
+    if name is None:
+        raise AppError(
+            f"the app is a {type(function).__name__} object: runners import it by name, so write a "
+            "function at the top level of a module that calls it"
+        )
+    if "<" in name:
+        raise AppError(
+            f"the app {name!r} is defined inside a function: runners import it by name, so move it "
+            "to the top level of a module"
+        )
+    if module == "__main__":
+        _check_main(name)
+    return f"{module}:{name}"
+
+
+def _check_main(name: str) -> None:
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is None and (file is None or not Path(file).is_file()):
+        raise AppError(
+            f"the app {name!r} is defined in a notebook or an interactive session, which runners "
+            "cannot import: put it into a file, such as my_app.py, and import it from there"
+        )
+
+
+def load_app(reference: str) -> App:
+    """The app that `module:name` names, or a command's reference.
+
+    Raises:
+        AppError: it cannot be imported, is not callable, or its program is not there.
+    """
+    is_command = reference.startswith(PREFIX)
+    named = Command.from_reference(reference) if is_command else find(reference, "app")
+    if isinstance(named, str):  # which `as_app` would take for another reference
+        raise AppError(f"an app must be callable, not str: {named!r:.100}")
+    app = as_app(named)
+    if isinstance(app.function, Command):
+        app.function.check()
+    return app
+
+
+def find(reference: str, what: str) -> Any:
+    """What `module:name` names.
+
+    Args:
+        what: it is, for people.
+
+    Raises:
+        AppError: it cannot be imported.
+    """
+    check_name(reference, what)
+    module_name, _, name = reference.partition(":")
+    try:
+        value = _module(module_name)
+    except Exception as error:
+        raise AppError(
+            f"the {what} {reference!r} cannot be imported: {type(error).__name__}: {text_of(error)}"
+        ) from error
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    if value is None:
+        raise AppError(f"the {what} {reference!r} cannot be found: {module_name!r} has no {name!r}")
+    return value
+
+
+def check_name(reference: str, what: str) -> None:
+    """Raise `AppError` unless it is `module:name`."""
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise AppError(f"an {what} is named module:name, not {reference!r}")
+
+
+def _module(name: str) -> Any:
+    if name == "__main__" and "__mp_main__" in sys.modules:
+        return sys.modules["__mp_main__"]  # how a spawned process knows the parent's script
+    return importlib.import_module(name)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    called = getattr(function, "__call__", None)  # noqa: B004 - objects with an async __call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[list[str], Mapping[str, str]]:
+    """What is injected by position, and argument name → what is injected there."""
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    for number, parameter in enumerate(_parameters(function)):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        source = _source(function, parameter, first=number == 0)
+        if source is None:
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(source)
+        else:
+            named[parameter.name] = source
+    return positional, named
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise AppError(f"the arguments of {function!r} cannot be seen: {error}") from error
+
+
+def _source(
+    function: Callable[..., Any], parameter: inspect.Parameter, *, first: bool
+) -> str | None:
+    """What the argument gets; None leaves it its default."""
+    if parameter.name in INJECTED:
+        return parameter.name
+    if parameter.default is not parameter.empty:
+        return None
+    if first:
+        return "task"
+    name = getattr(function, "__qualname__", type(function).__name__)
+    raise AppError(
+        f"the app {name!r} asks for {parameter.name!r}, which nothing provides; "
+        f"it can ask for {', '.join(INJECTED)}"
+    )

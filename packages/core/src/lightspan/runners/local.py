@@ -1,0 +1,406 @@
+"""Runners as processes on this machine, of this interpreter or another, replaced when they die.
+
+A process that dies takes several attempts with it. Who killed it is unknown, so their rollouts are
+queued again at once, to be run one by one in processes of their own (`deaths`); no task that kills
+its process ends the run. Only processes that die before they have run anything do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.runners import interpreters
+from lightspan.runners.deaths import SHOW, Death, bury
+from lightspan.runners.protocol import RunnerPlan, check_leaves_home
+from lightspan.runners.worker import DAMAGED, Order, Word, work
+from lightspan.schema.checks import check_whole
+from lightspan.schema.records import new_id
+from lightspan.stores import open_store
+
+log = logging.getLogger(__name__)
+
+MAX_QUICK_DEATHS = 5
+"""Consecutive deaths within `QUICK_S` of starting, with no attempt claimed, after which the runners
+give up."""
+QUICK_S = 10.0
+_SILENT_LEASES: Final = 2 / 3
+"""Of a lease, before which it does not run out: it was extended a sixth of one before, at most."""
+_NOTE_S: Final = 2.0
+"""How long a process may take to note where it is."""
+_SILENT_S: Final = 5.0
+"""No process is taken for dead before, however short the lease."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess | interpreters.Subprocess
+    name: str
+    lifeline: Connection
+    """Closing it tells the process to end."""
+    started: float
+    plan: RunnerPlan
+    """Its own."""
+    latest: Word = field(default_factory=Word)
+    """What the process said last."""
+    heard: float = 0.0
+    """When, by `time.monotonic`."""
+
+    def hear(self) -> None:
+        """Take in what the process has said."""
+        with contextlib.suppress(EOFError, OSError, *DAMAGED):
+            while self.lifeline.poll():
+                self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=Word)
+                self.heard = time.monotonic()
+
+    @property
+    def silent_s(self) -> float | None:
+        """For how long it has said nothing, if that is so long that its attempts may soon be lost:
+        something keeps Python's lock."""
+        silent_s = time.monotonic() - self.heard
+        limit = max(_SILENT_S, self.plan.lease_s * _SILENT_LEASES)
+        return silent_s if self.latest.beats and silent_s > limit else None
+
+    def silence(self) -> None:
+        """End a process that says nothing, when it has noted where it is."""
+        pid, faults = self.process.pid, Path(self.plan.faults)
+        before = _size(faults)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SHOW)
+        deadline = time.monotonic() + _NOTE_S
+        while _size(faults) == before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.process.kill()
+        self.process.join()
+
+    def death(self, silent_s: float | None) -> Death:
+        """How the process, which is dead, ended."""
+        return Death(
+            runner=self.name,
+            exit_code=self.process.exitcode,
+            faults=Path(self.plan.faults),
+            alone=self.latest.alone,
+            is_single=self.plan.slots == 1,
+            silent_s=silent_s,
+            leaves=self.latest.leaves,
+        )
+
+
+class LocalRunners:
+    """`slots` attempts at once, in `processes` spawned processes.
+
+    Args:
+        slots: attempts at once, over all processes.
+        processes: 1 unless the app is heavy on the CPU.
+        isolation: `"thread"` shares a process between attempts; `"process"` gives every attempt
+            at work a process of its own (as many processes as slots).
+        python: the interpreter of the app's own environment, such as `".venv-app/bin/python"`;
+            None for this one. That environment needs the app, what it imports, and lightspan
+            (without extras); nothing that is installed here is seen there.
+        app_dirs: a folder or several in which `python` finds the app's modules, beside what is
+            installed there; None for the folder of the running script and the working folder.
+
+    Raises:
+        ConfigError: an option that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        slots: int = 8,
+        *,
+        processes: int = 1,
+        isolation: str = "thread",
+        python: str | os.PathLike[str] | None = None,
+        app_dirs: interpreters.Folders | None = None,
+    ) -> None:
+        check_whole("slots", slots, 1)
+        check_whole("processes", processes, 1)
+        if isolation not in ("thread", "process"):
+            raise ConfigError(f'isolation must be "thread" or "process", not {isolation!r}')
+        if app_dirs is not None and python is None:
+            raise ConfigError("app_dirs= belongs to python=: runners of this one share sys.path")
+        self.slots = slots
+        self.isolation = isolation
+        self.python = None if python is None else interpreters.find_interpreter(python)
+        self._app_dirs = interpreters.app_folders(app_dirs) if self.python is not None else []
+        self.processes = slots if isolation == "process" else min(processes, slots)
+        self._workers: list[_Worker] = []
+        self._plan: RunnerPlan | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._failure: LightspanError | None = None
+        self._useless = 0
+        """Deaths in a row of processes that had run nothing."""
+        self._faults = ""
+        """The folder where processes note where they crashed."""
+        self._runs: list[str] | None = None
+        self._claimed_before = 0
+        """By processes that are gone."""
+
+    async def start(self, plan: RunnerPlan) -> None:
+        """Spawn the processes and wait until each has imported the app.
+
+        Raises:
+            AppError: a process cannot import it.
+            ConfigError: the interpreter is none, or its lightspan does not fit this one.
+        """
+        if self.python is not None:
+            check_leaves_home(plan.app)
+            plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
+        self._plan = plan
+        self._faults = tempfile.mkdtemp(prefix="lightspan-")
+        starting: list[_Worker] = []
+        try:
+            await asyncio.to_thread(self._spawn_all, starting)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                for worker in starting:  # the thread waits for them, perhaps for a slow import
+                    worker.process.kill()
+            shutil.rmtree(self._faults, ignore_errors=True)
+            raise
+        self._workers = starting
+        self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
+
+    def check(self) -> None:
+        """Raises what made the runners give up."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def stop(self) -> None:
+        """End the processes, by force after 10 s. Idempotent."""
+        await self._end_supervision()
+        workers, self._workers, self._runs = self._workers, [], None
+        self._claimed_before += sum(worker.latest.claimed for worker in workers)
+        await asyncio.to_thread(_end, workers)
+        shutil.rmtree(self._faults, ignore_errors=True)
+
+    def work_for(self, run_ids: Sequence[str]) -> None:
+        """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
+        self._runs = list(run_ids)
+        for worker in self._workers:
+            _order(worker, Order(runs=self._runs))
+
+    async def drain(self) -> None:
+        """Claim nothing more; returns when the attempts under way have ended."""
+        await self._end_supervision()
+        for worker in self._workers:
+            _order(worker, Order(stop=True))
+        while alive := [worker for worker in self._workers if worker.process.is_alive()]:
+            self._hear()
+            for worker in alive:
+                if worker.latest.running and worker.silent_s is not None:
+                    await asyncio.to_thread(worker.silence)
+            await asyncio.sleep(0.05)
+        self._hear()
+
+    async def _end_supervision(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
+
+    @property
+    def claimed(self) -> int:
+        """Attempts that processes which join have claimed."""
+        return self._claimed_before + sum(worker.latest.claimed for worker in self._workers)
+
+    @property
+    def running(self) -> int:
+        """Attempts that processes which join have under way."""
+        alive = [worker for worker in self._workers if worker.process.is_alive()]
+        return sum(worker.latest.running for worker in alive)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the runners."""
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
+
+    def _spawn_all(self, workers: list[_Worker]) -> None:
+        """Add each process to `workers` as it starts; all have ended if this raises."""
+        try:
+            for slots in _shares(self.slots, self.processes):
+                workers.append(self._spawn(slots))  # noqa: PERF401 - those that started are ended
+            for worker in workers:
+                self._wait_ready(worker)
+        except BaseException:
+            _end(workers)
+            raise
+
+    def _spawn(self, slots: int) -> _Worker:
+        assert self._plan is not None
+        name = new_id("runner")
+        plan = msgspec.structs.replace(
+            self._plan,
+            slots=slots,
+            environment=self.isolation == "process",
+            faults=os.path.join(self._faults, name),
+        )
+        with _without_interrupts():
+            process, lifeline = self._start_process(plan, name)
+        return _Worker(process, name, lifeline, time.monotonic(), plan)
+
+    def _start_process(
+        self, plan: RunnerPlan, name: str
+    ) -> tuple[BaseProcess | interpreters.Subprocess, Connection]:
+        if self.python is not None:
+            return interpreters.start(self.python)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_main, args=(msgspec.json.encode(plan), name, theirs), name=name, daemon=True
+        )
+        process.start()
+        theirs.close()
+        return process, ours
+
+    def _wait_ready(self, worker: _Worker) -> None:
+        """Raises `AppError` or `ConfigError` if the process cannot be a runner."""
+        where = ""
+        if self.python is not None:
+            assert isinstance(worker.process, interpreters.Subprocess)
+            interpreters.greet(
+                self.python, worker.process, worker.lifeline, worker.plan, worker.name
+            )
+            where = (
+                f" (in {self.python}: install there what is missing, or name the folder of the "
+                "app's modules with app_dirs=)"
+            )
+        try:
+            word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=Word)
+        except (EOFError, OSError):
+            worker.process.join(5)
+            advice = where or (
+                "; a script that starts training must do so under `if __name__ == '__main__':`"
+            )
+            raise AppError(
+                "a runner process ended before it was ready (exit code "
+                f"{worker.process.exitcode}){advice}"
+            ) from None
+        if word.error is not None:
+            raise AppError(word.error + where)
+        if self._runs is not None:
+            _order(worker, Order(runs=self._runs))
+
+    def _hear(self) -> None:
+        for worker in self._workers:
+            worker.hear()
+
+    async def _supervise(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            for worker in list(self._workers):
+                # Its death is seen before what it has said is read: nothing of it is missed.
+                is_dead = not worker.process.is_alive()
+                worker.hear()
+                silent_s = None if is_dead else worker.silent_s
+                if silent_s is not None:
+                    await asyncio.to_thread(worker.silence)
+                if is_dead or silent_s is not None:
+                    try:
+                        await self._replace(worker, worker.death(silent_s))
+                    except Exception as error:
+                        self._failure = _explained(error)
+                        return
+
+    async def _replace(self, dead: _Worker, death: Death) -> None:
+        is_quick = time.monotonic() - dead.started < QUICK_S
+        is_useless = is_quick and not death.leaves and not dead.latest.claimed
+        self._useless = self._useless + 1 if is_useless else 0
+        log.warning("runner %s %s and is replaced", dead.name, death)
+        assert self._plan is not None
+        async with open_store(self._plan.store_url) as store:
+            for report in await bury(death, store, self._plan.run_id):
+                log.warning("attempt %s: %s", report.attempt_id, report.message)
+        self._workers.remove(dead)
+        self._claimed_before += dead.latest.claimed
+        _end([dead])
+        if self._useless >= MAX_QUICK_DEATHS:
+            raise LightspanError(
+                f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
+                f"before they ran anything (the last one {death}); run the app alone to see why"
+            )
+        self._workers.append(await asyncio.to_thread(self._spawn_one, dead.plan.slots))
+
+    def _spawn_one(self, slots: int) -> _Worker:
+        worker = self._spawn(slots)
+        try:
+            self._wait_ready(worker)
+        except BaseException:
+            _end([worker])
+            raise
+        return worker
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Keeps Ctrl-C from a process that is started in the block until it asks for it: it inherits
+    the mask. Without, a Ctrl-C before the process gets to `_main` makes it print a traceback of its
+    own.
+    """
+    # The tracker starts with the first process, and unblocks the signal: so it has to be there
+    # already.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _shares(slots: int, processes: int) -> list[int]:
+    """The slots of each process."""
+    return [len(range(number, slots, processes)) for number in range(processes)]
+
+
+def _explained(error: Exception) -> LightspanError:
+    if isinstance(error, LightspanError):
+        return error
+    failure = LightspanError(f"the runners cannot be supervised: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _order(worker: _Worker, order: Order) -> None:
+    with contextlib.suppress(OSError):  # it has just died, and its successor is told
+        worker.lifeline.send_bytes(msgspec.json.encode(order))
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.lifeline.close()
+    deadline = time.monotonic() + 10
+    for worker in workers:
+        # Not `join`, which waits for children too that an app has forked and left.
+        while worker.process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
+
+
+def _main(data: bytes, name: str, lifeline: Connection) -> None:
+    """The entry of a process of this interpreter."""
+    work(msgspec.json.decode(data, type=RunnerPlan), name, lifeline)

@@ -1,0 +1,296 @@
+"""What runs inside a runner process, and what it and its parent say to each other.
+
+They talk over one connection, in JSON: the parent may have another version of Python. The
+connection is a lifeline too: it ends when the parent does, even by `kill -9`, and the process
+with it. A process says every moment that it is well (`_Voice`): one that is silent is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.errors import LightspanError
+from lightspan.runners.app import App, load_app
+from lightspan.runners.deaths import note_faults, note_reason
+from lightspan.runners.descriptors import Descriptors
+from lightspan.runners.guard import Guard
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema.records import Claim
+from lightspan.stores import open_store
+
+STUCK_EXIT: Final = 3
+"""Exit code of a process that gave itself up; why, it has said (`Word`)."""
+_STUCK: Final = "holds a stuck app"
+_LEAVING_S: Final = 3.0
+"""How long a process that has nothing left to do waits for what apps have left behind."""
+_SPENT: Final = "has run an attempt alone"
+DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises where a message is none of ours."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A message from the parent to a process."""
+
+    runs: list[str] | None = None
+    """Work for these from now on."""
+    stop: bool = False
+    """Claim nothing more, and end with the attempts under way."""
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """A message from a process to its parent; the first one says whether it has the app.
+
+    The two may have different versions of lightspan: fields are only ever added, with a default.
+    """
+
+    error: str | None = None
+    """Why it cannot work."""
+    beats: bool = False
+    """It says something every second, or it is not well."""
+    leaves: str = ""
+    """It ends, to be replaced, for this reason. An exit code does not tell that, because an app may
+    call `os._exit` with any."""
+    alone: str = ""
+    """The attempt that was to be run alone, once there is one."""
+    claimed: int = 0
+    """Attempts so far."""
+    running: int = 0
+    """Attempts under way."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to a process of another interpreter."""
+
+    plan: RunnerPlan
+    name: str
+
+
+def serve(lifeline: Connection) -> None:
+    """The entry of a process of another interpreter: its plan comes over the lifeline."""
+    try:
+        assignment = msgspec.json.decode(lifeline.recv_bytes(), type=Assignment)
+    except (EOFError, OSError):  # the parent wants no such interpreter
+        return
+    work(assignment.plan, assignment.name, lifeline)
+
+
+def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
+    """Import the app, say so, work until the lifeline closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it ends us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    # The parent ends us in any case, and a daemonic process may start none of its own: an app that
+    # uses multiprocessing would fail here and nowhere else.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    if plan.faults:
+        with contextlib.suppress(OSError):  # a death will be told with less
+            note_faults(plan.faults)
+    sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
+    try:
+        app = load_app(plan.app)
+    except LightspanError as error:
+        _say(lifeline, Word(error=str(error)))
+        return
+    _say(lifeline, Word())
+    voice = _Voice(lifeline, plan.faults)
+    _run(_work(plan, app, name, lifeline, voice), voice.check)
+
+
+def _run(main: Coroutine[Any, Any, None], check: Callable[[], None]) -> None:
+    """`asyncio.run`, but only `main` ends it, and the loop's own failure is given to `check` first.
+
+    A task of the app's own that raises SystemExit or KeyboardInterrupt keeps it for whoever awaits
+    the task, but asyncio lets it out of the loop as well, past every attempt under way.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        os.register_at_fork(after_in_child=partial(_end_child_of, loop))
+        task = loop.create_task(main)
+        while True:
+            try:
+                loop.run_until_complete(task)
+                return
+            except (SystemExit, KeyboardInterrupt):
+                if task.done():
+                    raise
+            except OSError:
+                if not task.done():  # the loop's own: the app may have closed its selector
+                    check()
+                raise
+
+
+def _end_child_of(loop: asyncio.AbstractEventLoop) -> None:
+    """In a forked child: end it when it comes back to our loop.
+
+    A child that an app forks and lets go on has the loop and its attempts too: it would send their
+    requests again, over connections that it shares with its parent.
+    """
+    run = asyncio.Handle._run
+
+    def run_or_end(handle: asyncio.Handle) -> None:
+        if handle._loop is loop:  # type: ignore[attr-defined]
+            os._exit(0)
+        run(handle)
+
+    asyncio.Handle._run = run_or_end  # type: ignore[method-assign,assignment]
+
+
+async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voice: _Voice) -> None:
+    """Work until told to end, or until an app is stuck, which ends the process."""
+    control = _Control(lifeline, asyncio.get_running_loop())
+    if plan.joins and not await control.has_runs():
+        return
+    config = RunnerConfig(
+        slots=plan.slots,
+        run_id=plan.run_id,
+        app=plan.app,
+        lease_s=plan.lease_s,
+        name=name,
+        grace_s=plan.grace_s,
+        guarded=True,
+        environment=plan.environment,
+    )
+    async with open_store(plan.store_url) as store:
+        if isinstance(path := getattr(store, "path", None), Path):
+            voice.descriptors.keep_file(path)
+        runner = voice.runner = Runner(store, app, config, voice.claimed)
+        control.lead(runner)
+        async with Guard(runner, plan.store_url, voice.say, voice.end):
+            await runner.run()
+            if runner.stuck:  # waiting for what the app holds on to would hang us
+                voice.end(None)
+        voice.say(leaves=_SPENT if runner.spent else "")
+    # A task or a thread that an app left behind may hold the process for ever.
+    leaving = threading.Timer(_LEAVING_S, os._exit, [0])
+    leaving.daemon = True
+    leaving.start()
+
+
+class _Voice:
+    """Says how a runner is; from any thread."""
+
+    runner: Runner
+
+    def __init__(self, lifeline: Connection, faults: str) -> None:
+        self._lifeline = lifeline
+        self._faults = faults
+        self._alone = ""
+        self._speaking = threading.Lock()
+        self._writable = select.poll()
+        self._writable.register(lifeline.fileno(), select.POLLOUT)
+        self.descriptors = Descriptors(lifeline.fileno())
+
+    def check(self) -> None:
+        """End the process if its app has closed what it needs."""
+        if self.descriptors.lost:
+            self._exit("descriptors that it needs were closed: its lifeline's, or the store's")
+
+    def say(self, leaves: str = "") -> None:
+        """Say what it has claimed and what is under way, unless nobody listens."""
+        self.check()
+        with self._speaking:  # whole: what was said last is what holds when the process dies
+            word = Word(
+                beats=True,
+                leaves=leaves,
+                alone=self._alone,
+                claimed=self.runner.claimed,
+                running=self.runner.running,
+            )
+            # A parent that is busy for minutes must not keep us from extending the leases.
+            if self._writable.poll(0):
+                _say(self._lifeline, word)
+
+    def claimed(self, claims: Sequence[Claim]) -> None:
+        """Say what decides who is to blame, before an app can do any harm."""
+        if claims[0].alone:
+            self._alone = claims[0].attempt.attempt_id
+        self.say()
+
+    def end(self, reason: str | None) -> None:
+        """End the process: for this reason, or because an app is stuck."""
+        if reason is None:
+            self.say(leaves=_STUCK)
+        self._exit(reason)
+
+    def _exit(self, reason: str | None) -> None:
+        if reason is not None and self._faults:
+            note_reason(self._faults, reason)
+        os._exit(STUCK_EXIT)
+
+
+def _say(lifeline: Connection, word: Word) -> None:
+    with contextlib.suppress(OSError):  # the parent is gone, and this process with it
+        lifeline.send_bytes(msgspec.json.encode(word))
+
+
+class _Control:
+    """Hands the parent's orders to the runner, from a thread; aborts it when the parent is gone."""
+
+    def __init__(self, lifeline: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._lifeline = lifeline
+        self._loop = loop
+        self._runner: Runner | None = None
+        self._runs: list[str] | None = None
+        self._ended = False
+        self._changed = asyncio.Event()
+        threading.Thread(target=self._listen, name="lightspan-lifeline", daemon=True).start()
+
+    async def has_runs(self) -> bool:
+        """Wait until there is a run to work for; False if the process is to end instead."""
+        while not self._runs and not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+        return not self._ended
+
+    def lead(self, runner: Runner) -> None:
+        """Hand over what was said so far, and all that follows."""
+        self._runner = runner
+        self._apply()
+
+    def _listen(self) -> None:
+        # The lifeline is closed, or the loop is, or what came is no order: then nobody is left who
+        # could end this process, and it has to end by itself.
+        with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
+            while True:
+                order = msgspec.json.decode(self._lifeline.recv_bytes(), type=Order)
+                self._loop.call_soon_threadsafe(self._obey, order)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._abort)
+        time.sleep(8)  # before the parent, if there is one, kills us: it waits 10 s
+        os._exit(4)  # the app did not let go
+
+    def _obey(self, order: Order) -> None:
+        if order.runs is not None:
+            self._runs = order.runs
+        self._ended = self._ended or order.stop
+        self._changed.set()
+        self._apply()
+
+    def _apply(self) -> None:
+        if self._runner is None:
+            return
+        if self._runs is not None:
+            self._runner.work_for(self._runs)
+        if self._ended:
+            self._runner.stop()
+
+    def _abort(self) -> None:
+        self._ended = True
+        self._changed.set()
+        if self._runner is not None:
+            self._runner.abort()

@@ -1,0 +1,174 @@
+"""The GenAI attributes of a model call: of its request, and of its answer, streamed or whole.
+
+The wire shim and the gateway record the same call alike, because both take its attributes from
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightspan.schema import conventions as c, message_blocks, messages, response_items
+from lightspan.schema.spans import Attributes
+
+
+class StreamedAnswer:
+    """Puts the chunks of a streamed completion, or the events of a response or a message, together
+    again.
+
+    Args:
+        choices: how many answers were asked for.
+    """
+
+    def __init__(self, choices: int = 1) -> None:
+        self._asked = choices
+        self._events: response_items.StreamedResponse | message_blocks.StreamedMessage | None = None
+        self._top: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add(self, chunk: Any) -> None:
+        """Add one chunk: a pydantic model of the SDK or a mapping."""
+        data = chunk if isinstance(chunk, Mapping) else chunk.model_dump(exclude_unset=True)
+        if not isinstance(data, Mapping):
+            return
+        kind = str(data.get("type", ""))
+        if kind.startswith("response."):
+            self._events = self._events or response_items.StreamedResponse()
+        elif kind.startswith(("message_", "content_block_")):
+            self._events = self._events or message_blocks.StreamedMessage()
+        if self._events is not None:
+            self._events.add(data)
+            return
+        for key in ("id", "model", "usage"):
+            if data.get(key) is not None:
+                self._top[key] = data[key]
+        for choice in data.get("choices") or ():
+            self._add_choice(choice)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        index = choice.get("index", 0)
+        whole = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or choice.get("text")  # of a chat, of a text completion
+        if text:
+            whole["message"]["content"] = whole["message"].get("content", "") + text
+        for call in delta.get("tool_calls") or ():
+            _add_tool_call(whole["calls"], call)
+        if choice.get("finish_reason"):
+            whole["finish_reason"] = choice["finish_reason"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every answer has come to its end: nothing follows but usage."""
+        if self._events is not None:
+            return self._events.ended
+        ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
+        return len(ended) >= max(self._asked, len(self._choices))
+
+    def answer(self) -> dict[str, Any]:
+        """The completion as if it had not been streamed, as far as it came."""
+        if self._events is not None:
+            return self._events.answer()
+        choices = []
+        for index, whole in sorted(self._choices.items()):
+            calls = [call for _, call in sorted(whole["calls"].items())]
+            message = {**whole["message"], **({"tool_calls": calls} if calls else {})}
+            choice = {"index": index, "message": message}
+            choices.append({**choice, "finish_reason": whole.get("finish_reason")})
+        return {**self._top, "choices": choices}
+
+
+def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
+    empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+    call = calls.setdefault(int(delta.get("index", 0)), empty)
+    call["id"] = delta.get("id") or call["id"]
+    function = delta.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def choices_asked(body: Mapping[str, Any]) -> int:
+    """How many answers a request asks for: `n` for each of its prompts."""
+    several = body.get("n")
+    prompts = _prompts_of(body["prompt"]) if "prompt" in body else [None]
+    return (several if isinstance(several, int) else 1) * len(prompts)
+
+
+def request_attributes(body: Mapping[str, Any]) -> Attributes:
+    """GenAI attributes of a request for a chat or text completion, a response or a message."""
+    is_response = response_items.is_response(body)
+    is_message = message_blocks.is_message_request(body)
+    completes_text = "prompt" in body and "messages" not in body and not is_response
+    plain = {
+        c.OPERATION_NAME: "text_completion" if completes_text else "chat",
+        c.REQUEST_MODEL: body.get("model"),
+        c.REQUEST_STREAM: body.get("stream"),
+        c.REQUEST_TEMPERATURE: body.get("temperature"),
+        c.REQUEST_TOP_P: body.get("top_p"),
+        c.REQUEST_MAX_TOKENS: body.get("max_completion_tokens")
+        or body.get("max_tokens")
+        or body.get("max_output_tokens"),
+        c.REQUEST_SEED: body.get("seed"),
+        c.REQUEST_CHOICES: body.get("n"),
+        c.OPENINFERENCE_KIND: "LLM",
+    }
+    attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
+    prompt = _prompts_of(body["prompt"]) if completes_text else body.get("messages")
+    if is_response:
+        prompt = response_items.messages_of(body, response_items.as_it_is)
+    elif is_message:
+        prompt = message_blocks.messages_of(body, response_items.as_it_is)
+    # A body is recorded before anybody has checked it: what should be a list may be anything.
+    if prompt is not None:
+        several = prompt if isinstance(prompt, list | tuple) else [prompt]
+        attributes[c.INPUT_MESSAGES] = messages.dump(several)
+    tools = body.get("tools")
+    if tools:
+        if is_response and isinstance(tools, list | tuple):
+            tools = response_items.tools_to_chat(tools)
+        elif is_message and isinstance(tools, list | tuple):
+            tools = message_blocks.tools_to_chat(tools)
+        attributes[c.TOOL_DEFINITIONS] = messages.dump_json(tools)
+    return attributes
+
+
+def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
+    """The prompts of a text completion as messages; token ids as JSON."""
+    is_single = not isinstance(prompt, list | tuple) or all(isinstance(i, int) for i in prompt)
+    return [
+        {"role": "user", "content": text if isinstance(text, str) else messages.dump_json(text)}
+        for text in ([prompt] if is_single else prompt)
+    ]
+
+
+def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
+    """GenAI attributes of a chat or text completion, a response or a message."""
+    if message_blocks.is_message(answer):
+        answer = message_blocks.completion_of(answer)
+    elif "output" in answer and "choices" not in answer:
+        answer = response_items.completion_of(answer)
+    choices = answer.get("choices") or ()
+    reasons = [str(choice.get("finish_reason") or "") for choice in choices]
+    usage = answer.get("usage") or {}
+    plain = {
+        c.RESPONSE_ID: answer.get("id"),
+        c.RESPONSE_MODEL: answer.get("model"),
+        c.INPUT_TOKENS: usage.get("prompt_tokens"),
+        c.OUTPUT_TOKENS: usage.get("completion_tokens"),
+    }
+    attributes: Attributes = {key: value for key, value in plain.items() if value is not None}
+    if choices:
+        if any(reasons):
+            attributes[c.FINISH_REASONS] = [*reasons]
+        attributes[c.OUTPUT_MESSAGES] = messages.dump(
+            {**_message_of(choice), "finish_reason": choice.get("finish_reason")}
+            for choice in choices
+        )
+    return attributes
+
+
+def _message_of(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "text" in choice:
+        return {"role": "assistant", "content": choice["text"]}
+    return choice.get("message") or {}

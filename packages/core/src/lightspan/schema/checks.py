@@ -1,0 +1,83 @@
+"""Checks of arguments that a person gives, made where they are given: each names the argument."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Final, TypeGuard
+from urllib.parse import urlsplit
+
+from lightspan.errors import ConfigError
+
+_UNBOUNDED: Final = (None, math.inf, -math.inf)
+
+
+def check_whole(name: str, value: object, low: int) -> None:
+    """Raise `ConfigError` unless the value is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
+    if int(value) < low:
+        raise ConfigError(f"{name}={value!r} must be at least {low}")
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    below: float = math.inf,
+) -> None:
+    """Raise `ConfigError` unless the value is a finite number in the range: more than `above` (or
+    at least `low`), at most `high` and less than `below`."""
+    is_above = is_number(value) and (above is None or value > above)
+    if is_number(value) and is_above and low <= value <= high and value < below:
+        return
+    bounds = {"above": above, "at least": low, "at most": high, "below": below}
+    limits = [f"{word} {bound:g}" for word, bound in bounds.items() if bound not in _UNBOUNDED]
+    raise ConfigError(f"{name}={value!r} must be a finite number {' and '.join(limits)}".rstrip())
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, which a bool is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
+
+
+def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Raise `ConfigError` unless the value is one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise `ConfigError` unless the value is None or a `kind`, a class of `lightspan`."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name}={value!r}: use lightspan.{kind.__name__}(…), or None")
+
+
+def check_url(url: str, what: str) -> None:
+    """Raise `ConfigError` unless it is the URL of a web server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        good = good and parts.port != 0  # a port that is no number raises
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{what} {url!r} is no http or https URL: write it as in http://127.0.0.1:8000/v1"
+        )
+
+
+def check_device_name(device: str) -> None:
+    """Raise `ConfigError` for a kind of device that models cannot be on. Loads no torch."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise ConfigError(
+            f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
+            "second)"
+        )

@@ -1,0 +1,32 @@
+"""What is kept of what was said: a model or a tool may echo a key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import Attributes, Span
+from lightspan.schema.texts import values_without_keys
+
+CONTENT: Final = frozenset(
+    {
+        c.INPUT_MESSAGES,
+        c.OUTPUT_MESSAGES,
+        c.TOOL_CALL_ARGUMENTS,
+        c.TOOL_CALL_RESULT,
+        c.OBJECT_JSON,
+        c.OPERATION_INPUT,
+        c.OPERATION_OUTPUT,
+    }
+)
+"""Attributes that hold what was said. Others say who and what: a name is no key, whatever it is."""
+
+
+def without_keys(span: Span) -> Span:
+    """A copy in whose content no key stands (`texts.values_without_keys`). It says so
+    (`KEYS_REPLACED`), if one stood there."""
+    said: Attributes = {key: span.attributes[key] for key in CONTENT & span.attributes.keys()}
+    kept = values_without_keys(said)
+    if kept == said:
+        return span
+    return span.replace(attributes={**span.attributes, **kept, c.KEYS_REPLACED: True})

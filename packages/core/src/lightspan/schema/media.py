@@ -1,0 +1,126 @@
+"""Images, sounds and files in messages: what is recorded is a reference, never their bytes.
+
+A part of a message that is not text becomes a part as OpenTelemetry has it: a `blob` (bytes that
+were sent along: their size and digest), a `uri`, or a `file` (the id of one uploaded before).
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from lightspan.schema.texts import kept_text
+
+Part = dict[str, Any]
+
+LONGEST_TEXT: Final = 1_024
+"""Characters that are kept of an address or a file's name."""
+
+_LONGEST_OPAQUE: Final = 4_096
+"""Characters of base64 that are taken for text, in a part of no known kind."""
+_MODALITIES: Final = {
+    **dict.fromkeys(("image_url", "input_image", "image", "image_generation_call"), "image"),
+    **dict.fromkeys(("input_audio", "audio", "audio_url"), "audio"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "video"),
+    **dict.fromkeys(("file", "input_file", "document"), "file"),
+}
+"""Type of a part in any of the dialects → what it holds."""
+_INSIDE: Final = ("image_url", "input_audio", "audio", "audio_url", "video_url", "file", "source")
+"""Fields that hold the rest of a part."""
+_BYTES: Final = ("data", "file_data", "base64", "result")
+_ADDRESSES: Final = ("url", "image_url", "file_url", "audio_url", "video_url", "uri")
+_MEDIA_TYPES: Final = ("media_type", "mime_type", "format")
+_DATA_URL: Final = re.compile(r"data:([^;,]*)(?:;[^;,]*)*,", re.IGNORECASE)
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
+
+
+def is_media(part: Any) -> bool:
+    """Whether a part of a message is an image, a sound, a video or a file."""
+    return isinstance(part, Mapping) and str(part.get("type")) in _MODALITIES
+
+
+def is_reference(part: Any) -> bool:
+    """Whether a part of a recorded message is a reference."""
+    return isinstance(part, Mapping) and "modality" in part
+
+
+def reference(part: Mapping[str, Any]) -> Part:
+    """The part with references in place of bytes; one without any stays what it is."""
+    modality = _MODALITIES.get(str(part.get("type")))
+    if modality is None:
+        return {key: _without_bytes(value) for key, value in part.items()}
+    fields = dict(part)
+    for key in _INSIDE:
+        if isinstance(part.get(key), Mapping):
+            fields = {**fields, **part[key]}
+    known: Part = {"modality": modality}
+    media_type = _first(fields, _MEDIA_TYPES)
+    if media_type:
+        known["mime_type"] = kept_text(media_type, LONGEST_TEXT)
+    if isinstance(fields.get("filename"), str):
+        known["filename"] = kept_text(fields["filename"], LONGEST_TEXT)
+    data, address = _first(fields, _BYTES), _first(fields, _ADDRESSES)
+    if data or address.lower().startswith("data:"):
+        return {"type": "blob", **known, **_digest(data or address)}
+    if address:
+        return {"type": "uri", **known, **_address(address)}
+    file_id = fields.get("file_id") or (fields.get("id") if modality == "audio" else None)
+    if isinstance(file_id, str):
+        return {"type": "file", **known, "file_id": kept_text(file_id, LONGEST_TEXT)}
+    return {key: _without_bytes(value) for key, value in part.items()}
+
+
+def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The first of these that is a text; empty if none is."""
+    texts = (fields[name] for name in names if isinstance(fields.get(name), str))
+    return next(filter(None, texts), "")
+
+
+def _without_bytes(value: Any) -> Any:
+    """The value of a part that no dialect here knows, with a reference where bytes stand."""
+    if isinstance(value, Mapping):
+        return reference(value)
+    if isinstance(value, list | tuple):
+        return [_without_bytes(one) for one in value]
+    if isinstance(value, str) and _is_bytes(value):
+        return {"type": "blob", **_digest(value)}
+    return value
+
+
+def _is_bytes(text: str) -> bool:
+    if text[:5].lower() == "data:":
+        return _DATA_URL.match(text) is not None
+    return len(text) > _LONGEST_OPAQUE and _BASE64.fullmatch(text) is not None
+
+
+def _digest(text: str) -> Part:
+    """Size and digest of the bytes that a `data:` URL or base64 says."""
+    known: Part = {}
+    start = _DATA_URL.match(text)
+    if start is not None:
+        if start[1]:
+            known["mime_type"] = kept_text(start[1], LONGEST_TEXT)
+        text = text[start.end() :]
+    try:
+        data = binascii.a2b_base64(text)
+    except ValueError:  # no base64, or not whole: the text itself tells it from others
+        data = text.encode(errors="replace")
+    return {**known, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _address(url: str) -> Part:
+    """The address without a password, and without its query, where signatures and tokens are; the
+    digest of the whole tells two of them apart."""
+    try:
+        parts = urlsplit(url)
+        plain = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    except ValueError:  # brackets that are no address
+        plain = url.partition("?")[0]
+    known: Part = {"uri": kept_text(plain, LONGEST_TEXT)}
+    if plain != url:
+        known["sha256"] = hashlib.sha256(url.encode(errors="replace")).hexdigest()
+    return known

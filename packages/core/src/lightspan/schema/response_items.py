@@ -1,0 +1,235 @@
+"""OpenAI's Responses API as chat: its items as chat messages, its tools as chat tools. Pure.
+
+The gateway understands requests with it, the wire shim records them. Both turn everything into
+chat, so that a conversation looks the same whichever of the two an app speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from lightspan.schema.media import is_media
+
+Message = dict[str, Any]
+
+TEXT_PARTS: Final = ("input_text", "output_text", "text")
+ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
+"""The events that carry the whole response."""
+
+
+class ItemError(ValueError):
+    """An item that has no form in chat; `where` names it."""
+
+    def __init__(self, message: str, where: str, *, is_media: bool) -> None:
+        super().__init__(message)
+        self.where = where
+        self.is_media = is_media
+        """Whether it is an image, a sound, a video or a file."""
+
+
+Other = Callable[[Any, str], Message]
+"""Called with an item that has no form in chat, and its place: returns a message or raises."""
+
+
+def is_response(body: Mapping[str, Any]) -> bool:
+    """Whether the body of a request is one for `/v1/responses`."""
+    return "messages" not in body and ("input" in body or "instructions" in body)
+
+
+def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
+    """The messages of a request: its instructions, if any, then its input."""
+    return [*instructions_of(body), *items_to_messages(body.get("input"), other)]
+
+
+def instructions_of(body: Mapping[str, Any]) -> list[Message]:
+    """The system message of a request; none if it has no instructions."""
+    instructions = body.get("instructions")
+    return [{"role": "system", "content": instructions}] if instructions else []
+
+
+def items_to_messages(items: Any, other: Other) -> list[Message]:
+    """Input or output items as chat messages.
+
+    A function call belongs to the assistant's message just before it, as the model wrote them.
+
+    Args:
+        items: a text, or an array of items.
+        other: called for what has no form in chat.
+    """
+    if items is None:
+        return []
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    if not isinstance(items, list | tuple):
+        return [other(items, "input")]
+    messages: list[Message] = []
+    for number, item in enumerate(items):
+        _add_item(messages, item, f"input[{number}]", other)
+    return messages
+
+
+def _add_item(messages: list[Message], item: Any, where: str, other: Other) -> None:
+    kind = item.get("type") if isinstance(item, Mapping) else None
+    if kind == "function_call" and isinstance(item.get("name"), str):
+        _add_call(messages, item)
+    elif kind == "function_call_output":
+        content = _content(item.get("output"), f"{where}.output", other)
+        called = item.get("call_id")
+        messages.append({"role": "tool", "tool_call_id": called, "content": content})
+    elif kind in (None, "message") and isinstance(item, Mapping) and "role" in item:
+        content = _content(item.get("content"), f"{where}.content", other)
+        messages.append({"role": item["role"], "content": content})
+    else:
+        messages.append(other(item, where))
+
+
+def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
+    if not messages or messages[-1].get("role") != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    function = {"name": item["name"], "arguments": item.get("arguments") or ""}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _content(content: Any, where: str, other: Other) -> Any:
+    """Text where all parts are text, else a list of parts; `other` may refuse one."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list | tuple):
+        return other(content, where).get("content")
+    parts = [_part(part, f"{where}[{n}]", other) for n, part in enumerate(content)]
+    if all(isinstance(part, str) for part in parts):
+        return "".join(parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _part(part: Any, where: str, other: Other) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return part["refusal"]
+    other(part, where)
+    return part
+
+
+def as_it_is(item: Any, where: str) -> Message:
+    """An `Other` for records: an item that has no form in chat is kept as it is."""
+    role = item.get("role") if isinstance(item, Mapping) else None
+    return {"role": role or "unknown", "content": [item]}
+
+
+def refused(item: Any, where: str) -> Message:
+    """An `Other` for an endpoint that speaks chat only.
+
+    Raises:
+        ItemError: always.
+    """
+    kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
+    raise ItemError(
+        f"{where} is of type {kind!r}: only messages with text, function calls and their outputs "
+        "are understood",
+        where,
+        is_media=is_media(item),
+    )
+
+
+def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
+    """Function tools as chat has them; others as they are."""
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> Any:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function" or "function" in tool:
+        return tool
+    keys = ("name", "description", "parameters", "strict")
+    function = {key: tool[key] for key in keys if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+# --- answers --------------------------------------------------------------------------------
+def completion_of(response: Mapping[str, Any]) -> dict[str, Any]:
+    """A response as a chat completion, for a record."""
+    usage = response.get("usage") or {}
+    return {
+        "id": response.get("id"),
+        "model": response.get("model"),
+        "choices": list(_choices(response)),
+        "usage": {
+            "prompt_tokens": usage.get("input_tokens"),
+            "completion_tokens": usage.get("output_tokens"),
+        },
+    }
+
+
+def _choices(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    output = items_to_messages(list(response.get("output") or ()), as_it_is)
+    if not output:
+        return
+    yield {"index": 0, "message": _merged(output), "finish_reason": _finish(response, output)}
+
+
+def _merged(messages: list[Message]) -> Message:
+    """The messages of one answer as one message."""
+    contents = [m["content"] for m in messages if m.get("content")]
+    texts = [content for content in contents if isinstance(content, str)]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    content: Any = "".join(texts) or None
+    if parts:
+        content = [*parts, *({"type": "text", "text": text} for text in texts)]
+    merged = {"role": "assistant", "content": content}
+    return {**merged, "tool_calls": calls} if calls else merged
+
+
+def _finish(response: Mapping[str, Any], output: list[Message]) -> str | None:
+    if response.get("status") in ("queued", "in_progress"):  # its stream was cut
+        return None
+    if response.get("status") == "incomplete":
+        reason = (response.get("incomplete_details") or {}).get("reason")
+        return "length" if reason == "max_output_tokens" else str(reason or "incomplete")
+    return "tool_calls" if any(message.get("tool_calls") for message in output) else "stop"
+
+
+class StreamedResponse:
+    """The events of a streamed response, gathered into one answer."""
+
+    def __init__(self) -> None:
+        self._response: dict[str, Any] = {}
+        self._items: dict[int, Mapping[str, Any]] = {}
+        self._texts: dict[int, str] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self.ended = False
+        """Whether the whole response has come."""
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add one event."""
+        kind, response = event.get("type"), event.get("response")
+        if isinstance(response, Mapping):
+            self._response = dict(response)
+            self.ended = kind in ENDS
+        elif kind == "response.output_item.done":
+            self._items[event.get("output_index", 0)] = event.get("item") or {}
+        elif kind == "response.output_text.delta":
+            index = event.get("output_index", 0)
+            self._texts[index] = self._texts.get(index, "") + str(event.get("delta") or "")
+        elif kind == "response.output_item.added":
+            item = event.get("item") or {}
+            if item.get("type") == "function_call":
+                self._calls[event.get("output_index", 0)] = {**item, "arguments": ""}
+        elif kind == "response.function_call_arguments.delta":
+            call = self._calls.get(event.get("output_index", 0), {})
+            call["arguments"] = call.get("arguments", "") + str(event.get("delta") or "")
+
+    def answer(self) -> dict[str, Any]:
+        """The response as if it had not been streamed; as far as it came, if it was cut."""
+        if self.ended:
+            return self._response
+        written = {index: _text_item(text) for index, text in self._texts.items()}
+        output = [item for _, item in sorted({**written, **self._calls, **self._items}.items())]
+        return {**self._response, "output": output}
+
+
+def _text_item(text: str) -> Mapping[str, Any]:
+    return {"type": "message", "role": "assistant", "content": text}

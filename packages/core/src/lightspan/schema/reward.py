@@ -1,0 +1,80 @@
+"""The reward of a rollout: from what a person returned or emitted to a float64 or dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.errors import RewardError
+from lightspan.schema.texts import clean_text
+
+LONGEST_NAME: Final = 1_024
+"""Characters of a dimension's name."""
+
+
+class Reward(msgspec.Struct, frozen=True):
+    """A reward: float64, or several named dimensions of which one is the value.
+
+    `value` is None when the rollout is unscored, which is not zero (design law 4).
+    """
+
+    value: float | None
+    dimensions: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
+    """A reward from what a person wrote.
+
+    None is no value at all (the result is None). A number or bool is a value; NaN and infinity are
+    unscored. A mapping of names to numbers is named dimensions: `primary` names the one that is
+    the value, by default the one called `"reward"`, else the first.
+
+    Raises:
+        RewardError: a string or any other type, a primary that is not among the dimensions, or a
+            name that is too long.
+    """
+    if value is None or isinstance(value, Reward):
+        return value
+    if isinstance(value, Mapping):
+        return _parse_dimensions(value, primary)
+    number = _number(value)
+    return Reward(number if math.isfinite(number) else None)
+
+
+def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
+    if not value:
+        raise RewardError("a reward with named dimensions needs at least one: got {}")
+    dimensions = {_name(name): _number(number) for name, number in value.items()}
+    chosen = primary or ("reward" if "reward" in dimensions else next(iter(dimensions)))
+    if chosen not in dimensions:
+        raise RewardError(f"primary reward {chosen!r} is not among {sorted(dimensions)}")
+    number = dimensions[chosen]
+    finite = {name: number for name, number in dimensions.items() if math.isfinite(number)}
+    return Reward(number if math.isfinite(number) else None, finite)
+
+
+def _name(name: Any) -> str:
+    text = clean_text(str(name))
+    if len(text) > LONGEST_NAME:
+        raise RewardError(
+            f"the name of a reward's dimension has {len(text)} characters, which are more than "
+            f"{LONGEST_NAME}: {text[:40]!r}…"
+        )
+    return text
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise RewardError(f"a reward must be a number, not the text {value!r}; convert it first")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"a reward must be a number, a bool, None or a mapping of names to numbers, "
+            f"not {type(value).__name__}: {value!r}"
+        ) from error
+    except OverflowError as error:
+        raise RewardError("a reward must be a number that a float can hold") from error

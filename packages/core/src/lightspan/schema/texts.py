@@ -1,0 +1,116 @@
+"""Texts that an app, a program or an endpoint wrote, made fit to be kept: bounded, without keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+LONGEST_TEXT: Final = 8_192
+"""Characters that are kept of an error, a status or a reason: half from its start, half from its
+end."""
+KEY: Final = "<key>"
+"""What stands in a kept text where a key stood."""
+SHORTEST_KEY: Final = 8
+"""Characters of a variable's value that is taken for a key: words such as `none` are not."""
+SHORTEST_KEY_IN_TALK: Final = 16
+"""The same for what is said to a model and by it, where a short password is a word like others."""
+
+_SEARCHED: Final = 128 * LONGEST_TEXT
+"""Characters at each end in which keys are looked for. It is more than is kept, so that a key which
+the cut goes through is not kept by half, however much is replaced."""
+_SECRET: Final = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+# Each begins with plain letters and looks back from there: so it is searched for as fast as a text
+# is, and every prompt that is recorded is searched.
+_CALL_TOKEN: Final = re.compile(r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}")
+_VENDORS_KEY: Final = re.compile(r"sk-(?<=\bsk-)(?=[\w-]*\d)[\w-]{16,}")
+_BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_key_variables: Final[set[str]] = set()
+
+
+def clean_text(text: str) -> str:
+    """The text without lone surrogates, which no store can hold: they become U+FFFD."""
+    return text if text.isascii() else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable of this name holds a key, by its name or by what was said."""
+    return variable in _key_variables or _sounds_secret(variable)
+
+
+@cache
+def _sounds_secret(variable: str) -> bool:
+    return _SECRET.search(variable) is not None
+
+
+def add_key_variable(name: str) -> None:
+    """The environment variable of this name holds a key, whatever it is called."""
+    _key_variables.add(name)
+
+
+def without_keys(text: str) -> str:
+    """The text without keys: values of environment variables that hold them, call tokens, what
+    follows `Bearer`, and what looks like a vendor's key."""
+    for key in _keys(SHORTEST_KEY):
+        text = text.replace(key, KEY)
+    return _without_tokens(_BEARER.sub(rf"\1{KEY}", text))
+
+
+def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping without keys in its texts, of which some are JSON and some a conversation.
+
+    Others than `without_keys` finds: what a conversation says of bearers, and short passwords that
+    are words, are left, because a conversation may be gone on with, or imitated.
+    """
+    keys = _keys(SHORTEST_KEY_IN_TALK)
+    written = {form for key in keys for form in _as_json(key)}
+    longest_first = sorted(written, key=len, reverse=True)
+    return {name: _value_without(value, longest_first) for name, value in values.items()}
+
+
+def _keys(shortest: int) -> list[str]:
+    # by name: a variable that another thread takes away meanwhile would raise
+    values = {os.environ.get(name, "") for name in list(os.environ) if is_secret(name)}
+    # one may begin with another
+    return sorted((value for value in values if len(value) >= shortest), key=len, reverse=True)
+
+
+def _as_json(key: str) -> tuple[str, ...]:
+    """The key, and as it stands in JSON and in JSON inside JSON: what is in quotes there."""
+    once = json.dumps(key)[1:-1]
+    return key, once, json.dumps(once)[1:-1]
+
+
+def _value_without(value: Any, keys: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_value_without(item, keys) for item in value]
+    if not isinstance(value, str):
+        return value
+    for key in keys:
+        value = value.replace(key, KEY)
+    return _without_tokens(value)
+
+
+def _without_tokens(text: str) -> str:
+    return _VENDORS_KEY.sub(KEY, _CALL_TOKEN.sub(KEY, text))
+
+
+def kept_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    """What is kept of a text: no lone surrogate, no key, and both ends of one that is too long."""
+    start, end, left_out = text, "", len(text) - 2 * _SEARCHED
+    if left_out > 0:
+        start, end = text[:_SEARCHED], text[-_SEARCHED:]
+    start, end = (without_keys(clean_text(part)) for part in (start, end))
+    return _bounded(start + end, longest, max(0, left_out))
+
+
+def _bounded(text: str, longest: int, left_out: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    left_out += len(text) - 2 * half
+    return f"{text[:half]} […{left_out} characters left out…] {text[-half:]}"

@@ -1,0 +1,295 @@
+"""`lightspan serve`: the trained policies of a run at one OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightspan.engines.hub import is_adapter
+from lightspan.errors import ConfigError
+from lightspan.gateway.server import check_port
+from lightspan.progress import Reporter, default_reporter
+from lightspan.schema.checks import check_device_name, check_url
+from lightspan.schema.llm import LLM
+from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
+from lightspan.schema.texts import add_key_variable
+from lightspan.serving.visitors import ServingGateway, check_open, is_name
+from lightspan.training.embedded import uses_base
+from lightspan.training.folder import RunFolder
+from lightspan.training.manifest import Served, read_served
+
+if TYPE_CHECKING:
+    from lightspan.engines.protocol import TokenEngine
+
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How to serve."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    device: str = "cpu"
+    dtype: str = "auto"
+    """Of the weights: `auto` (as the folder has them), or torch's name of it."""
+    api_key_env: str | None = None
+    """The variable with the key that callers must send."""
+    max_tokens: int | None = None
+    """Of an answer, where a chat request does not say."""
+    upstream: str | None = None
+    """An endpoint for the calls that the run's policies do not answer."""
+    upstream_key_env: str | None = None
+    """The variable with the upstream's key."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the embedded engine."""
+
+    def key(self) -> str | None:
+        """What callers must send.
+
+        Raises:
+            ConfigError: the variable is not set, or a key is needed and there is none.
+        """
+        key = None
+        if self.api_key_env is not None:
+            add_key_variable(self.api_key_env)
+            key = os.environ.get(self.api_key_env)
+            if key is None:
+                raise ConfigError(
+                    f"--api-key-env {self.api_key_env}: that variable is not set; put the key that "
+                    "callers must send into it"
+                )
+        check_open(self.host, key)
+        return key
+
+    def upstream_endpoint(self) -> LLM | None:
+        """The upstream, its key checked.
+
+        Raises:
+            ConfigError: its key is not set, or is given without an upstream.
+        """
+        if self.upstream is None:
+            if self.upstream_key_env is not None:
+                raise ConfigError("--upstream-key-env is of --upstream, which is missing")
+            return None
+        check_url(self.upstream, "--upstream")
+        endpoint = LLM(base_url=self.upstream, model="", api_key_env=self.upstream_key_env)
+        endpoint.api_key()
+        return endpoint
+
+
+def load_served(folder: str | Path) -> tuple[Served, Path]:
+    """What a finished run says of how it is to be served, and its folder.
+
+    Raises:
+        ConfigError: it is no run, or not a complete one.
+    """
+    run = RunFolder(Path(folder))
+    run.read_config()
+    return read_served(run.read_result(), run.path), run.path
+
+
+def serve(
+    folder: str | Path,
+    options: ServeOptions | None = None,
+    *,
+    reporter: Reporter | None = None,
+    ready: Callable[[ServingGateway], None] | None = None,
+) -> None:
+    """Serve a run until SIGINT or SIGTERM.
+
+    Args:
+        folder: of a complete run, such as `runs/sql`.
+        options: how.
+        reporter: where progress and the addresses go.
+        ready: called once it answers.
+
+    Raises:
+        ConfigError: no complete run, an unsafe address, a port that cannot be taken.
+        ModelError: a model or adapter cannot be loaded.
+    """
+    chosen, lines = options or ServeOptions(), reporter or default_reporter()
+    check_device_name(chosen.device)
+    key, upstream = chosen.key(), chosen.upstream_endpoint()  # before minutes of loading
+    served, path = load_served(folder)
+    models = _Models.of(served, path)
+    check_port(chosen.host, chosen.port)
+    engine = models.load(chosen, lines)
+
+    async def run() -> None:
+        await engine.start()
+        try:
+            await models.merge(engine, lines)
+            gateway = ServingGateway(
+                engine,
+                served.routing,
+                key=key,
+                host=chosen.host,
+                port=chosen.port,
+                max_tokens=chosen.max_tokens,
+                upstream=upstream,
+            )
+            async with gateway:
+                with _stop_signals() as stopping:  # before it is said that Ctrl-C stops it
+                    for line in describe(served, path, gateway.url, chosen):
+                        lines.line(line)
+                    if ready is not None:
+                        ready(gateway)
+                    await stopping.wait()
+                lines.line("stopping")
+            lines.line(_account(gateway))
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    """An event that a signal sets; afterwards a signal ends the process, as it always would."""
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for number in _STOP_SIGNALS:
+        with suppress(ValueError, RuntimeError):  # not the main thread
+            loop.add_signal_handler(number, stopping.set)
+    try:
+        yield stopping
+    finally:
+        for number in _STOP_SIGNALS:
+            with suppress(ValueError, RuntimeError):
+                loop.remove_signal_handler(number)
+
+
+def _account(gateway: ServingGateway) -> str:
+    """What was answered, in a line."""
+    parts = [
+        f"{agent} {count} ({policy})"
+        for agent, policies in gateway.usage.summary().items()
+        for policy, count in policies.items()
+    ]
+    failed = [f"{gateway.usage.failed} failed or refused"] if gateway.usage.failed else []
+    fields = ", ".join(f"{name} ({count})" for name, count in gateway.usage.set_aside.items())
+    aside = f"; set aside in calls: {fields}" if fields else ""
+    return f"calls answered: {', '.join([*parts, *failed]) or 'none'}{aside}"
+
+
+# --- models ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Models:
+    """What the engine loads, and which adapters are then merged in."""
+
+    sources: dict[str, str]
+    """Policy → folder or hub name."""
+    adapters: dict[str, str]
+    """Policy → folder of its adapter."""
+    versions: dict[str, int]
+
+    @classmethod
+    def of(cls, served: Served, run: Path) -> _Models:
+        """The models of a run.
+
+        Raises:
+            ConfigError: a model's folder is gone.
+        """
+        sources, adapters = {}, {}
+        for name, policy in served.policies.items():
+            folder = run / policy.folder
+            if not folder.is_dir():
+                raise ConfigError(f"{run} says that policy {name!r} is in {folder}, which is gone")
+            sources[name] = policy.model if is_adapter(folder) else str(folder)
+            if is_adapter(folder):
+                adapters[name] = str(folder)
+        if uses_base(served.routing):
+            sources[BASE_POLICY] = served.base_model
+        versions = {name: policy.version for name, policy in served.policies.items()}
+        return cls(sources, adapters, versions)
+
+    def load(self, options: ServeOptions, reporter: Reporter) -> TokenEngine:
+        """The engine, adapters not yet merged in."""
+        import torch
+
+        from lightspan.engines.transformers import TransformersEngine
+
+        for name, source in self.sources.items():
+            reporter.line(f"loading {name} from {source}")
+        dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+        return TransformersEngine(
+            self.sources,
+            device=options.device,
+            **{"dtype": dtype, "versions": self.versions, **options.engine_options},
+        )
+
+    async def merge(self, engine: TokenEngine, reporter: Reporter) -> None:
+        """Merge the adapters into the engine's weights."""
+        from lightspan.learners.models import load_adapter
+
+        for name, folder in self.adapters.items():
+            reporter.line(f"merging the adapter of {name} from {folder}")
+            merged = await asyncio.to_thread(load_adapter, folder, base=self.sources[name])
+            await engine.update(name, merged.state_dict(), self.versions[name])
+            del merged
+
+
+# --- what a person reads --------------------------------------------------------------------
+def describe(served: Served, run: Path, url: str, options: ServeOptions) -> list[str]:
+    """Where it serves, what, and the one line to change in the app; the last says it is ready."""
+    key = f"${options.api_key_env}" if options.api_key_env else "unused"
+    lines = [*_mapping(served.routing, options), *_by_connection(url, options)]
+    for name, path in _addresses(served.routing).items():
+        lines.append(f"  {name}: OPENAI_BASE_URL={url}{path} OPENAI_API_KEY={key}")
+    models = ", ".join(sorted(served.policies))
+    lines.append(f"  or any OpenAI client: base_url={url}/v1, model={models}")
+    lines.append(f"  or any Anthropic client: base_url={url}, model={models}")
+    return [*lines, f"serving {run} at {url}/v1 (Ctrl-C stops)"]
+
+
+def _by_connection(url: str, options: ServeOptions) -> list[str]:
+    env = options.api_key_env
+    argument = f', api_key_env="{env}"' if env else ""
+    return [
+        "one line in an app whose agents lightspan knows (adapter, or `with lightspan.agent(…)`):",
+        f'  lightspan.connect("{url}"{argument})',
+        "without lightspan in the app, by environment alone:",
+    ]
+
+
+def _mapping(routing: Routing, options: ServeOptions) -> list[str]:
+    """Which agent is answered by what."""
+    lines = [f"  {rule.pattern} -> {_text(rule.target, options)}" for rule in routing.rules]
+    rest = "every agent" if not lines else "other agents"
+    return ["agents, as in training:", *lines, f"  {rest} -> {_text(routing.default, options)}"]
+
+
+def _text(target: Target, options: ServeOptions) -> str:
+    match target.route:
+        case Route.POLICY:
+            return target.policy
+        case Route.SHARED:
+            return f"{target.policy} (untrained, shared)"
+        case Route.BASE:
+            return "the starting weights"
+        case Route.ENDPOINT:
+            assert target.endpoint is not None
+            return f"{target.endpoint.model} at {target.endpoint.base_url}"
+        case Route.APP:
+            return options.upstream or "where the app points (not answered here)"
+
+
+def _addresses(routing: Routing) -> dict[str, str]:
+    """Agent → path of its own base URL; the unnamed agent stands for an app that names none."""
+    named = [rule.pattern for rule in routing.rules if is_name(rule)]
+    ours = [name for name in named if routing.target(name).route is not Route.APP]
+    paths = {name: f"/agents/{name}/v1" for name in ours}
+    whole = routing.target("app")
+    if whole.route is Route.POLICY and "app" not in paths:
+        paths["the whole app"] = "/agents/app/v1"
+    return paths
+
+
+__all__ = ["ServeOptions", "describe", "load_served", "serve"]

@@ -1,0 +1,289 @@
+"""The Store protocol: what joins the agents' world and the learner's.
+
+Async only, batch first, idempotent by ids that the caller makes. Implementations: memory and SQLite
+(`lightspan.stores`); each passes `lightspan.testing.StoreSuite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self, runtime_checkable
+
+import msgspec
+
+from lightspan.schema.records import (
+    Attempt,
+    AttemptRef,
+    Claim,
+    Mode,
+    Peer,
+    Report,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+)
+from lightspan.schema.resources import NamedResources
+from lightspan.schema.spans import Span
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+
+PAUSES_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
+"""Between the tries to write to a store that is out of reach, in whoever goes on without it."""
+PEER_KEPT_S: Final = 86_400.0
+"""How long a peer that is silent is remembered."""
+
+
+class StoreCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store promises beyond the protocol."""
+
+    durable: bool
+    """What was acknowledged survives `kill -9` of any process."""
+    multi_process: bool
+    """Several processes may open it at once."""
+    power_loss: bool = False
+    """What was acknowledged survives a power loss too."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What `Store.watch` saw: rollouts whose status changed after a cursor, oldest change first."""
+
+    cursor: int
+    rollouts: list[RolloutState]
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a policy. Versions are allotted by the store and never reused."""
+
+    policy: str
+    version: int
+    run_id: str = ""
+    step: int = 0
+
+
+class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One model call as the gateway writes it: its span, and a token record per choice."""
+
+    span: Span
+    records: list[TokenRecord]
+    epoch: int
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Rollouts, attempts, spans and token records, kept for runners, gateway and learner.
+
+    Every method may raise `StoreClosedError`.
+
+    Time is the store's own clock, because the clocks of runners differ. A write under a lost epoch,
+    or to a sealed attempt, never changes state, reward or seal; its spans and token records are
+    kept, marked `late`.
+    """
+
+    @property
+    def capabilities(self) -> StoreCapabilities: ...
+
+    @property
+    def url(self) -> str:
+        """What `open_store` takes to open the same store; `memory:` cannot be shared."""
+        ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        """Idempotent. Waits for writes under way."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- resources and policies -----------------------------------------------------------
+    async def put_resources(self, resources: NamedResources) -> str:
+        """Keep the resources and return their id (equal content: equal id)."""
+        ...
+
+    async def get_resources(self, resources_id: str) -> NamedResources:
+        """Raises `NotFoundError`."""
+        ...
+
+    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+        """The policy's next version, 1 first; never the same twice, whoever asks."""
+        ...
+
+    async def policy_versions(self, policy: str) -> list[PolicyVersion]: ...
+
+    # --- rollouts -------------------------------------------------------------------------
+    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """Queue them in order. Repeating an equal rollout is a no-op.
+
+        Raises:
+            ConflictError: an id is known with other content; nothing is queued then.
+            IllegalMoveError: a rollout of `Mode.PRODUCTION`, which nobody may run again.
+        """
+        ...
+
+    async def start(self, claims: Sequence[Claim]) -> None:
+        """Keep rollouts of `Mode.PRODUCTION` whose attempt runs already, made by the caller.
+
+        They are never queued, so no runner can claim them, and no lease of theirs runs out; spans
+        and a report follow as for any attempt. Repeating one is a no-op.
+
+        Raises:
+            ConflictError: a rollout id is known with other content; nothing is started then.
+            IllegalMoveError: a rollout of another mode, or an attempt that is not the rollout's
+                first, running one.
+        """
+        ...
+
+    async def claim(
+        self,
+        runner_id: str,
+        slots: int,
+        lease_s: float,
+        run_id: str | None = None,
+        idle: bool = True,
+    ) -> list[Claim]:
+        """At most `slots` queued rollouts (oldest first), each with a new running attempt.
+
+        Expired leases are lost first. `run_id` limits the claim to one run's rollouts. A rollout
+        that is queued again keeps its place; one that is to be run alone (`Report.alone`) comes
+        first and is claimed alone, by a runner that has nothing under way (`idle`).
+        """
+        ...
+
+    async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        """Extend the leases. Returns those that are not this writer's any more (stop them).
+
+        A lease that ran out is lost when somebody claims or expires, not before: until then its
+        runner may still renew it or report.
+        """
+        ...
+
+    async def report(self, reports: Sequence[Report]) -> list[bool]:
+        """End attempts, per report: True if it is now (or already was, by an equal report) in
+        force, False if the epoch was lost or the attempt is sealed otherwise.
+
+        A `lost` attempt queues its rollout again while tries are left (`records`); with
+        `counts=False` it uses up none, at most five times per rollout, and is run alone from the
+        third time on. A report with a
+        status that is not final raises `IllegalMoveError`, an unknown attempt `NotFoundError`;
+        nothing of the batch is written then.
+        """
+        ...
+
+    async def expire(self) -> int:
+        """Lose every attempt whose lease ran out; returns how many."""
+        ...
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """Cancel those that have not ended, running attempts too; returns how many.
+
+        Raises:
+            NotFoundError: one of them is unknown; nothing is cancelled then.
+        """
+        ...
+
+    async def rollouts(
+        self,
+        rollout_ids: Sequence[str] | None = None,
+        *,
+        run_id: str | None = None,
+        mode: Mode | None = None,
+        step: int | None = None,
+        status: Sequence[RolloutStatus] | None = None,
+        limit: int | None = None,
+    ) -> list[RolloutState]:
+        """Rollouts that match every filter given, in the order in which they were enqueued.
+
+        Raises:
+            NotFoundError: one of `rollout_ids` is unknown.
+        """
+        ...
+
+    async def watch(
+        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Changes:
+        """Status changes after `cursor`; waits up to `timeout_s` for the first one.
+
+        Level-triggered: a missed notification costs time, never a change.
+        """
+        ...
+
+    async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
+        """How many rollouts are in each status (statuses with none are left out)."""
+        ...
+
+    # --- who works with it ----------------------------------------------------------------
+    async def announce(self, peer: Peer) -> None:
+        """Keep what a peer says of itself, in place of what it said before. A peer repeats itself
+        every few seconds, or it counts as gone."""
+        ...
+
+    async def withdraw(self, peer_id: str) -> None:
+        """Forget a peer. Idempotent."""
+        ...
+
+    async def peers(self) -> list[Peer]:
+        """Every peer of the last day by its id, `silent_s` filled in."""
+        ...
+
+    # --- attempts and what they did -------------------------------------------------------
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        """Every attempt of these rollouts, by rollout as given, then by number."""
+        ...
+
+    async def attempt(self, attempt_id: str) -> Attempt:
+        """Raises `NotFoundError`."""
+        ...
+
+    async def claim_of_token(self, call_token: str) -> Claim | None:
+        """The rollout and attempt that a call token opens; None for a token of no attempt."""
+        ...
+
+    async def mark_damaged(self, attempt_id: str, reason: str) -> None:
+        """Add a capture error. Allowed on sealed attempts: it only ever forbids training."""
+        ...
+
+    async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
+        """Keep spans (repeating one is a no-op); returns how many of those kept are late.
+
+        Raises:
+            DataError: a span is another attempt's, or holds what cannot be stored.
+            NotFoundError: the attempt is unknown.
+        """
+        ...
+
+    async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
+        """Keep model calls atomically, each with its token records; per call, True if late.
+
+        Repeating a call is a no-op, but for one recorded as cancelled or failed: a later try of it
+        (the same span id, a larger `sequence_end`) replaces its span, records and mark, unless that
+        one is late. When this returns, they survive what the store survives. Raises as
+        `add_spans` does; nothing of the batch is written then.
+        """
+        ...
+
+    async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
+        """Change what became of a call (a failed delivery, or its retry that succeeded).
+
+        Token records say it in `outcome`, spans in `lightspan.call.outcome`. Allowed on sealed
+        attempts: the answer may fail to arrive when the app has already returned. Raises
+        `NotFoundError`.
+        """
+        ...
+
+    async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
+        """Spans per attempt, in the order in which they arrived; empty where there are none."""
+        ...
+
+    async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+        """Token records per attempt, by (sequence_start, call_id, choice)."""
+        ...

@@ -1,0 +1,104 @@
+-- Version 2 of a lightspan store file. Split at semicolons, so no triggers here.
+
+CREATE TABLE resources (
+    resources_id TEXT PRIMARY KEY,
+    body BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE policies (
+    policy TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    PRIMARY KEY (policy, version)
+) WITHOUT ROWID;
+
+-- What moves is apart from what does not: a task of 100 kB is written once. `queued` says again what
+-- `status` does: a report, which leaves it as it is, need not touch its index. It is 2 where the
+-- rollout is to be run alone.
+CREATE TABLE rollouts (
+    position INTEGER PRIMARY KEY,
+    rollout_id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
+    queued INTEGER NOT NULL,
+    mode TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    max_infrastructure_tries INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    change INTEGER NOT NULL,
+    infrastructure_tries INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    attempt_id TEXT,
+    finished_at REAL
+);
+CREATE INDEX rollouts_by_change ON rollouts (change);
+CREATE INDEX rollouts_by_run ON rollouts (run_id, queued, position);
+
+CREATE TABLE rollout_bodies (
+    position INTEGER PRIMARY KEY,
+    body BLOB NOT NULL
+);
+
+-- Each change of an index is a page to write, so there is one way only to find an attempt: a call
+-- token begins with its id, a rollout names its latest one, and each one that before it. `position`
+-- is 2^20 times its rollout's plus its number.
+CREATE TABLE attempts (
+    attempt_id TEXT PRIMARY KEY,
+    position INTEGER NOT NULL,
+    previous TEXT,
+    rollout_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    runner_id TEXT NOT NULL,
+    call_token TEXT NOT NULL,
+    lease_until REAL NOT NULL,
+    started_at REAL NOT NULL,
+    ended_at REAL,
+    reward BLOB,
+    outcome TEXT,
+    message TEXT NOT NULL,
+    damage BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX attempts_by_lease ON attempts (lease_until, position) WHERE status = 'running';
+
+-- `attempt` below is attempts.position: eight bytes in each index entry instead of 35.
+CREATE TABLE spans (
+    position INTEGER PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    span_id TEXT NOT NULL,
+    call_id TEXT NOT NULL,
+    late INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (attempt, span_id)
+);
+
+CREATE TABLE token_records (
+    position INTEGER PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    choice INTEGER NOT NULL,
+    sequence_start INTEGER NOT NULL,
+    late INTEGER NOT NULL,
+    head BLOB NOT NULL,
+    prompt BLOB NOT NULL,
+    response BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    UNIQUE (attempt, call_id, choice)
+);
+
+-- What became of a call after it was written; most calls have no row.
+CREATE TABLE call_outcomes (
+    attempt INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    PRIMARY KEY (attempt, call_id)
+) WITHOUT ROWID;
+
+-- Who works with the store.
+CREATE TABLE peers (
+    peer_id TEXT PRIMARY KEY,
+    seen_at REAL NOT NULL,
+    body BLOB NOT NULL
+) WITHOUT ROWID;

@@ -1,0 +1,67 @@
+"""Another process, which builds an app before the adapter is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from typing import Final
+
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope
+from lightspan.schema.spans import encode_spans
+from lightspan.testing.adapter_suite.scenarios import Model
+from lightspan.testing.attempts import ROOT_ID
+from lightspan.testing.stage import POLICY, Played
+
+NO_WAY_OUT: Final = {
+    **dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9"
+    ),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+}
+"""Another process, whose connections nobody watches, finds no other machine."""
+
+CHILD: Final = "from lightspan.testing.adapter_suite.process import child; child()"
+
+
+def scope_as_json(played: Played) -> dict[str, str | None]:
+    """What the other process is told of an attempt."""
+    scope = played.scope
+    return {
+        "text": played.text,
+        "rollout_id": scope.rollout_id,
+        "attempt_id": scope.attempt_id,
+        "gateway_url": scope.gateway_url,
+        "call_token": scope.call_token,
+        "trace_id": scope.trace_id,
+    }
+
+
+def child() -> None:
+    """Another process: build the app, then instrument, then run two attempts."""
+    told = json.load(sys.stdin)
+    spec = importlib.util.spec_from_file_location("adapter_under_test", told["file"])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    suite = getattr(module, told["suite"])()
+    app = suite.build(told["scenario"], Model(base_url=told["url"]))
+    suite.adapter.instrument()
+
+    async def attempts() -> None:
+        for fields in told["scopes"]:
+            text = fields.pop("text")
+            scope = Scope(**fields, routing=POLICY, root_span_id=ROOT_ID)
+            with open_scope(scope):
+                await app.run(text)
+            assert scope.recorder.damages() == []
+            print("spans:" + encode_spans(scope.recorder.drain()).hex())
+        await wire.aclose()
+
+    asyncio.run(attempts())
+    suite.check_telemetry(told["telemetry"])

@@ -1,0 +1,10 @@
+"""What a `Trainer` runs: an app, an algorithm and tasks go in, a better model and a run's folder
+come out.
+
+`settings` is what a trainer was given. `session` is everything that is open while it trains or
+evaluates, and the World of its algorithm; `loop` takes the steps, `meter` and `budget` count what
+they cost; `embedded` makes the engine and learner of this process. `data` reads tasks, `collector`
+enqueues rollouts and gathers their episodes. `folder` is the run's folder, `manifest` what it says
+of the run, `checkpoints` and `resume` how it goes on; `results`, `statistics`, `plots` and `sinks`
+tell how it went.
+"""

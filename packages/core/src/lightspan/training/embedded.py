@@ -1,0 +1,70 @@
+"""The learner and the engine that share the trainer's process."""
+
+from __future__ import annotations
+
+from lightspan.algorithms.protocol import Algorithm
+from lightspan.engines.protocol import TokenEngine
+from lightspan.errors import UnsupportedError
+from lightspan.learners.protocol import Learner
+from lightspan.schema.routing import BASE_POLICY, Route, Routing
+from lightspan.training.settings import TrainerSettings
+
+
+def make_learner(settings: TrainerSettings) -> Learner:
+    """The learner that was given, or a torch learner with the algorithm's policies."""
+    if settings.learner is not None:
+        return settings.learner
+    from lightspan.learners.torch import TorchLearner
+
+    algorithm = settings.algorithm
+    specs = algorithm.policies()
+    return TorchLearner(
+        {name: spec.model for name, spec in specs.items()},
+        optimizer=algorithm.optimizer,
+        lora={name: spec.lora for name, spec in specs.items()},
+        device=settings.device,
+        seed=algorithm.seed,
+        **(settings.learner_options or {}),
+    )
+
+
+def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
+    """The engine that was given, or a transformers engine with the algorithm's policies, and the
+    starting weights if needed."""
+    if settings.engine is not None:
+        return settings.engine
+    from lightspan.engines.transformers import TransformersEngine
+
+    algorithm, options = settings.algorithm, settings.engine_options or {}
+    models = {name: spec.model for name, spec in algorithm.policies().items()}
+    if uses_base(algorithm.routing()):
+        models[BASE_POLICY] = algorithm.base_model
+    return TransformersEngine(models, device=settings.device, **{"seed": seed, **options})
+
+
+def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> None:
+    """Raise `UnsupportedError` for what engine or learner do not have or honour."""
+    wanted = set(algorithm.policies())
+    lacking = sorted(wanted - set(learner.policies()))
+    if lacking:
+        raise UnsupportedError(f"the learner has no policy {lacking}; it has {learner.policies()}")
+    if uses_base(algorithm.routing()):
+        wanted.add(BASE_POLICY)
+    lacking = sorted(wanted - engine.policies().keys())
+    if lacking:
+        raise UnsupportedError(
+            f"the engine serves no policy {lacking}; it serves {sorted(engine.policies())}"
+        )
+    algorithm.check(engine.capabilities, learner.capabilities)
+
+
+def check_chat_templates(engine: TokenEngine) -> None:
+    """Raise `ModelError` if a policy's tokenizer cannot render a chat."""
+    for policy in engine.policies():
+        engine.tokenizer(policy).render([{"role": "user", "content": "Hello"}])
+
+
+def uses_base(routing: Routing) -> bool:
+    """Whether an agent is served with the starting weights."""
+    targets = [routing.default, *(rule.target for rule in routing.rules)]
+    return any(target.route is Route.BASE for target in targets)

@@ -1,0 +1,226 @@
+"""The folder of a run: what lies where, and who may write."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from lightspan.errors import ConfigError
+from lightspan.lightning.advantages import Explanation
+from lightspan.training.results import Evaluation
+
+CONFIG: Final = "config.json"
+METRICS: Final = "metrics.jsonl"
+RESULT: Final = "result.json"
+LOCK: Final = "lock"
+
+
+class RunFolder:
+    """`runs/<name>/`, readable by its owner alone.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.path.resolve() / 'store.db'}"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a run began here."""
+        return (self.path / CONFIG).exists()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "learning_curve.png"
+
+    def create(self) -> None:
+        """Make the folder and keep others from training in it.
+
+        Raises:
+            ConfigError: it cannot be written, is not for one run alone, or another trainer works
+                in it.
+        """
+        if _shared(self.path):
+            raise ConfigError(
+                f"{self.path} is not for one run alone, and a run's folder is closed to others: "
+                "give the run one of its own (folder=), such as runs/first"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.chmod(0o700)
+            lock = (self.path / LOCK).open("a+")
+            self.checkpoints.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"the run's folder {self.path} cannot be written: {error.strerror}; "
+                "give another one (folder=)"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise ConfigError(
+                f"another process (pid {owner}) trains in {self.path}: wait for it, or give "
+                "another folder (folder=)"
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others train here."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # --- settings and result --------------------------------------------------------------
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """The settings, as JSON."""
+        self.write(CONFIG, json.dumps(config, indent=2, default=str).encode() + b"\n")
+
+    def read_config(self) -> dict[str, Any]:
+        """Raises `ConfigError` if this is no run's folder, or the file is damaged."""
+        return self._read_json(CONFIG)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """What the complete run gave."""
+        self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
+
+    def read_result(self) -> dict[str, Any] | None:
+        """None while the run is not complete."""
+        return self._read_json(RESULT) if (self.path / RESULT).exists() else None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ConfigError(f"{self.path} is no run of lightspan: it has no {name}") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged, it is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path} is damaged: it holds {type(value).__name__}, no JSON object")
+        return value
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file as a whole."""
+        target = self.path / name
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        temporary = target.with_name(f".{target.name}")
+        temporary.write_bytes(data)
+        temporary.replace(target)
+
+    # --- metrics --------------------------------------------------------------------------
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Append one line to `metrics.jsonl`."""
+        with (self.path / METRICS).open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every complete line of `metrics.jsonl`.
+
+        Raises:
+            ConfigError: such a line is damaged.
+        """
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")[:-1]  # a process killed while writing leaves a rest
+        decoded: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                decoded.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"{path} is damaged in line {number}: {error}; mend or delete the line"
+                ) from error
+        return decoded
+
+    def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
+        """Keep an evaluation: the rewards, then the line that says that it is complete."""
+        self.write(_evaluation(evaluation.step), msgspec.json.encode(evaluation))
+        self.add_metrics(line)
+
+    def evaluations(self) -> list[Evaluation]:
+        """The complete evaluations, by step."""
+        steps = sorted(line["step"] for line in self.metrics() if line["kind"] == "eval")
+        paths = [self.path / _evaluation(step) for step in steps]
+        return [msgspec.json.decode(path.read_bytes(), type=Evaluation) for path in paths]
+
+    # --- what the learner was told --------------------------------------------------------
+    def write_explanations(
+        self, step: int, explanations: Iterable[tuple[str, Explanation]]
+    ) -> None:
+        """Keep why each transition of a step had its advantage and weight."""
+        self.write(_explanations(step), msgspec.json.encode(dict(explanations)))
+
+    def explanations(self, step: int) -> dict[str, Explanation]:
+        """`attempt/call/choice` → explanation; empty where none was kept."""
+        path = self.path / _explanations(step)
+        if not path.exists():
+            return {}
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Explanation])
+
+    def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
+        """Keep why the learner could not compute calls of a step under their grammar."""
+        self.write(_mismatches(step), msgspec.json.encode(mismatches))
+
+    def mismatches(self, step: int) -> dict[str, str]:
+        """`attempt/call/choice` → why; empty where none was kept."""
+        path = self.path / _mismatches(step)
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a checkpoint: it did not happen. -1 forgets everything."""
+        kept = [line for line in self.metrics() if line["step"] <= step]
+        self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+        for name in ("evaluations", "explanations", "mismatches"):
+            for path in (self.path / name).glob("step-*.json"):
+                if int(path.stem.removeprefix("step-")) > step:
+                    path.unlink()
+
+
+def _shared(path: Path) -> bool:
+    """Whether closing this folder to others would close more than a run."""
+    whole = path.resolve()
+    if any(place.is_relative_to(whole) for place in (Path.cwd(), Path.home())):
+        return True
+    return whole.is_dir() and bool(whole.stat().st_mode & stat.S_ISVTX)
+
+
+def _evaluation(step: int) -> str:
+    return f"evaluations/step-{step:06d}.json"
+
+
+def _explanations(step: int) -> str:
+    return f"explanations/step-{step:06d}.json"
+
+
+def _mismatches(step: int) -> str:
+    return f"mismatches/step-{step:06d}.json"

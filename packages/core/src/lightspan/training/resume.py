@@ -1,0 +1,74 @@
+"""Whether a run begins or goes on, and from where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lightspan.errors import CheckpointError, ConfigError
+from lightspan.progress import Reporter
+from lightspan.schema.records import new_id
+from lightspan.stores.protocol import Store
+from lightspan.training import checkpoints
+from lightspan.training.checkpoints import TrainerState
+from lightspan.training.folder import RunFolder
+from lightspan.training.settings import RECORDED
+
+FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s"})
+"""Settings that may change between the lives of a run: none decides what its steps so far mean."""
+
+
+def find_start(
+    folder: RunFolder, config: Mapping[str, Any], reporter: Reporter, *, resume: bool
+) -> tuple[TrainerState, Path | None]:
+    """The state to start from, and the checkpoint that it is of (None: a new run).
+
+    Raises:
+        ConfigError: the folder holds a run that is not to be resumed, or one of other settings.
+        CheckpointError: the checkpoint cannot be read.
+    """
+    saved = checkpoints.latest(folder.checkpoints)
+    if saved is None:
+        if resume:
+            reporter.line(f"{folder.path} holds no checkpoint to resume from: starting anew")
+        return TrainerState(run_id=new_id("run")), None
+    if not resume:
+        raise ConfigError(
+            f"{folder.path} holds a run already: resume it (resume=True, --resume), or give "
+            "another folder"
+        )
+    check_same(folder, config)
+    return checkpoints.load_state(saved), saved
+
+
+def check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if the folder's run has other settings than these."""
+    before, now = folder.read_config(), json.loads(json.dumps(config, default=str))
+    differing = [
+        f"{key}: {before[key]!r:.200} before, {now[key]!r:.200} now"
+        for key in sorted(before.keys() & now.keys() - FREE)
+        if before[key] != now[key]
+    ]
+    if differing:
+        raise ConfigError(
+            f"the run in {folder.path} was started with other settings, so it cannot go on with "
+            f"these ({'; '.join(differing)}): use the same ones, or another folder"
+        )
+
+
+async def next_version(store: Store, policy: str, state: TrainerState) -> int:
+    """A new version of a policy.
+
+    Raises:
+        CheckpointError: the store does not know the versions of this run.
+    """
+    version = await store.allot_version(policy, state.run_id, state.step)
+    if version <= state.versions.get(policy, 0):
+        raise CheckpointError(
+            f"the store {store.url} is not the one that this run has trained with: policy "
+            f"{policy!r} was at version {state.versions[policy]}, but the store allots {version}; "
+            "restore the store, or start anew in another folder"
+        )
+    return version

@@ -1,0 +1,308 @@
+"""Session: one `fit` or `evaluate`, and everything that is open while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from lightspan.engines.protocol import TokenEngine
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.gateway import Gateway
+from lightspan.learners.protocol import Learner
+from lightspan.lightning.advantages import Explanation
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.health import Health
+from lightspan.lightning.transitions import TransitionKey
+from lightspan.runners.app import App
+from lightspan.runners.external import RunnerWatch
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.peers import Presence, here
+from lightspan.runners.protocol import RunnerPlan, Runners
+from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.routing import Routing
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.training import checkpoints
+from lightspan.training.budget import CallBudget
+from lightspan.training.checkpoints import TrainerState, rollout_stem
+from lightspan.training.collector import Collector
+from lightspan.training.data import Epochs, task_id
+from lightspan.training.embedded import check_chat_templates, check_parts, make_engine, make_learner
+from lightspan.training.manifest import data_config, finished_result
+from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.resume import find_start, next_version
+from lightspan.training.settings import TrainerSettings
+
+T = TypeVar("T")
+
+
+class Session:
+    """Algorithms see it as `lightspan.algorithms.World`.
+
+    Args:
+        settings: of the trainer.
+        app: the user's program.
+        train: tasks to learn from.
+        val: held-out tasks.
+        agents: every agent path, where it is known.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        app: App,
+        train: Sequence[Json],
+        val: Sequence[Json] | None = None,
+        agents: Sequence[str] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.algorithm = settings.algorithm
+        self.folder = settings.run_folder
+        self.reporter = settings.progress
+        self.rng = random.Random(self.algorithm.seed)
+        self.budget = CallBudget(settings.max_frozen_calls, self.folder.path)
+        self.planned_steps = settings.planned_steps(len(train))
+        self.val = val
+        self.state = TrainerState(run_id="")
+        self.checkpoint: Path | None = None
+        """Where this life of the run begins; None for a new run."""
+        self.life = new_id("")[-12:]
+        self.engine: TokenEngine
+        self.learner: Learner
+        self.runners: Runners
+        self.store: Store
+        self.collector: Collector
+        self._app = app
+        self._tasks = Epochs(train, self.algorithm.seed)
+        self._health = Health(self.algorithm.routing(), self.note, agents)
+        self._stack = AsyncExitStack()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
+        self._batches = 0
+        self._presence: Presence
+        self._watch: RunnerWatch
+        self._resources_id = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.reporter.finish()
+        try:
+            await self._stack.aclose()
+        finally:
+            self._thread.shutdown()
+            saved = checkpoints.latest(self.folder.checkpoints)
+            if kind in (asyncio.CancelledError, KeyboardInterrupt) and self._can_go_on(saved):
+                kept = saved.name if saved is not None else "no checkpoint yet"
+                self.reporter.line(
+                    f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
+                )
+
+    def _can_go_on(self, saved: Path | None) -> bool:
+        """Whether what was stopped can go on: a run with a checkpoint, or one that has begun to
+        train (a dry run and an evaluation have not)."""
+        if saved is not None:
+            return True
+        try:
+            return "train" in self.folder.read_config()
+        except ConfigError:
+            return False
+
+    # --- opening --------------------------------------------------------------------------
+    def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
+        """Take the folder and find where to start. A run with nothing left to do has its result.
+
+        Raises:
+            AppError, CheckpointError, ConfigError
+        """
+        config = {**self.settings.config(), "app": self._app.reference}
+        if training:
+            config |= data_config(self._tasks.tasks, self.val)
+        self.folder.create()
+        self._stack.callback(self.folder.release)
+        start = find_start(self.folder, config, self.reporter, resume=resume)
+        self.state, self.checkpoint = start
+        if training or self.checkpoint is None:
+            self.folder.rewind(self.state.step if self.checkpoint else -1)
+            self.folder.write_config({**config, "run_id": self.state.run_id})
+        if not training or self.checkpoint is None:
+            return None
+        finished = finished_result(self.folder, self.state, self.planned_steps)
+        if finished is not None:
+            self.reporter.line(f"{self.folder.path} is complete: nothing is left to train")
+        return finished
+
+    async def open(self) -> None:
+        """Open the store, the learner, the engine, the gateway and the runners, in that order."""
+        await self._open_store()
+        self.learner = await self.learn(partial(make_learner, self.settings))
+        if self.checkpoint is not None:
+            await self._restore(self.checkpoint)
+        await self._open_engine()
+        await self._serve(self.engine, self.algorithm.routing())
+
+    async def open_without_models(self, routing: Routing) -> None:
+        """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
+        await self._open_store()
+        await self._serve(None, routing)
+
+    async def _open_store(self) -> None:
+        url = self.settings.store_url
+        self.store = await self._stack.enter_async_context(open_store(url))
+        if not self.store.capabilities.multi_process:
+            raise UnsupportedError(
+                f"store {url!r} lives in one process, and runners have their own: leave store= "
+                "out for a SQLite file in the run's folder"
+            )
+
+    async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
+        gateway = await self._stack.enter_async_context(Gateway(self.store, engine))
+        routing = routing.naming(self._app.agents or ())
+        routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
+        self._resources_id = await self.store.put_resources({ROUTING: routing})
+        self.runners = await self._start_runners()
+        self.collector = Collector(
+            self.store, self.runners, engine, self.reporter, self.algorithm.failure_reward
+        )
+
+    async def _restore(self, checkpoint: Path) -> None:
+        await self.learn(partial(self.learner.load, checkpoint / checkpoints.LEARNER))
+        version, internal, gauss = self.state.rng
+        self.rng.setstate((version, tuple(internal), gauss))
+        self.algorithm.load_state(self.state.algorithm)
+        left = await self.store.rollouts(run_id=self.state.run_id)
+        await self.store.cancel([s.rollout.rollout_id for s in left if not s.status.final])
+        self.reporter.line(f"resuming {self.folder.path} after step {self.state.step}")
+
+    async def _open_engine(self) -> None:
+        # another stream of random numbers in each life, or the first answers would come again
+        seed = random.Random(f"{self.algorithm.seed}/{self.state.step}").randrange(2**31)
+        self.engine = await asyncio.to_thread(make_engine, self.settings, seed=seed)
+        self._stack.push_async_callback(self.engine.close)
+        check_parts(self.algorithm, self.engine, self.learner)
+        check_chat_templates(self.engine)
+        await self.engine.start()
+        await self.publish()
+
+    async def _start_runners(self) -> Runners:
+        given = self.settings.runners
+        runners = LocalRunners(given) if isinstance(given, int) else given
+        plan = RunnerPlan(
+            store_url=self.store.url,
+            app=self._app.reference,
+            run_id=self.state.run_id,
+            lease_s=self.settings.lease_s,
+            sys_path=list(sys.path),
+        )
+        self._stack.push_async_callback(runners.stop)
+        await runners.start(plan)
+        await self._announce(RunnerWatch(plan, runners, self.reporter.line))
+        return runners
+
+    async def _announce(self, watch: RunnerWatch) -> None:
+        """Let runners that are started by hand find this training, and say who has come."""
+        run_id = self.state.run_id
+        peer = here(run_id, PeerRole.TRAINER, self._app.reference, run_id=run_id)
+        self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
+        self._watch = watch
+        watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
+        self._stack.callback(watching.cancel)
+
+    async def complete(self) -> None:
+        """Let runners that were started by hand end: the run is complete."""
+        await self._watch.end(self.store)
+        await self._presence.stay(complete=True)
+
+    async def evaluate(self, tasks: Sequence[Json]) -> Evaluation:
+        """Run the app once per task in val mode."""
+        return Evaluation.of(self.state.step, await self.rollouts(tasks, 1, Mode.VAL))
+
+    # --- what algorithms use (World) ------------------------------------------------------
+    @property
+    def step(self) -> int:
+        """See `World`."""
+        return self.state.step
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """See `World`."""
+        return self.state.versions
+
+    def next_tasks(self, count: int) -> list[Json]:
+        """See `World`."""
+        chosen = self._tasks.take(self.state.cursor, count)
+        self.state.cursor += count
+        return chosen
+
+    async def rollouts(
+        self, tasks: Sequence[Json], group_size: int, mode: Mode = Mode.TRAIN
+    ) -> list[Episode]:
+        """See `World`."""
+        planned = self._planned(tasks, group_size, mode)
+        episodes = await self.collector.run(planned, self._title(mode))
+        await self.budget.count(self.store, planned)
+        self._health.look(episodes)
+        return episodes
+
+    def _planned(self, tasks: Sequence[Json], group_size: int, mode: Mode) -> list[Rollout]:
+        self._batches += 1
+        stem = rollout_stem(self.state.run_id, self.life, self.state.step, self._batches)
+        return [
+            Rollout(
+                rollout_id=f"{stem}-{index}-{member}",
+                task=task,
+                task_id=task_id(task),
+                run_id=self.state.run_id,
+                group_id=f"{stem}-{index}",
+                mode=mode,
+                resources_id=self._resources_id,
+                step=self.state.step,
+                timeout_s=self.algorithm.timeout_s,
+                app=self._app.reference,
+            )
+            for index, task in enumerate(tasks)
+            for member in range(group_size)
+        ]
+
+    def _title(self, mode: Mode) -> str:
+        if mode is Mode.DEV:
+            return "dry run"
+        at = self.state.step
+        return f"step {at}: evaluating" if mode is Mode.VAL else f"step {at}/{self.planned_steps}"
+
+    async def learn(self, function: Callable[[], T]) -> T:
+        """See `World`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def publish(self) -> None:
+        """See `World`."""
+        fresh = {
+            policy: await next_version(self.store, policy, self.state)
+            for policy in self.algorithm.policies()
+        }
+        await self.learner.publish(self.engine, fresh)
+        self.state.versions = fresh
+
+    def note(self, text: str) -> None:
+        """See `World`."""
+        self.reporter.line(f"step {self.state.step}: {text}")
+
+    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
+        """See `World`."""
+        named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
+        self.folder.write_explanations(self.state.step, named)
+
+    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+        """See `World`."""
+        named = {f"{a}/{call}/{choice}": why for (a, call, choice), why in mismatches.items()}
+        self.folder.write_mismatches(self.state.step, named)

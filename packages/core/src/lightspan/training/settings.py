@@ -1,0 +1,145 @@
+"""The settings of a training: what a `Trainer` is given, checked once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from lightspan.algorithms.protocol import Algorithm
+from lightspan.engines.protocol import TokenEngine
+from lightspan.errors import ConfigError
+from lightspan.learners.protocol import Learner
+from lightspan.progress import Reporter, default_reporter
+from lightspan.runners.protocol import Runners
+from lightspan.schema.checks import check_device_name, check_number
+from lightspan.schema.records import Json
+from lightspan.training.folder import RunFolder
+from lightspan.training.sinks import MetricSink, checked_sinks
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+RECORDED: Final = ("steps", "epochs", "validate_every", "checkpoint_every", "device", "metric")
+"""What `config.json` says of a trainer as it was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The settings of `Trainer`, which describes them.
+
+    Raises:
+        ConfigError: a setting that cannot be honoured.
+    """
+
+    algorithm: Algorithm = field(kw_only=False)
+    runners: int | Runners = 8
+    steps: int | None = None
+    epochs: float = 1.0
+    folder: str | Path | None = None
+    validate_every: int | None = None
+    checkpoint_every: int = 1
+    engine: TokenEngine | None = None
+    learner: Learner | None = None
+    store: str | None = None
+    device: str = "cpu"
+    engine_options: Mapping[str, Any] | None = None
+    learner_options: Mapping[str, Any] | None = None
+    metric: str = "reward"
+    max_frozen_calls: int | None = None
+    sinks: Sequence[str | MetricSink] = ()
+    reporter: Reporter | None = None
+    lease_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 0:
+            raise ConfigError(f"steps={self.steps} must not be negative")
+        check_number("epochs", self.epochs, above=0)
+        check_number("lease_s", self.lease_s, above=0)
+        if self.checkpoint_every < 1:
+            raise ConfigError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
+        if self.validate_every is not None and self.validate_every < 1:
+            raise ConfigError(f"validate_every={self.validate_every} must be at least 1, or None")
+        if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
+            raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
+        if self.engine is not None and self.engine_options:
+            raise ConfigError("engine_options are of the embedded engine: leave engine= out")
+        if self.learner is not None and self.learner_options:
+            raise ConfigError("learner_options are of the embedded learner: leave learner= out")
+        if self.engine is None or self.learner is None:
+            check_device_name(self.device)
+        # one name stands for a list of it, and an iterator would be used up by the check
+        object.__setattr__(self, "sinks", checked_sinks(self.sinks))
+        for name in ("engine_options", "learner_options"):  # the user's own may change later
+            object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    @cached_property
+    def run_folder(self) -> RunFolder:
+        """That of the run; a fresh one where none was given."""
+        return RunFolder(Path(self.folder) if self.folder is not None else _fresh_folder())
+
+    @cached_property
+    def progress(self) -> Reporter:
+        """Where progress goes."""
+        return self.reporter or default_reporter()
+
+    @property
+    def store_url(self) -> str:
+        return self.store or self.run_folder.store_url
+
+    def planned_steps(self, tasks: int) -> int:
+        """Iterations in all."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
+
+    def evaluates(self, step: int, total: int) -> bool:
+        """Whether held-out tasks are run after a step: before training, after it, and every so
+        often."""
+        every = self.validate_every
+        return step in (0, total) or (every is not None and step % every == 0)
+
+    def config(self) -> dict[str, Json]:
+        """For `config.json`."""
+        elsewhere = self.store_url != self.run_folder.store_url
+        return {
+            **self.algorithm.config(),
+            **{name: getattr(self, name) for name in RECORDED},
+            "store": self.store_url if elsewhere else None,
+        }
+
+
+def takes(
+    settings: Callable[P, S],
+) -> Callable[[Callable[[T, S], None]], Callable[Concatenate[T, P], None]]:
+    """Gives a constructor the parameters of its settings: they are spelled there alone, and
+    callers, type checkers and `help` see them here."""
+
+    def decorate(init: Callable[[T, S], None]) -> Callable[Concatenate[T, P], None]:
+        @functools.wraps(init)
+        def made(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            init(self, settings(*args, **kwargs))
+
+        made.__signature__ = inspect.signature(settings.__init__)  # type: ignore[attr-defined]
+        # what a wrong or missing setting is told: the constructor that people call
+        settings.__init__.__qualname__ = init.__qualname__
+        return made
+
+    return decorate
+
+
+def _fresh_folder() -> Path:
+    """`runs/<date and time>`, with a number if it is taken."""
+    stem = datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path

@@ -1,0 +1,143 @@
+"""Model clients that do not use the OpenAI SDK: their calls are recorded, without tokens.
+
+See `capture.bypass`. LangChain tells of every model that begins to answer. If the wire shim
+asks who is acting before it ends, core knows of the call; if nobody does, it bypassed the SDK, or
+LangChain's cache answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from langchain_core.language_models import BaseLanguageModel
+from langchain_core.messages import BaseMessage, convert_to_openai_messages
+
+from lightspan.capture.bypass import Client, client_of, running
+from lightspan.schema.messages import dump_json
+from lightspan.schema.spans import now_ns
+
+
+@dataclass(slots=True, eq=False)
+class Asking:
+    """The model runs of one call of a model: one, or with several prompts (`generate`) each."""
+
+    size: int
+    prompts: dict[UUID, Any] = field(default_factory=dict)
+    """Run id → a list of messages, or a text."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    model: Any = None
+    """What is asked; None where it is not known."""
+    is_seen: bool = False
+    """Whether the OpenAI SDK asked: then core records it."""
+    start_ns: int = field(default_factory=now_ns)
+
+    @property
+    def last(self) -> UUID | None:
+        """The run that began last."""
+        return next(reversed(self.prompts), None)
+
+
+asking: Final[ContextVar[Asking | None]] = ContextVar("lightspan_langgraph_asking", default=None)
+"""What last began to ask a model in this context and has not answered yet.
+
+It is no note of `scope.Acting`: a model run may end in another context than it began in, where a
+note could not be taken back, and the frames pushed with it would stay.
+"""
+
+
+def begin(
+    run_id: UUID, prompt: Any, name: str, event: Mapping[str, Any], known: Collection[UUID]
+) -> Asking:
+    """A model run begins; it may be one of several that LangChain tells of one after the other.
+
+    Args:
+        run_id: its id.
+        prompt: its messages, or its text.
+        name: of the model's class.
+        event: what else LangChain tells.
+        known: the model runs that are open.
+    """
+    size, current = int(event.get("batch_size") or 1), asking.get()
+    if current is None or len(current.prompts) >= size or current.size != size:
+        if current is not None and current.last in known:
+            current.is_seen = True  # a client around this one: the inner call is the real one
+        params = event.get("invocation_params") or {}
+        current = Asking(size, params=params, name=name, model=running(BaseLanguageModel))
+        asking.set(current)
+    current.prompts[run_id] = prompt
+    return current
+
+
+def client(ask: Asking, agent_path: str) -> Client | None:
+    """The model client, where it is known."""
+    if ask.model is None:
+        return None
+    return client_of(ask.model, agent_path, "langchain_openai.ChatOpenAI")
+
+
+def request(ask: Asking, run_id: UUID) -> dict[str, Any]:
+    """The call as a chat request."""
+    params = ask.params
+    model = params.get("model") or params.get("model_name") or ask.name
+    known: dict[str, Any] = {"model": str(model), "messages": _messages(ask.prompts[run_id])}
+    for key in ("temperature", "top_p", "max_tokens", "seed", "n", "tools"):
+        if params.get(key) is not None:
+            known[key] = params[key]
+    return known
+
+
+def answer(response: Any) -> dict[str, Any]:
+    """The result of LangChain's as a chat completion; empty if there is none."""
+    generations = getattr(response, "generations", None) or [[]]
+    choices = [
+        {"index": index, "message": said, "finish_reason": reason or "stop"}
+        for index, (said, reason) in enumerate(map(_said, generations[0]))
+    ]
+    return {"choices": choices, "usage": _usage(generations[0])} if choices else {}
+
+
+def is_cached(response: Any) -> bool:
+    """Whether LangChain's own cache answered: then no client was used."""
+    generations = getattr(response, "generations", None) or [[]]
+    return any(_usage_of(one).get("total_cost") == 0 for one in generations[0])
+
+
+def _said(generation: Any) -> tuple[dict[str, Any], str | None]:
+    message = getattr(generation, "message", None)
+    if message is None:
+        return {"role": "assistant", "content": generation.text}, None
+    (plain,) = _messages([message])
+    metadata = getattr(message, "response_metadata", None) or {}
+    return plain, metadata.get("finish_reason") or metadata.get("stop_reason")
+
+
+def _usage(generations: Sequence[Any]) -> dict[str, Any]:
+    told = _usage_of(generations[0]) if generations else {}
+    return {
+        "prompt_tokens": told.get("input_tokens"),
+        "completion_tokens": told.get("output_tokens"),
+    }
+
+
+def _usage_of(generation: Any) -> Mapping[str, Any]:
+    return getattr(getattr(generation, "message", None), "usage_metadata", None) or {}
+
+
+def _messages(prompt: Any) -> list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return list(_plain(prompt))
+
+
+def _plain(messages: Sequence[BaseMessage]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        try:
+            converted: Any = convert_to_openai_messages(message)
+        except Exception:  # a role or a content of the user's own
+            converted = {"role": message.type, "content": dump_json(message.content)}
+        yield from converted if isinstance(converted, list) else [converted]

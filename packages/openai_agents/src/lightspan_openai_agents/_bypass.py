@@ -1,0 +1,291 @@
+"""Calls of models that do not use the OpenAI SDK: a `Model` of the user's own, LiteLLM's.
+
+The SDK asks every model by `get_response` or `stream_response`: both are wrapped in every class,
+and say what was asked and answered. A span of the model's own (`generation_span`) adds the model's
+name, and speaks alone where nothing is wrapped. A call in which the OpenAI SDK was asked is core's
+to record.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any, Final
+
+from agents import FunctionTool, Handoff, Model, ModelResponse
+
+from lightspan.capture import scope
+from lightspan.capture.adapter import damage, follow, subclasses
+from lightspan.capture.answers import as_mapping
+from lightspan.capture.bypass import running
+from lightspan.capture.patch import Patch
+from lightspan.capture.scope import Acting
+from lightspan.schema.call_attributes import StreamedAnswer
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.records import new_id
+from lightspan.schema.spans import SpanStatus, text_of
+from lightspan_openai_agents._identity import (
+    NAME,
+    End,
+    Operation,
+    OperationKind,
+    Told,
+    begin,
+    bypassing_call,
+)
+
+_ASKED: Final = inspect.signature(Model.get_response)
+
+
+# --- what the SDK's spans tell --------------------------------------------------------------
+def hear(operation: Operation, data: Any, end: End) -> None:
+    """A turn or a model call of the SDK's tracing has ended.
+
+    Args:
+        operation: what ended.
+        data: the SDK's data of its span.
+        end: how it ended.
+    """
+    if operation.asked:
+        return
+    model = getattr(data, "model", None)
+    said = getattr(data, "response", None)
+    answer = {} if said is None else said.model_dump(mode="json", warnings=False)
+    request = {"model": model or answer.get("model") or ""}
+    given = getattr(data, "input", None)
+    if given is not None:
+        request["messages" if operation.kind is OperationKind.GENERATION else "input"] = given
+    answer = answer or _completion(getattr(data, "output", None), data.usage)
+    told = Told(operation, request, answer, end, running(Model))
+    if operation.parent is not None and operation.parent.kind is OperationKind.MODEL:
+        operation.parent.told.append(told)
+    else:
+        _record(told)
+
+
+def _completion(output: Any, usage: Any) -> dict[str, Any]:
+    """A chat completion of what the SDK's span tells of an answer."""
+    told = [one for one in output or () if isinstance(one, Mapping)]
+    whole = next((one for one in told if "output" in one), None)
+    if whole is not None:
+        return dict(whole)
+    used = usage or {}
+    choices = [
+        {"index": n, "message": dict(one), "finish_reason": "stop"} for n, one in enumerate(told)
+    ]
+    counts = {
+        "prompt_tokens": used.get("input_tokens"),
+        "completion_tokens": used.get("output_tokens"),
+    }
+    return {"choices": choices, "usage": counts}
+
+
+def _record(told: Told) -> None:
+    span = bypassing_call(*told)
+    if span is not None:
+        told.operation.around.scope.recorder.add(span)
+
+
+# --- what models are asked ------------------------------------------------------------------
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """One call of a model, under way."""
+
+    model: Model
+    operation: Operation
+    inside: Acting
+    """Who acts in it, as far as it has come."""
+    root: scope.Root | None
+    args: Any
+    options: Mapping[str, Any]
+    streamed: bool
+    chunks: StreamedAnswer = field(default_factory=StreamedAnswer)
+    key: str = field(default_factory=lambda: new_id("model"))
+
+    def request(self, name: str | None) -> dict[str, Any]:
+        """What was asked, as the body of a request for a response.
+
+        Args:
+            name: of the model, if a span told it.
+        """
+        known = {name: self.options[name] for name in _ASKED.parameters if name in self.options}
+        given = _ASKED.bind_partial(self.model, *self.args, **known).arguments
+        settings = given.get("model_settings")
+        own = getattr(self.model, "model", None)
+        kind = type(self.model).__name__
+        return {
+            "model": name or (own if isinstance(own, str) else kind),
+            "instructions": given.get("system_instructions"),
+            "input": given.get("input") or [],
+            "tools": list(_tools(given)),
+            "temperature": getattr(settings, "temperature", None),
+            "top_p": getattr(settings, "top_p", None),
+            "max_output_tokens": getattr(settings, "max_tokens", None),
+            "stream": True if self.streamed else None,
+        }
+
+
+def _tools(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for tool in (*(given.get("tools") or ()), *(given.get("handoffs") or ())):
+        if isinstance(tool, FunctionTool):
+            yield _function(tool.name, tool.description, tool.params_json_schema)
+        elif isinstance(tool, Handoff):
+            yield _function(tool.tool_name, tool.tool_description, tool.input_json_schema)
+        else:  # hosted, by whoever serves the model
+            yield {"type": tool.name}
+
+
+def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"name": name, "description": description}
+    return {"type": "function", **named, "parameters": parameters}
+
+
+def _answer(response: ModelResponse) -> dict[str, Any]:
+    output = [dict(i) if isinstance(i, Mapping) else as_mapping(i) for i in response.output]
+    used = response.usage
+    counts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+    return {
+        "id": response.response_id,
+        "output": output,
+        "usage": counts if used.requests else {},  # else nobody counted
+    }
+
+
+def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | None:
+    """The call that begins; None where nothing is recorded. Never raises."""
+    current = scope.pushed()
+    if current is None:
+        return None
+    try:
+        acting, root = scope.begin(current, None)
+        current = acting
+        if not acting.scope.recorder.keeps:
+            return None
+        operation = begin(OperationKind.MODEL, "", acting, acting.notes.get(NAME))
+        inside = operation.inside.noting(NAME, operation)
+        ask = _Ask(model, operation, inside, root, args, options, streamed)
+        acting.scope.recorder.expect(ask.key, partial(_end, ask, None, GeneratorExit()))
+        return ask
+    except Exception as error:
+        damage(current.scope.recorder, NAME, error)
+        return None
+
+
+def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> None:
+    """Record it, once, unless somebody inside knows more of it. Never raises."""
+    recorder = ask.operation.around.scope.recorder
+    try:
+        if ask.streamed and isinstance(error, GeneratorExit) and ask.chunks.complete:
+            error = None
+        if recorder.settle(ask.key):
+            for told in _told(ask, response, error):
+                _record(told)
+    except Exception as failure:
+        damage(recorder, NAME, failure)
+    if ask.root is not None:
+        ask.root.close(error)
+
+
+def _told(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> list[Told]:
+    """The calls that nobody else tells of."""
+    inside = ask.operation.told
+    if ask.operation.asked or len(inside) > 1:
+        return inside
+    name = inside[0].request["model"] if inside else None
+    answer = ask.chunks.answer() if response is None else _answer(response)
+    return [Told(ask.operation, ask.request(name), answer, _ending(error), ask.model)]
+
+
+def _ending(error: BaseException | None) -> End:
+    if error is None:
+        return End()
+    if isinstance(error, GeneratorExit):
+        return End(SpanStatus.UNSET)
+    return End(SpanStatus.ERROR, text_of(error) or "error", exception_attributes(error))
+
+
+async def _step(ask: _Ask, step: Awaitable[Any]) -> Any:
+    """Take it with the call acting."""
+    token = scope.set_acting(ask.inside)
+    try:
+        return await step
+    finally:
+        ask.inside = scope.pushed() or ask.inside
+        scope.reset_acting(token)
+
+
+# --- wrapping -------------------------------------------------------------------------------
+def _get_response(original: Any, patch: Patch) -> Any:
+    @wraps(original)
+    async def get_response(self: Model, *args: Any, **options: Any) -> ModelResponse:
+        ask = _begin(self, args, options, streamed=False) if patch.on else None
+        if ask is None:
+            return await original(self, *args, **options)  # type: ignore[no-any-return]
+        try:
+            response: ModelResponse = await _step(ask, original(self, *args, **options))
+        except BaseException as error:
+            _end(ask, None, error)
+            raise
+        _end(ask, response, None)
+        return response
+
+    return get_response
+
+
+def _stream_response(original: Any, patch: Patch) -> Any:
+    @wraps(original)
+    async def stream_response(self: Model, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        ask = _begin(self, args, options, streamed=True) if patch.on else None
+        events = original(self, *args, **options)
+        if ask is None:
+            async for event in events:
+                yield event
+            return
+        events = aiter(events)
+        try:
+            while True:
+                try:
+                    event = await _step(ask, anext(events))
+                except StopAsyncIteration:
+                    break
+                _gather(ask, event)
+                yield event
+        except BaseException as error:
+            try:
+                if hasattr(events, "aclose"):  # the spans inside end first
+                    await _step(ask, events.aclose())
+            finally:
+                _end(ask, None, error)
+            raise
+        _end(ask, None, None)
+
+    return stream_response
+
+
+def _gather(ask: _Ask, event: Any) -> None:
+    try:
+        ask.chunks.add(event)
+    except Exception as error:
+        damage(ask.operation.around.scope.recorder, NAME, error)
+
+
+_MAKE: Final = {"get_response": _get_response, "stream_response": _stream_response}
+
+
+def wrap() -> list[Patch]:
+    """Wrap every class of models, also those that are defined from now on."""
+    patches: list[Patch] = []
+    for known in subclasses(Model):
+        _wrap_class(known, patches)
+    patches.append(follow(Model, partial(_wrap_class, patches=patches)))
+    return patches
+
+
+def _wrap_class(known: type, patches: list[Patch]) -> None:
+    for name, make in _MAKE.items():
+        function = vars(known).get(name)
+        if isinstance(function, FunctionType) and not hasattr(function, "__isabstractmethod__"):
+            patches.append(Patch(known, name, partial(make, function)))

@@ -1,0 +1,353 @@
+"""What the tests of several frameworks in one process share: which are there, an agent of each.
+
+Each framework is a *layer*: an agent that asks its model, calls a tool, and asks again. The tool
+runs the next layer, in another framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from typing import Any, Protocol
+
+import openai
+import pytest
+
+import lightspan
+from lightspan.capture import wire
+from lightspan.testing.adapter_suite import instructions
+
+MODULES = {
+    "langgraph": ("langchain", "langchain_openai"),
+    "autogen": ("autogen_agentchat", "autogen_ext"),
+    "openai_agents": ("agents",),
+    "crewai": ("crewai",),
+}
+
+
+def is_installed(name: str) -> bool:
+    """Whether the framework and its adapter can be imported; CrewAI warns while it is."""
+    try:
+        for module in (*MODULES[name], f"lightspan_{name}"):
+            pytest.importorskip(module)
+    except pytest.skip.Exception:
+        return False
+    return True
+
+
+FRAMEWORKS = [name for name in MODULES if is_installed(name)]
+if "crewai" in FRAMEWORKS:
+    # CrewAI warns of fields of its own that it reads itself.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")
+
+MARKS = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:crewai"),
+    # CrewAI never closes its clients: an asynchronous one outlives its event loop.
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in.*(socket|Transport):pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+"""Of each file of tests."""
+
+
+# --- layers ---------------------------------------------------------------------------------
+class Layer(Protocol):
+    """An agent of one framework; its tool, if it has one, runs the next layer."""
+
+    names: Sequence[str]
+    """What it adds to the path: a team and its agent, or an agent."""
+
+    async def run(self, text: str) -> Any:
+        """Run it in this event loop."""
+
+    def run_sync(self, text: str) -> Any:
+        """Run it in this thread, or in one of its own."""
+
+
+class InALoop:
+    """A framework whose agents need an event loop."""
+
+    async def run(self, text: str) -> Any:
+        raise NotImplementedError
+
+    def run_sync(self, text: str) -> Any:
+        async def work() -> Any:
+            try:
+                return await self.run(text)
+            finally:
+                await wire.aclose()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, asyncio.run, work()).result()
+
+
+def asks(inner: Layer, *, is_async: bool) -> Callable[[str], Any]:
+    """The tool `ask`, which runs the next layer."""
+
+    def ask(what: str) -> str:
+        """Ask somebody else."""
+        return str(inner.run_sync(what))
+
+    async def ask_async(what: str) -> str:
+        """Ask somebody else."""
+        return str(await inner.run(what))
+
+    ask_async.__name__ = "ask"
+    return ask_async if is_async else ask
+
+
+@functools.cache
+def client(url: str) -> openai.AsyncOpenAI:
+    """One for all, which keeps no connection, so that it can go from loop to loop."""
+    limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
+    kept_apart = openai.DefaultAsyncHttpxClient(limits=limits)
+    return openai.AsyncOpenAI(base_url=url, api_key="key", max_retries=0, http_client=kept_apart)
+
+
+class PlainPython:
+    """A `with lightspan.agent(…)` around calls of the OpenAI SDK."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        self.names = [name]
+        self.url = url
+        self.inner = inner
+
+    async def run(self, text: str) -> Any:
+        with lightspan.agent(self.names[0]):
+            said = await self._ask(text)
+            if self.inner is None:
+                return said
+            return await self._ask(f"{text}: {await self.inner.run(text)}")
+
+    async def _ask(self, text: str) -> str:
+        answer = await client(self.url).chat.completions.create(**asked(self.names[0], text))
+        return str(answer.choices[0].message.content)
+
+    def run_sync(self, text: str) -> Any:
+        with lightspan.agent(self.names[0]):
+            said = self._ask_sync(text)
+            if self.inner is None:
+                return said
+            return self._ask_sync(f"{text}: {self.inner.run_sync(text)}")
+
+    def _ask_sync(self, text: str) -> str:
+        with openai.OpenAI(base_url=self.url, api_key="key", max_retries=0) as sdk:
+            answer = sdk.chat.completions.create(**asked(self.names[0], text))
+        return str(answer.choices[0].message.content)
+
+
+def asked(name: str, text: str) -> Any:
+    """What an agent asks its model."""
+    told = {"role": "system", "content": instructions(name)}
+    return {"model": "m", "messages": [told, {"role": "user", "content": text}]}
+
+
+class LangGraphNode(PlainPython):
+    """A node of a graph, whose code asks a model and runs the next layer."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        from langchain_core.runnables import RunnableLambda
+        from langgraph.graph import START, StateGraph
+
+        super().__init__(name, url, inner)
+        self.chat = chat_of(url)
+        graph: Any = StateGraph(dict)
+        node: Any = RunnableLambda(self._node, self._node_async, name=name)
+        graph.add_node(name, node)
+        graph.add_edge(START, name)
+        self.graph = graph.compile()
+
+    async def run(self, text: str) -> Any:
+        return (await self.graph.ainvoke({"text": text}))["said"]
+
+    def run_sync(self, text: str) -> Any:
+        return self.graph.invoke({"text": text})["said"]
+
+    async def _node_async(self, state: dict[str, str]) -> dict[str, str]:
+        text, prompt = state["text"], instructions(self.names[0])
+        said = (await self.chat.ainvoke([("system", prompt), ("user", text)])).text
+        if self.inner is not None:
+            text = f"{text}: {await self.inner.run(text)}"
+            said = (await self.chat.ainvoke([("system", prompt), ("user", text)])).text
+        return {"said": said}
+
+    def _node(self, state: dict[str, str]) -> dict[str, str]:
+        text, prompt = state["text"], instructions(self.names[0])
+        said = self.chat.invoke([("system", prompt), ("user", text)]).text
+        if self.inner is not None:
+            text = f"{text}: {self.inner.run_sync(text)}"
+            said = self.chat.invoke([("system", prompt), ("user", text)]).text
+        return {"said": said}
+
+
+def chat_of(url: str) -> Any:
+    """LangChain's chat model."""
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    return ChatOpenAI(
+        model="m",
+        base_url=url,
+        api_key=SecretStr("key"),
+        max_retries=0,
+        http_async_client=client(url)._client,
+    )
+
+
+class LangGraph:
+    """An agent in a graph."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        from langchain.agents import create_agent
+        from langchain_core.tools import StructuredTool
+
+        self.names = [name]
+        tools = []
+        if inner is not None:
+            both = [asks(inner, is_async=is_async) for is_async in (False, True)]
+            tools.append(StructuredTool.from_function(*both, name="ask"))
+        prompt = instructions(name)
+        self.graph: Any = create_agent(chat_of(url), tools, name=name, system_prompt=prompt)
+
+    async def run(self, text: str) -> Any:
+        return (await self.graph.ainvoke({"messages": [("user", text)]}))["messages"][-1].text
+
+    def run_sync(self, text: str) -> Any:
+        return self.graph.invoke({"messages": [("user", text)]})["messages"][-1].text
+
+
+class AutoGen(InALoop):
+    """An agent in a team."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        from autogen_agentchat.agents import AssistantAgent
+        from autogen_agentchat.teams import RoundRobinGroupChat
+        from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+        self.names = [f"{name}_team", name]
+        flags = ("function_calling", "json_output", "structured_output")
+        info: Any = {"vision": False, "family": "unknown", **dict.fromkeys(flags, True)}
+        model = OpenAIChatCompletionClient(
+            model="m", base_url=url, api_key="key", model_info=info, max_retries=0
+        )
+        model._client = client(url)
+        self.agent = AssistantAgent(
+            name,
+            model,
+            tools=[] if inner is None else [asks(inner, is_async=True)],
+            system_message=instructions(name),
+            reflect_on_tool_use=inner is not None,
+        )
+        self.team = RoundRobinGroupChat([self.agent], name=f"{name}_team", max_turns=1)
+
+    async def run(self, text: str) -> Any:
+        return (await self.team.run(task=text)).messages[-1].to_text()  # type: ignore[union-attr]
+
+
+class AutoGenAgent(AutoGen):
+    """An agent in no team."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        super().__init__(name, url, inner)
+        self.names = [name]
+
+    async def run(self, text: str) -> Any:
+        return (await self.agent.run(task=text)).messages[-1].to_text()  # type: ignore[union-attr]
+
+
+class OpenAIAgents:
+    """An agent of the Agents SDK."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        from agents import Agent, OpenAIChatCompletionsModel, function_tool, set_trace_processors
+
+        set_trace_processors([])
+        self.names = [name]
+        self.agent: Any = Agent(
+            name=name,
+            instructions=instructions(name),
+            model=OpenAIChatCompletionsModel("m", client(url)),
+            tools=[] if inner is None else [function_tool(asks(inner, is_async=True))],
+        )
+
+    async def run(self, text: str) -> Any:
+        from agents import Runner
+
+        return (await Runner.run(self.agent, text)).final_output
+
+    def run_sync(self, text: str) -> Any:
+        """In a thread: `run_sync` of the SDK refuses to run where a loop runs already."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, self._run_sync, text).result()
+
+    def _run_sync(self, text: str) -> Any:
+        from agents import Runner
+
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            said = Runner.run_sync(self.agent, text).final_output
+            loop.run_until_complete(wire.aclose())
+            return said
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class CrewAI:
+    """An agent in a crew without a name."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        from crewai import LLM, Agent, Crew, Task
+        from crewai.tools import tool
+
+        self.names = [name]
+        agent = Agent(
+            role=name,
+            goal="Answer.",
+            backstory=instructions(name),
+            llm=LLM("m", provider="openai", base_url=url, api_key="key", max_retries=0),
+            tools=[] if inner is None else [tool(asks(inner, is_async=False))],
+            max_retry_limit=0,
+        )
+        task = Task(description="{text}", expected_output="An answer.", agent=agent)
+        self.crew = Crew(agents=[agent], tasks=[task])
+
+    async def run(self, text: str) -> Any:
+        return await self.crew.akickoff(inputs={"text": text})
+
+    def run_sync(self, text: str) -> Any:
+        return self.crew.kickoff(inputs={"text": text})
+
+
+LAYERS: Mapping[str, Callable[[str, str, Layer | None], Layer]] = {
+    "langgraph": LangGraph,
+    "autogen": AutoGen,
+    "openai_agents": OpenAIAgents,
+    "crewai": CrewAI,
+}
+
+
+# --- playing ---------------------------------------------------------------------------------
+@contextmanager
+def instrumented(names: Sequence[str]) -> Iterator[None]:
+    """The adapters of all these frameworks."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(importlib.import_module(f"lightspan_{name}").instrument())
+        yield
+
+
+async def in_this_loop(work: Awaitable[Any]) -> Any:
+    """Await it and leave no connection of this loop open."""
+    try:
+        return await work
+    finally:
+        await wire.aclose()

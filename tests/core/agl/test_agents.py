@@ -1,0 +1,565 @@
+"""lightspan.agl: agents, what they are handed, how they travel, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+import lightspan.agl as agl
+from lightspan.agl._dev import DevSummary
+from lightspan.agl._travel import AgentApp, MainLLM, agents, travelling
+from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
+from lightspan.runners.app import load_app
+from lightspan.runners.runner import Runner
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Attempt, Mode, Rollout
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.spans import SpanKind
+from lightspan.stores import open_store
+from lightspan.testing.scripted import ScriptedServer
+
+LLM = MainLLM(
+    model="Qwen/Qwen2.5", sampling={"train": {"temperature": 1.0}, "val": {"temperature": 0.25}}
+)
+NEVER = "http://127.0.0.1:9"
+
+
+class Remembers(agl.LitAgent[dict[str, Any]]):
+    """Says what it was handed."""
+
+    def __init__(self, factor: float = 1.0, *, names: list[str] | None = None) -> None:
+        super().__init__()
+        self.factor = factor
+        self.names = names
+
+    def rollout(self, task: Any, resources: agl.NamedResources, rollout: agl.Rollout) -> float:
+        SEEN.append((self, task, resources, rollout))
+        return self.factor * float(task["n"])
+
+
+class Splits(agl.LitAgent[Any]):
+    """Tells training from validation, and awaits."""
+
+    async def training_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 1.0
+
+    async def validation_rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 2.0
+
+
+class Emits(agl.LitAgent[Any]):
+    """Emits its reward."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
+        agl.emit_reward({"style": 0.25, "right": 0.75}, primary_key="right", attributes={"a": 1})
+        agl.emit_annotation({"nested": {"deep": [1, 2], "flag": True}})
+        agl.emit_message("hello", {"tag": "x"})
+        agl.emit_object({"some": "thing"})
+        agl.emit_exception(ValueError("handled"))
+        agl.emit_message("not this", propagate=False)
+
+
+@agl.rollout
+def by_llm(task: Any, llm: agl.LLM, rollout: agl.Rollout) -> float:
+    """A function that wants the model."""
+    SEEN.append((llm, task, None, rollout))
+    return 0.5
+
+
+@agl.rollout
+async def by_prompt(task: Any, prompt_template: agl.PromptTemplate) -> float:
+    """A function that wants a prompt."""
+    return float(prompt_template.format(x=task["n"]))
+
+
+SEEN: list[tuple[Any, Any, Any, Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    SEEN.clear()
+
+
+async def run_once(
+    app: Any, task: Any = None, *, mode: Mode = Mode.TRAIN, gateway: str = NEVER
+) -> tuple[Attempt, list[Any]]:
+    """The attempt of one rollout, and its spans."""
+    routing = Routing(
+        gateway_url=gateway,
+        rules=[Rule("write", Target(route=Route.POLICY, policy="policy"), regex=True)],
+        default=Target(route=Route.SHARED, policy="policy"),
+        by_url=True,
+    )
+    async with open_store("memory:") as store:
+        resources_id = await store.put_resources({ROUTING: routing} if gateway else {})
+        rollout = Rollout(
+            rollout_id="r1", task=task, task_id="t", mode=mode, resources_id=resources_id
+        )
+        await store.enqueue([rollout])
+        [claim] = await store.claim("me", 1, 30)
+        await Runner(store, app).run_once(claim)
+        [attempt] = await store.attempts(["r1"])
+        spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        return attempt, spans
+
+
+def arrived(agent: agl.LitAgent[Any]) -> Any:
+    """The agent's app as a runner loads it."""
+    return load_app(travelling(agent, LLM).reference)
+
+
+# --- what agents are handed -----------------------------------------------------------------
+
+
+async def test_the_agent_gets_task_resources_and_rollout() -> None:
+    attempt, _ = await run_once(arrived(Remembers(2.0)), {"n": 3})
+    assert attempt.reward is not None
+    assert attempt.reward.value == 6.0
+    [(agent, task, resources, rollout)] = SEEN
+    assert (type(agent).__name__, agent.factor, task) == ("Remembers", 2.0, {"n": 3})
+    assert (rollout.rollout_id, rollout.mode, rollout.input) == ("r1", "train", {"n": 3})
+    assert rollout.attempt.attempt_id == attempt.attempt_id
+    llm = resources["main_llm"]
+    assert llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id) == f"{NEVER}/v1"
+    assert llm.get_base_url() == llm.endpoint == f"{NEVER}/v1"
+    assert (llm.model, llm.sampling_parameters) == ("Qwen/Qwen2.5", {"temperature": 1.0})
+    assert llm.api_key == attempt.call_token
+    assert attempt.call_token not in repr(llm)
+    with pytest.raises(ConfigError, match="is not this attempt, which is"):
+        llm.get_base_url("other", "attempt")
+
+
+async def test_validation_has_its_own_mode_and_temperature() -> None:
+    await run_once(arrived(Remembers()), {"n": 1}, mode=Mode.VAL)
+    assert SEEN[0][3].mode == "val"
+    assert SEEN[0][2]["main_llm"].sampling_parameters == {"temperature": 0.25}
+
+
+@pytest.mark.parametrize(("mode", "reward"), [(Mode.TRAIN, 1.0), (Mode.VAL, 2.0)])
+async def test_training_and_validation_may_differ(mode: Mode, reward: float) -> None:
+    app = arrived(Splits())
+    assert app.is_async
+    attempt, _ = await run_once(app, mode=mode)
+    assert attempt.reward is not None
+    assert attempt.reward.value == reward
+
+
+async def test_functions_are_agents() -> None:
+    attempt, _ = await run_once(arrived(by_llm), {"n": 1})
+    assert attempt.reward is not None
+    assert attempt.reward.value == 0.5
+    llm = SEEN[0][0]
+    assert type(llm) is agl.LLM
+    assert llm.endpoint == f"{NEVER}/v1"
+    assert by_llm({"n": 1}, llm, None) == 0.5
+
+
+async def test_prompt_functions_get_the_prompt() -> None:
+    template = agl.PromptTemplate(template="{x}.5", engine="f-string")
+    assert await by_prompt.rollout_async({"n": 2}, {"p": template}, None) == 2.5  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="engine='jinja'"):
+        agl.PromptTemplate(template="{{ x }}", engine="jinja").format(x=1)
+    with pytest.raises(ValueError, match="asks for LLM, and there is none in \\['p'\\]"):
+        by_llm.rollout({}, {"p": template}, None)  # type: ignore[arg-type]
+
+
+def test_functions_that_ask_for_the_unknown_are_refused() -> None:
+    def other(x: int) -> None: ...
+    def more(task: int, tool: int) -> None: ...
+
+    with pytest.raises(AppError, match="must take `task` first"):
+        agl.rollout(other)
+    with pytest.raises(AppError, match="asks for tool, which nothing provides"):
+        agl.rollout(more)
+
+
+async def test_emitted_rewards_count_where_none_is_returned() -> None:
+    _, spans = await run_once(AgentApp(_one(Emits()), {}), gateway="")
+    kinds = [span.kind for span in spans if span.kind is not SpanKind.CHAIN]
+    assert kinds == [
+        *(SpanKind.ANNOTATION, SpanKind.REWARD, SpanKind.ANNOTATION),
+        *(SpanKind.ANNOTATION, SpanKind.MESSAGE, SpanKind.OBJECT, SpanKind.EXCEPTION),
+    ]
+    reward = next(span for span in spans if span.kind is SpanKind.REWARD)
+    assert reward.attributes["lightspan.reward.value"] == 0.75
+    nested = [s for s in spans if s.kind is SpanKind.ANNOTATION][1]
+    assert nested.attributes["lightspan.annotation.nested.deep"] == "[1,2]"
+    assert nested.attributes["lightspan.annotation.nested.flag"] is True
+
+
+def test_dimensions_need_a_primary_one() -> None:
+    with pytest.raises(RewardError, match=r"needs primary_key=, one of these names"):
+        agl.emit_reward({"a": 1.0}, primary_key="b")
+    assert agl.emit_reward(1.0) is None  # outside a rollout
+
+
+def _one(agent: Any) -> Any:
+    from lightspan.agl._travel import Agents
+
+    return Agents(lambda: agent)
+
+
+# --- an agent belongs to one attempt at a time ----------------------------------------------
+
+
+async def test_attempts_at_once_have_agents_of_their_own() -> None:
+    app = arrived(Remembers(2.0))
+    with app._agents.lent() as first, app._agents.lent() as second:
+        assert first is not second
+        assert (first.factor, second.factor) == (2.0, 2.0)
+    with app._agents.lent() as third:
+        assert third in (first, second)
+
+
+# --- how agents travel ----------------------------------------------------------------------
+
+
+def test_an_agent_is_made_again_from_its_arguments() -> None:
+    app = travelling(Remembers(0.5, names=["a.b:c", "100 %2E"]), LLM)
+    with load_app(app.reference)._agents.lent() as agent:  # type: ignore[attr-defined]
+        assert type(agent).__qualname__ == "Remembers"
+        assert (agent.factor, agent.names) == (0.5, ["a.b:c", "100 %2E"])
+
+
+def test_an_agent_of_arguments_that_are_not_json_travels_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("agl_kept")
+    module.agent = agent = Remembers(names=("tuple",))  # type: ignore[arg-type, attr-defined]
+    monkeypatch.setitem(sys.modules, "agl_kept", module)
+    assert '"agent":"agl_kept:agent"' in travelling(agent, LLM).reference
+    with arrived(agent)._agents.lent() as found:
+        assert found is agent
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Remembers(names=("a",)), r"names=\('a',\) is a tuple. Make that in __init__"),  # type: ignore[arg-type]
+        (lambda: Remembers(Path("x")), "argument 1=.* is a PosixPath"),  # type: ignore[arg-type]
+        (lambda: Remembers(float("nan")), "argument 1=nan is a float"),
+        (lambda: _changed(), "factor was set after it was made, and runners make it again"),
+        (lambda: _local(), "is defined inside a function"),
+    ],
+)
+def test_an_agent_that_cannot_be_made_again_is_an_error(make: Any, why: str) -> None:
+    with pytest.raises(AppError, match=why):
+        travelling(make(), LLM)
+
+
+def _changed() -> Any:
+    agent = Remembers()
+    agent.factor = 7.0
+    return agent
+
+
+def _local() -> Any:
+    class Local(Remembers):
+        pass
+
+    return Local()
+
+
+def test_a_runner_that_cannot_make_the_agent_says_why() -> None:
+    text = '{"agent":"nowhere:Agent","llm":{"model":"m","sampling":{}},"args":[]}'
+    with pytest.raises(AppError, match="'nowhere:Agent' cannot be imported: ModuleNotFoundError"):
+        getattr(agents, text)
+    with pytest.raises(AttributeError):
+        agents.anything_else  # noqa: B018
+
+
+# --- calls that point elsewhere -------------------------------------------------------------
+
+
+class AsksTwo(agl.LitAgent[Any]):
+    """Asks the model, and a judge of its own."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        judge = openai.OpenAI(base_url=task["judge"], api_key="own-key", max_retries=0)
+        with lightspan.agent("write_query"):
+            answer = _say(judge)
+        return 1.0 if answer == "judged" else 0.0
+
+
+class AsksTwoAsync(agl.LitAgent[Any]):
+    """The same, awaiting."""
+
+    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        async with openai.AsyncOpenAI(base_url=task["judge"], api_key="own-key") as judge:
+            with lightspan.agent("write_query"):
+                reply = await judge.chat.completions.create(model="j", messages=[USER])
+        return 1.0 if reply.choices[0].message.content == "judged" else 0.0
+
+
+USER: Any = {"role": "user", "content": "?"}
+
+
+def _say(client: openai.OpenAI) -> str | None:
+    reply = client.chat.completions.create(model="j", messages=[USER])
+    return reply.choices[0].message.content
+
+
+@pytest.mark.parametrize("agent", [AsksTwo(), AsksTwoAsync()])
+async def test_a_judge_at_its_own_endpoint_is_left_alone_and_recorded(agent: Any) -> None:
+    with ScriptedServer(lambda request: "judged") as judge:
+        attempt, spans = await run_once(arrived(agent), {"judge": judge.url})
+        [request] = judge.requests
+    assert attempt.reward is not None
+    assert attempt.reward.value == 1.0
+    assert request.headers["authorization"] == "Bearer own-key"
+    [call] = [span for span in spans if span.kind is SpanKind.LLM]
+    assert call.attributes["lightspan.agent.path"] == "write_query"
+    assert call.attributes["lightspan.route"] == "app"
+    assert attempt.damage == []
+
+
+class AsksMain(agl.LitAgent[Any]):
+    """Asks the model that is trained."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        llm = resources["main_llm"]
+        client = openai.OpenAI(base_url=llm.get_base_url(), api_key="dummy", max_retries=0)
+        for name in ("write_query", "check_query"):
+            with lightspan.agent(name):
+                assert _say(client) == "answered"
+        return 1.0
+
+
+async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> None:
+    with ScriptedServer(lambda request: "answered") as gateway:
+        origin = gateway.origin
+        attempt, _ = await run_once(arrived(AsksMain()), {}, gateway=origin)
+        requests = list(gateway.requests)
+    assert attempt.message == ""
+    assert [r.headers["authorization"] for r in requests] == [f"Bearer {attempt.call_token}"] * 2
+    assert [r.headers[c.HEADER_AGENT.lower()] for r in requests] == ["write_query", "check_query"]
+
+
+# --- options --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"store": object()}, "leave it out; the store is a SQLite file"),
+        ({"hooks": [object()]}, "in the agent's rollout, before and after"),
+        ({"llm_proxy": object()}, "lightspan's gateway serves main_llm"),
+        ({"runner": object()}, "leave it out"),
+        ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
+        ({"max_tasks": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
+        ({"tracer": "agentops"}, "lightspan records calls itself"),
+        ({"algorithm": object()}, r"has VERL\(config\) alone"),
+        ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
+        ({"adapter": object()}, "use {'agent_match': 'regular expression'}"),
+        ({"adapter": {"agent_match": "("}}, "is no regular expression"),
+        ({"n_runners": 0}, "must be at least 1"),
+        ({"initial_resources": {"main_llm": "gpt"}}, r"initial_resources\['main_llm'\] must be"),
+    ],
+)
+def test_what_cannot_be_honoured_is_an_error(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        agl.Trainer(**options)
+
+
+def test_runners_have_two_names() -> None:
+    assert agl.Trainer(n_workers=3).n_runners == 3
+    assert agl.Trainer(n_workers=3, n_runners=2).n_workers == 2
+    assert agl.Trainer().n_runners == 1
+    assert agl.Trainer(adapter={"agent_match": "write"}).adapter.agent_match == "write"
+    kept = agl.Trainer(triplet_exporter=agl.TracerTraceToTriplet(agent_match="x"))
+    assert kept.adapter.agent_match == "x"
+
+
+def test_fit_needs_an_algorithm_and_dev_a_model() -> None:
+    with pytest.raises(ConfigError, match=r"fit needs an algorithm"):
+        agl.Trainer().fit(Remembers(), [{"n": 1}])
+    with pytest.raises(ConfigError, match=r"dev needs the model that agents are to use"):
+        agl.Trainer().dev(Remembers(), [{"n": 1}])
+
+
+async def test_an_agent_without_a_rollout_is_an_error() -> None:
+    class Idle(agl.LitAgent[Any]):
+        pass
+
+    class Half(agl.LitAgent[Any]):
+        def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            return 1.0
+
+    resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
+    for agent in (Idle(), "agent"):
+        with pytest.raises(ConfigError, match=r"defines no rollout|must be a LitAgent"):
+            agl.Trainer(initial_resources=resources).dev(agent, [{"n": 1}])  # type: ignore[arg-type]
+    attempt, _ = await run_once(AgentApp(_one(Half()), {}), gateway="", mode=Mode.VAL)
+    assert attempt.message == (
+        "AppError: test_an_agent_without_a_rollout_is_an_error.<locals>.Half does not define "
+        "rollout(self, task, resources, rollout)"
+    )
+
+
+def test_hooks_of_an_agent_are_refused() -> None:
+    class Hooked(Remembers):
+        def on_rollout_start(self, *_: Any) -> None: ...
+
+    resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
+    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which nothing calls"):
+        agl.Trainer(initial_resources=resources).dev(Hooked(), [{"n": 1}])
+
+
+def test_trained_agents_says_that_it_has_no_effect() -> None:
+    class Old(agl.LitAgent[Any]):
+        def __init__(self) -> None:
+            super().__init__(trained_agents="write")
+
+    with pytest.warns(DeprecationWarning, match=r"'agent_match': 'write'"):
+        assert Old().trained_agents == "write"
+
+
+def test_names_that_are_missing_say_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"APO.*prompt optimisation is not there yet"):
+        agl.APO  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
+        agl.nonsense  # noqa: B018
+    from lightspan import agl as same
+
+    assert same is agl
+
+
+def test_the_page_on_moving_names_everything() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "from-agent-lightning.md").read_text()
+    names = {*agl.__all__, *agl._MISSING}
+    assert [name for name in sorted(names) if name not in page] == []
+
+
+def test_logs_go_where_they_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("lightspan", "mine")
+    before = {n: (logging.getLogger(n).handlers[:], logging.getLogger(n).level) for n in names}
+    try:
+        agl.setup_logging("WARNING", apply_to=["mine"], submodule_levels={"mine.deep": "DEBUG"})
+        logging.getLogger("mine").warning("seen")
+        logging.getLogger("mine").info("not seen")
+        logging.getLogger("mine.deep").debug("seen too")
+        printed = capsys.readouterr().err
+        assert "mine)  seen\n" in printed
+        assert "mine.deep)  seen too\n" in printed
+        assert "not seen" not in printed
+        assert agl.configure_logger(name="mine").handlers != before["mine"][0]
+    finally:
+        for name, (handlers, level) in before.items():
+            logger = logging.getLogger(name)
+            logger.handlers[:], logger.propagate = handlers, True
+            logger.setLevel(level)
+
+
+# --- data -----------------------------------------------------------------------------------
+
+
+class Numbers:
+    """A data set of numpy's kind."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        import numpy
+
+        return {"n": numpy.int64(index), "many": numpy.arange(2), "one": (1, "a")}
+
+
+def test_data_sets_become_tasks() -> None:
+    from lightspan.agl._trainer import as_tasks
+
+    many = {"many": [0, 1], "one": [1, "a"]}
+    assert as_tasks(Numbers(), "x") == [{"n": 0, **many}, {"n": 1, **many}]
+    for wrong in ("data.jsonl", {"a": 1}, 7):
+        with pytest.raises(DataError, match="must"):
+            as_tasks(wrong, "train_dataset")
+
+
+# --- dev ------------------------------------------------------------------------------------
+
+
+class Dev(agl.LitAgent[Any]):
+    """A writer that asks, and fails, and earns."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float | None:
+        llm = resources["main_llm"]
+        url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        client = openai.OpenAI(base_url=url, api_key=llm.api_key or "dummy", max_retries=0)
+        with lightspan.agent("rewrite_query"):
+            _say(client)
+        with lightspan.agent("check_query"):
+            _say(client)
+        if task["n"] == 2:
+            raise ValueError("cannot do twos")
+        return None if task["n"] == 3 else float(rollout.mode == "val")
+
+
+@pytest.mark.parametrize("runners", [1, 3])
+def test_dev_tells_what_every_agent_did(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runners: int
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with ScriptedServer(lambda request: "fine") as server:
+        llm = agl.LLM(endpoint=server.url, model="gpt", api_key="secret")
+        trainer = agl.Trainer(
+            n_runners=runners,
+            initial_resources={"main_llm": llm},
+            adapter={"agent_match": "write"},
+        )
+        summary = trainer.dev(Dev(), [{"n": n} for n in (1, 2, 3)], val_dataset=[{"n": 1}])
+        keys = {request.headers["authorization"] for request in server.requests}
+    assert isinstance(summary, DevSummary)
+    assert keys == {"Bearer secret"}
+    import os
+
+    assert "OPENAI_API_KEY" not in os.environ
+    assert capsys.readouterr().out.splitlines() == [
+        "4 rollouts, 2 scored, mean reward 0.500",
+        "  task 0: 0",
+        "  task 1: failed: ValueError: cannot do twos",
+        "  task 2: no reward",
+        "  task 3: 1",
+        "  agent check_query: 4 calls, would not be trained",
+        "  agent rewrite_query: 4 calls, would be trained",
+    ]
+
+
+class Silent(agl.LitAgent[Any]):
+    """Asks nobody."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 1.0
+
+
+def test_dev_says_that_no_agent_called_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = agl.Trainer(initial_resources={"main_llm": agl.LLM(endpoint="http://x", model="m")})
+    trainer.dev(Silent(), dev_dataset=[{"n": 1}])
+    assert capsys.readouterr().out.splitlines()[-1] == "  no agent called a model"
+
+
+def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(lambda request: "fine") as server:
+        llm = agl.LLM(endpoint=server.url, model="gpt")
+        trainer = agl.Trainer(
+            initial_resources={"main_llm": llm}, adapter={"agent_match": "^write"}
+        )
+        trainer.dev(Dev(), dev_dataset=[{"n": 1}])
+    assert "no agent's name has agent_match='^write' in it" in capsys.readouterr().out
+
+
+def test_a_notebooks_loop_does_not_hinder_dev() -> None:
+    resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
+
+    async def inside() -> DevSummary:
+        return agl.Trainer(initial_resources=resources).dev(Remembers(), [{"n": 2}])
+
+    assert asyncio.run(inside()).rewards == [2.0]

@@ -1,0 +1,154 @@
+"""Calls that the learner cannot compute under their grammar are rejected before rows are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from lightspan import LightningRL
+from lightspan.algorithms.replays import without_mismatches
+from lightspan.engines.protocol import EngineCapabilities
+from lightspan.learners import LearnerCapabilities, Loss
+from lightspan.lightning.advantages import Explanation
+from lightspan.lightning.episode import Episode, build_episode
+from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import Rejection
+from lightspan.lightning.transitions import TransitionKey
+from lightspan.schema.tokens import TokenRecord
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+
+GRAMMAR = "start: X"
+
+
+@pytest.fixture
+def algorithm() -> LightningRL:
+    """Of an engine and a learner that train calls under grammars."""
+    made = LightningRL("a/model", group_size=2, tasks_per_step=1)
+    made.check(
+        EngineCapabilities(exact_tokens=True, trainable_grammar=True),
+        LearnerCapabilities(trainable_grammar=True),
+    )
+    return made
+
+
+class World:
+    """Its learner cannot replay some calls."""
+
+    def __init__(
+        self,
+        episodes: Sequence[Episode] = (),
+        mismatches: Mapping[TransitionKey, str] | None = None,
+    ) -> None:
+        self.episodes = episodes
+        self.mismatches = dict(mismatches or {})
+        self.asked: list[str] = []
+        self.notes: list[str] = []
+        self.trained: list[tuple[tuple[str, int], ...]] = []
+        self.explained: list[TransitionKey] = []
+        self.step = 1
+        self.versions = {"policy": 1}
+
+    @property
+    def learner(self) -> Any:
+        return self
+
+    async def learn(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def grammar_mismatches(self, records: Sequence[TokenRecord]) -> dict[TransitionKey, str]:
+        self.asked += [record.call_id for record in records]
+        return self.mismatches
+
+    def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
+        self.trained += [row.call_ids for row in rows]
+        return {}
+
+    def next_tasks(self, count: int) -> list[str]:
+        return ["task"] * count
+
+    async def rollouts(self, tasks: Sequence[str], group_size: int) -> list[Episode]:
+        return list(self.episodes)
+
+    async def publish(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def keep_mismatches(self, mismatches: Mapping[TransitionKey, str]) -> None:
+        self.kept = dict(mismatches)
+
+    def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
+        self.explained += explanations
+
+
+def episode_of(*records: TokenRecord, name: str = "1", reward: float = 1.0) -> Episode:
+    return build_episode(make_attempt(name, reward), make_rollout(name), [], list(records))
+
+
+async def test_mismatches_are_rejected_with_their_reason(algorithm: LightningRL) -> None:
+    episode = episode_of(
+        make_record("free"),
+        make_record("good", grammar=GRAMMAR, sequence=(3, 4)),
+        make_record("bad", grammar=GRAMMAR, sequence=(5, 6)),
+        make_record("other", grammar=GRAMMAR, sequence=(7, 8), policy="other"),
+    )
+    world: Any = World(mismatches={("at-1", "bad", 0): "token 3 is not allowed"})
+    [coverage] = await without_mismatches(world, algorithm.coverages([episode]))
+    assert world.asked == ["good", "bad"]
+    assert [(e.call.call_id, e.rejection) for e in coverage.entries] == [
+        ("free", None),
+        ("good", None),
+        ("bad", Rejection.GRAMMAR_MISMATCH),
+        ("other", Rejection.OTHER_POLICY),
+    ]
+    text = "its tokens do not follow its grammar as the learner compiles it"
+    assert coverage.entries[2].reason == text
+    assert world.kept == {("at-1", "bad", 0): "token 3 is not allowed"}
+    assert world.notes == [
+        f"1 of 2 calls under a grammar are not trained: {text} (call bad of attempt at-1: token 3 "
+        "is not allowed)"
+    ]
+
+
+async def test_each_attempt_s_own_calls_are_rejected(algorithm: LightningRL) -> None:
+    """Call ids may be equal in two attempts."""
+    pair = [
+        episode_of(make_record("c", attempt=name, grammar=GRAMMAR), name=name)
+        for name in ("1", "2")
+    ]
+    world: Any = World(mismatches={("at-2", "c", 0): "why"})
+    coverages = await without_mismatches(world, algorithm.coverages(pair))
+    assert [len(coverage.trained) for coverage in coverages] == [1, 0]
+
+
+async def test_without_grammars_the_learner_is_not_asked() -> None:
+    """Nor where calls under them are rejected anyway."""
+    coverages = LightningRL("a/model").coverages(
+        [episode_of(make_record("free"), make_record("bound", grammar=GRAMMAR, sequence=(3, 4)))]
+    )
+    world: Any = World()
+    assert await without_mismatches(world, coverages) == coverages
+    assert [call.call_id for call in coverages[0].trained] == ["free"]
+    assert world.asked == []
+
+
+async def test_a_step_goes_on_without_them(algorithm: LightningRL) -> None:
+    world: Any = World(
+        [
+            episode_of(
+                make_record("a", attempt=name, grammar=GRAMMAR),
+                make_record("b", attempt=name, grammar=GRAMMAR, prompt=(9,), sequence=(3, 4)),
+                name=name,
+                reward=reward,
+            )
+            for name, reward in (("1", 0.0), ("2", 1.0))
+        ],
+        {("at-1", "b", 0): "another library"},
+    )
+    metrics = await algorithm.run_step(world)
+    assert world.trained == [(("a", 0),), (("a", 0),), (("b", 0),)]
+    assert sorted(world.explained) == [("at-1", "a", 0), ("at-2", "a", 0), ("at-2", "b", 0)]
+    assert metrics["calls/rejected:grammar_mismatch"] == 1
+    assert metrics["calls/trained"] == 3

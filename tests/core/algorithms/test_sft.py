@@ -1,0 +1,442 @@
+"""SFT: a memorised answer comes back greedily; stored episodes are imitated by their exact ids."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import lightspan
+from lightspan import SFT, LoRA, Optimizer, Trainer
+from lightspan.algorithms.sft import Demonstration, demonstrations_from
+from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.errors import ConfigError, DataError
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.episode import build_episode
+from lightspan.lightning.rows import Row
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import Mode
+from lightspan.testing.scripted import ScriptedServer
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan.training.collector import stored_episodes
+
+QUIET = SilentReporter()
+
+
+def _chat(question: str, answer: str) -> dict[str, Any]:
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
+
+
+CHATS = [_chat("capital?", "Rome"), _chat("colour?", "red")]
+
+
+def _greedy(model: Path, question: str) -> str:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    made = loaded.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    return str(tokenizer.decode(made[0, ids.shape[1] :]))
+
+
+def test_memorised_answers_come_back_greedily(tiny: Path, tmp_path: Path) -> None:
+    sft = SFT(tiny, learning_rate=3e-3, batch_size=2, epochs=40)
+    result = sft.fit(CHATS, tmp_path / "model", reporter=QUIET)
+    assert len(result.losses) == 40
+    assert result.losses[-1] < 0.05 < 1.0 < result.losses[0]
+    assert result.seconds > 0
+    assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
+    assert _greedy(result.model, "colour?") == "red<|im_end|>"
+
+
+def test_lora_memorises_too(tiny: Path, tmp_path: Path) -> None:
+    sft = SFT(tiny, learning_rate=2e-2, batch_size=2, epochs=60, lora=LoRA(rank=8))
+    result = sft.fit(CHATS, tmp_path / "model", reporter=QUIET)
+    assert result.losses[-1] < 0.5 * result.losses[0]
+
+
+def test_equal_seeds_give_equal_weights(tiny: Path, tmp_path: Path) -> None:
+    hashes = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        sft = SFT(tiny, learning_rate=1e-3, batch_size=1, epochs=3, seed=seed)
+        result = sft.fit(CHATS, tmp_path / name, reporter=QUIET)
+        hashes.append(TorchLearner({"p": str(result.model)}).weight_hash("p"))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+class Recording(TorchLearner):
+    """Remembers the rows of each update."""
+
+    updates: list[list[Row]]
+
+    def update(self, rows: Any, loss: Any, **more: Any) -> dict[str, float]:
+        type(self).updates.append(list(rows))
+        return super().update(rows, loss, **more)
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[list[Row]]:
+    """The rows of each update of the learner that SFT makes."""
+    Recording.updates = []
+    monkeypatch.setattr("lightspan.learners.torch.TorchLearner", Recording)
+    return Recording.updates
+
+
+def test_answers_are_weighted_by_tokens_and_prompts_not_at_all(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    tokenizer = load_tokenizer(tiny)
+    SFT(tiny, batch_size=2).fit(CHATS, tmp_path / "model", reporter=QUIET)
+    [rows] = updates
+    [end] = tokenizer.encode("<|im_end|>")
+    expected = []
+    for chat in CHATS:
+        prompt = tokenizer.render(chat["messages"][:1])
+        answer = [*tokenizer.encode(chat["messages"][1]["content"]), end]
+        expected.append((prompt + answer, [False] * len(prompt) + [True] * len(answer)))
+    assert sorted((row.ids, row.mask) for row in rows) == sorted(expected)
+    answers = sum(sum(row.mask) for row in rows)
+    assert {weight for row in rows for weight in row.weights} == {0.0, 1 / answers}
+
+
+def test_prompt_weight_counts_prompts_in_part(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    demo = Demonstration(prompt_ids=[5, 6, 7], response_ids=[8, 2])
+    sft = SFT(tiny, prompt_weight=0.25)
+    sft.fit([demo], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    assert row.ids == [5, 6, 7, 8, 2]
+    assert row.mask == [False, True, True, True, True]
+    assert row.weights == [0.0, 0.1, 0.1, 0.4, 0.4]  # of 2 · 0.25 + 2 · 1
+
+
+def test_loss_is_the_mean_over_the_answers_tokens(tiny: Path, tmp_path: Path) -> None:
+    demo = Demonstration(prompt_ids=[5, 6, 7], response_ids=[8, 2])
+    learner = TorchLearner({"policy": str(tiny)})
+    [scores] = learner.score(SFT(tiny)._rows([demo]))
+    result = SFT(tiny).fit([demo], tmp_path / "model", reporter=QUIET)
+    assert result.losses == [pytest.approx(-(scores[3] + scores[4]) / 2, rel=1e-5)]
+
+
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "capital?"},
+    {"role": "assistant", "content": "Rome"},
+    {"role": "user", "content": "colour?"},
+    {"role": "assistant", "content": "red"},
+]
+
+
+def test_all_turns_are_imitated_as_if_each_were_a_chat(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    """The same loss and weights afterwards, with the run computed once."""
+    whole = SFT(tiny, learning_rate=1e-3, batch_size=2, turns="all")
+    first = whole.fit([{"messages": TURNS}], tmp_path / "whole", reporter=QUIET)
+    parts = SFT(tiny, learning_rate=1e-3, batch_size=2)
+    second = parts.fit([TURNS[:2], TURNS], tmp_path / "parts", reporter=QUIET)
+    assert first.losses == [pytest.approx(second.losses[0], rel=1e-5)]
+    [[row], [one, two]] = updates
+    longest, shortest = sorted((one, two), key=lambda each: -len(each.ids))
+    assert row.ids == longest.ids
+    padding = [False] * (len(row.ids) - len(shortest.ids))
+    masks = zip(longest.mask, [*shortest.mask, *padding], strict=True)
+    assert row.mask == [a or b for a, b in masks]
+    answers = sum(longest.mask) + sum(shortest.mask)
+    assert {weight for weight in row.weights if weight} == {1 / answers}
+    models = [AutoModelForCausalLM.from_pretrained(each.model) for each in (first, second)]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_earlier_answers_count_in_full_beside_the_prompts_weight(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    demo = Demonstration(prompt_ids=[5, 6, 7, 9], response_ids=[8], earlier=[(2, 3)])
+    SFT(tiny, prompt_weight=0.25).fit([demo], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    assert row.weights == [0.0, 0.1, 0.4, 0.1, 0.4]  # of 2 · 0.25 + 2 · 1
+
+
+def _with_template(model: Path, folder: Path, template: str) -> Path:
+    """A copy of the model with another chat template."""
+    shutil.copytree(model, folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_template_that_changes_what_was_said_cannot_imitate_all_turns(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """As templates do that leave an earlier answer's thoughts out."""
+    model = _with_template(
+        tiny,
+        tmp_path / "forgetful",
+        "{% for m in messages %}{{ m.role }}:"
+        "{{ m.content if loop.last or m.role == 'user' else 'said' }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+    )
+    assert SFT(model).fit([TURNS], tmp_path / "last", reporter=QUIET).demonstrations == 1
+    message = r'\[0\]: the chat template renders messages\[1\] .* give turns="last"'
+    with pytest.raises(DataError, match=message):
+        SFT(model, turns="all").fit([TURNS], tmp_path / "all", reporter=QUIET)
+
+
+@pytest.mark.parametrize("turns", ["last", "all"])
+def test_an_answer_ends_where_sampling_does(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], turns: Any
+) -> None:
+    """Some templates end the last answer, or the chat, with more than one such token."""
+    model = _with_template(
+        tiny,
+        tmp_path / "talkative",
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
+        "{{ 'assistant:' if add_generation_prompt else '<|im_end|><|im_end|>' }}",
+    )
+    SFT(model, turns=turns).fit([TURNS], tmp_path / "model", reporter=QUIET)
+    [[row]] = updates
+    [end] = load_tokenizer(tiny).encode("<|im_end|>")
+    assert row.ids.count(end) == 4
+    assert [i for i, token in zip(row.ids, row.mask, strict=True) if token].count(end) == (
+        1 if turns == "last" else 2
+    )
+
+
+def test_a_greeting_that_nobody_asked_for_is_no_answer(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    greeting = {"role": "assistant", "content": "Hello!"}
+    SFT(tiny, turns="all").fit([[greeting, *TURNS]], tmp_path / "greeted", reporter=QUIET)
+    SFT(tiny, turns="all").fit([TURNS], tmp_path / "plain", reporter=QUIET)
+    [[greeted], [plain]] = updates
+    assert sum(greeted.mask) == sum(plain.mask)
+    assert len(greeted.ids) > len(plain.ids)
+
+
+def test_cpu_budget_ends_after_the_update_that_reaches_it(tiny: Path, tmp_path: Path) -> None:
+    sft = SFT(tiny, batch_size=1, epochs=1000, max_cpu_seconds=1e-9)
+    assert len(sft.fit(CHATS, tmp_path / "model", reporter=QUIET).losses) == 1
+
+
+@pytest.mark.parametrize(("epochs", "sizes"), [(1, [2, 1]), (0.5, [2]), (2.5, [2, 2, 2, 2])])
+def test_epochs_are_shuffled_and_may_be_parts(tiny: Path, epochs: float, sizes: list[int]) -> None:
+    batches = SFT(tiny, batch_size=2, epochs=epochs)._batches(3)
+    assert [len(batch) for batch in batches] == sizes
+    order = [index for batch in batches for index in batch]
+    assert len(set(order[:3])) == min(3, len(order))
+
+
+# --- from stored episodes -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a step of training."""
+    from lightspan import LightningRL
+
+    folder = tmp_path_factory.mktemp("stored") / "run"
+    algorithm = LightningRL(tiny, optimize="writer", frozen="base", group_size=4, tasks_per_step=2)
+    trainer = Trainer(algorithm, steps=1, folder=folder, reporter=QUIET)
+    trainer.fit(apps.two, [{"q": "a"}, {"q": "b"}])
+    return folder / "store.db"
+
+
+def test_stored_episodes_above_a_reward_are_imitated_by_their_exact_ids(
+    stored: Path, tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    episodes = stored_episodes(stored, mode=Mode.TRAIN)
+    assert len(episodes) == 8
+    rewards = sorted({e.reward for e in episodes if e.reward is not None})
+    least = rewards[len(rewards) // 2]
+    demonstrations = demonstrations_from(episodes, min_reward=least, optimize="writer")
+    expected = {
+        (tuple(call.record.prompt_ids), tuple(call.record.response_ids))
+        for episode in episodes
+        if episode.reward is not None and episode.reward >= least
+        for call in episode.calls
+        if call.agent == "writer" and call.record is not None
+    }
+    assert {(tuple(d.prompt_ids), tuple(d.response_ids)) for d in demonstrations} == expected
+    assert 0 < len(demonstrations) < 8
+    SFT(tiny).fit(demonstrations, tmp_path / "model", reporter=QUIET)
+    trained = {tuple(row.ids) for rows in updates for row in rows}
+    assert trained == {prompt + answer for prompt, answer in expected}
+
+
+def test_every_agent_and_a_filter_of_ones_own(stored: Path) -> None:
+    episodes = stored_episodes(stored)
+    both = demonstrations_from(episodes, min_reward=0.0)
+    assert len(both) == 16
+    first = episodes[0].rollout_id
+    one = demonstrations_from(episodes, min_reward=0.0, keep=lambda e: e.rollout_id == first)
+    assert len(one) == 2
+    assert demonstrations_from(episodes, min_reward=2.0) == []
+
+
+def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]]
+) -> None:
+    """Its form too, which the grammar gave; whatever library compiled it."""
+    record = make_record("c", (7, 8), (9, 10), grammar="start: X", grammar_library="another")
+    episode = build_episode(make_attempt(), make_rollout(), [], [record])
+    demonstrations = demonstrations_from([episode], min_reward=1.0)
+    SFT(tiny).fit(demonstrations, tmp_path / "model", reporter=QUIET)
+    assert [(row.ids, row.constraints) for [row] in updates] == [([7, 8, 9, 10], ())]
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("demo", "message"),
+    [
+        ({"messages": []}, r"demonstrations\[1\] must end with a message of the assistant"),
+        ([{"role": "user", "content": "a"}], r"\[1\] must end with a message of the assistant"),
+        ([{"role": "assistant", "content": "a"}], r"\[1\] answers nothing: a message has to come"),
+        ({"question": "a"}, r'demonstrations\[1\] must be \{"messages": \[…\]\}, not'),
+        (Demonstration(prompt_ids=[], response_ids=[1]), r"\[1\] needs a prompt and an answer"),
+        (Demonstration(prompt_ids=[1], response_ids=[]), r"\[1\] needs a prompt and an answer"),
+        (
+            Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
+            r"\[1\] has 513 tokens, but the model's context holds 512",
+        ),
+        (
+            Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(0, 1)]),
+            r"\[1\].earlier: \[0, 1\) is not within its prompt of 2 tokens, or begins",
+        ),
+        (
+            Demonstration(prompt_ids=[1, 2], response_ids=[2], earlier=[(1, 3)]),
+            r"\[1\].earlier: \[1, 3\) is not within",
+        ),
+    ],
+)
+def test_demonstrations_that_cannot_be_imitated(
+    tiny: Path, tmp_path: Path, demo: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        SFT(tiny).fit([CHATS[0], demo], tmp_path / "model", reporter=QUIET)
+    assert not (tmp_path / "model").exists()
+
+
+def test_no_demonstration(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no demonstration to imitate"):
+        SFT(tiny).fit([], tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
+        ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
+        ({"prompt_weight": 2}, "prompt_weight=2 must be a finite number at least 0 and at most 1"),
+        ({"turns": "every"}, "turns='every' must be one of last, all"),
+        ({"turns": "all", "from_store": "s.db"}, "a store's calls are imitated one by one"),
+        ({"learning_rate": 0}, "learning_rate=0 must be a finite number above 0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number above 0"),
+        ({"lora": 8}, r"lora=8: use LoRA\(rank=8\)"),
+        ({"lora": True}, r"lora=True: use lightspan.LoRA\(…\), or None"),
+        ({"lora": {"rank": 8}}, r"use lightspan.LoRA\(…\), or None"),
+        ({"optimizer": "adamw"}, r"use lightspan.Optimizer\(…\), or None"),
+        ({"min_reward": 0.5}, "min_reward=0.5 chooses from a store: give from_store= too"),
+        ({"service": "a", "agents": "b"}, "service='a', agents='b' chooses from a store"),
+        ({"from_store": "s.db", "min_reward": float("nan")}, "min_reward=nan"),
+        ({"from_store": "s.db", "since": "soon"}, "since='soon'"),
+        ({"from_store": "nonsense:"}, "is not known"),
+        (
+            {"learning_rate": 1e-3, "optimizer": Optimizer()},
+            "give learning_rate or optimizer, not both",
+        ),
+    ],
+)
+def test_impossible_settings(tiny: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SFT(tiny, **options)
+
+
+# --- from production ------------------------------------------------------------------------
+def _recorded(url: str, server: ScriptedServer) -> list[str]:
+    """Two questions to two agents, and one that is too long; the attempts."""
+    ids = []
+    with (
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(url, service="desk"),
+    ):
+        for question in ("capital?", "colour?", "long " * 5000):
+            with lightspan.operation("ask"):
+                for agent in ("answerer", "checker"):
+                    asked: Any = [{"role": "user", "content": question}]
+                    with lightspan.agent(agent):
+                        client.chat.completions.create(model="m", messages=asked)
+                ids.append(str(lightspan.current_attempt_id()))
+    return ids
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store in which the first attempt was liked, the second was not, the third is too long."""
+    url = f"sqlite:{tmp_path_factory.mktemp('production') / 'production.db'}"
+    said = {"capital?": "Rome", "colour?": "red"}
+    with ScriptedServer(lambda request: said.get(request.last_text, "too long")) as server:
+        liked, disliked, long = _recorded(url, server)
+    lightspan.feedback(liked, 0.9, store=url)
+    lightspan.feedback(disliked, 0.1, store=url)
+    lightspan.feedback(long, 1.0, store=url)
+    return url
+
+
+def test_what_production_did_well_is_memorised(tiny: Path, tmp_path: Path, production: str) -> None:
+    sft = SFT(
+        tiny,
+        learning_rate=3e-3,
+        batch_size=2,
+        epochs=60,
+        from_store=production,
+        min_reward=0.8,
+        service="desk",
+        agents="answerer",
+    )
+    result = sft.fit(folder=tmp_path / "model", reporter=QUIET)
+    assert result.demonstrations == 1
+    assert result.left_out == {
+        "of other agents": 3,
+        "scored too low": 1,
+        "not for this model": 1,
+    }
+    assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
+
+
+def test_nothing_that_production_did_well_enough(
+    tiny: Path, tmp_path: Path, production: str
+) -> None:
+    sft = SFT(tiny, from_store=production, min_reward=2)
+    with pytest.raises(DataError, match=r"no call to imitate with min_reward=2.0; left out: 6 sc"):
+        sft.fit(folder=tmp_path / "model", reporter=QUIET)
+
+
+def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, production: str) -> None:
+    with pytest.raises(ConfigError, match="give one"):
+        SFT(tiny, from_store=production).fit(CHATS, tmp_path / "model")
+    with pytest.raises(ConfigError, match="give one"):
+        SFT(tiny).fit(folder=tmp_path / "model")
+    with pytest.raises(ConfigError, match="needs a folder"):
+        SFT(tiny).fit(CHATS)

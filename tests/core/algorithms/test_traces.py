@@ -1,0 +1,463 @@
+"""What production recorded, put to use: feedback, chats, tasks, SFT, inspect and export."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import lightspan
+from lightspan.algorithms.chats import Chats, load_chats
+from lightspan.algorithms.traces import parse_time, settle_feedback
+from lightspan.cli import main
+from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
+from lightspan.lightning import build_episode
+from lightspan.production.feedback import Rated
+from lightspan.production.journal import Parcel, _write, parcel_of, report_of
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
+from lightspan.schema.spans import Attributes, Span, SpanKind
+from lightspan.stores import open_store
+from lightspan.training.collector import stored_episodes
+from lightspan.training.data import tasks_from_store
+
+HEX = "{:032x}"
+
+
+def call(
+    number: int,
+    answer: str = "answer",
+    agent: str = "writer",
+    **attributes: Any,
+) -> Span:
+    """A call; its number is its start, in seconds."""
+    given: Attributes = {
+        c.INPUT_MESSAGES: messages.dump([{"role": "user", "content": f"question {number}"}]),
+        c.OUTPUT_MESSAGES: messages.dump(
+            [{"role": "assistant", "content": answer, "finish_reason": "stop"}]
+        ),
+        c.FINISH_REASONS: ["stop"],
+        c.AGENT_PATH: agent,
+        c.CALL_OUTCOME: "ok",
+        c.RESPONSE_ID: f"chatcmpl-theirs-{number}",
+    }
+    return Span(
+        span_id=f"{number:016x}",
+        trace_id="a" * 32,
+        name="chat m",
+        kind=SpanKind.LLM,
+        start_ns=number * 10**9,
+        end_ns=number * 10**9 + 5 * 10**8,
+        attributes={**given, **attributes},
+    )
+
+
+def attempt(
+    number: int,
+    *spans: Span,
+    service: str = "support",
+    task: Json = None,
+    started_at: float = 1000.0,
+    damage: tuple[str, ...] = (),
+) -> Parcel:
+    """An attempt of production; its calls get the ids that production gives."""
+    unique = HEX.format(number)
+    attempt_id, rollout_id = f"at-{unique}", f"ro-{unique}"
+    owned = []
+    for index, span in enumerate(spans, 1):
+        named = {c.CALL_ID: f"call-{unique}-{index}"} if span.kind is SpanKind.LLM else {}
+        owned.append(
+            span.replace(
+                attempt_id=attempt_id,
+                rollout_id=rollout_id,
+                attributes={**named, **span.attributes},
+            )
+        )
+    report = report_of(attempt_id, AttemptStatus.SUCCEEDED, Outcome.OK, damage=list(damage))
+    return parcel_of(
+        attempt_id, rollout_id, service, task, owned, started_at=started_at, report=report
+    )
+
+
+def at(number: int) -> str:
+    return f"at-{HEX.format(number)}"
+
+
+def call_id(number: int, index: int = 1) -> str:
+    return f"call-{HEX.format(number)}-{index}"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("LIGHTSPAN_STORE", raising=False)
+    return f"sqlite:{tmp_path / 'production.db'}"
+
+
+def write(url: str, *parcels: Parcel) -> None:
+    async def write_all() -> None:
+        async with open_store(url) as store:
+            for parcel in parcels:
+                await _write(store, parcel)
+
+    asyncio.run(write_all())
+
+
+def answers(found: Chats) -> list[str]:
+    return [str(chat["messages"][-1]["content"]) for chat in found.chats]
+
+
+def test_chats_that_held_a_key_are_no_demonstrations(url: str) -> None:
+    """What stands in its place was never said."""
+    write(url, attempt(1, call(1, "it is <key>", **{c.KEYS_REPLACED: True}), call(2, "text")))
+    found = load_chats(url)
+    assert answers(found) == ["text"]
+    assert found.left_out == {"with keys in them, which are not kept": 1}
+
+
+def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
+    """References are all that is left of them."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    result = {"role": "tool", "tool_call_id": "t1", "content": [image]}
+    seen = [
+        call(number, **{c.INPUT_MESSAGES: messages.dump([message])})
+        for number, message in enumerate(({"role": "user", "content": [image]}, result), 1)
+    ]
+    write(url, attempt(1, *seen, call(3, "text")))
+    found = load_chats(url)
+    assert answers(found) == ["text"]
+    assert found.left_out == {"with images, sounds or files, of which references are kept": 2}
+
+
+# --- feedback -------------------------------------------------------------------------------
+def test_feedback_by_attempt_call_and_response(url: str) -> None:
+    write(url, attempt(1, call(1), call(2)), attempt(2, call(3)))
+    assert lightspan.feedback(at(1), 0.5, store=url) == Rated(at(1), None)
+    assert lightspan.feedback(call_id(1, 2), True, store=url) == Rated(at(1), call_id(1, 2))
+    assert lightspan.feedback("chatcmpl-theirs-3", 0.25, store=url) == Rated(at(2), call_id(2))
+    assert load_chats(url, min_reward=0.9).left_out == {"scored too low": 2}
+    assert len(load_chats(url, min_reward=1.0).chats) == 1
+    assert len(load_chats(url, min_reward=0.25).chats) == 3
+
+
+async def test_feedback_on_an_attempt_under_way_trains_nothing(url: str) -> None:
+    async with open_store(url) as store:
+        await store.enqueue([Rollout(rollout_id="ro-1", task=None, task_id="t", run_id="run")])
+        [claim] = await store.claim("runner", 1, 30.0)
+        attempt_id = claim.attempt.attempt_id
+        lightspan.feedback(attempt_id, 1.0, store=url)
+        report = Report(
+            attempt_id=attempt_id,
+            epoch=claim.attempt.epoch,
+            status=AttemptStatus.SUCCEEDED,
+            outcome=Outcome.OK,
+        )
+        assert await store.report([report]) == [True]
+        [span] = (await store.spans([attempt_id]))[attempt_id]
+        episode = build_episode(await store.attempt(attempt_id), claim.rollout, [span], [])
+    assert (span.late, episode.reward) == (True, None)
+
+
+def test_the_last_to_arrive_counts_whatever_the_clocks_say(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted = Span(
+        span_id="e" * 16,
+        trace_id="a" * 32,
+        name="lightspan.reward",
+        kind=SpanKind.REWARD,
+        start_ns=2**62,
+        attributes={c.REWARD_VALUE: 0.1},
+    )
+    write(url, attempt(1, call(1), emitted))
+    assert len(load_chats(url, min_reward=0.1).chats) == 1
+    for clock, reward in ((10**18, 0.2), (10**17, 0.9), (10**16, 0.2)):
+        monkeypatch.setattr("lightspan.production.feedback.now_ns", lambda now=clock: now)
+        lightspan.feedback(at(1), reward, store=url)
+        assert len(load_chats(url, min_reward=reward).chats) == 1
+        assert load_chats(url, min_reward=reward + 0.01).chats == []
+
+
+def test_saying_the_same_again_writes_nothing(url: str) -> None:
+    write(url, attempt(1, call(1)))
+
+    def said() -> int:
+        async def count() -> int:
+            async with open_store(url) as store:
+                spans = (await store.spans([at(1)]))[at(1)]
+                return sum(span.kind is SpanKind.REWARD for span in spans)
+
+        return asyncio.run(count())
+
+    for reward, expected in ((0.5, 1), (0.5, 1), (0.7, 2), (0.5, 3), (0.5, 3)):
+        lightspan.feedback(at(1), reward, store=url)
+        assert said() == expected
+    lightspan.feedback(at(1), 0.5, store=url, comment="now with a word")
+    assert said() == 4
+
+
+def test_named_dimensions(url: str) -> None:
+    write(url, attempt(1, call(1)))
+    lightspan.feedback(at(1), {"polite": 1.0, "reward": 0.5}, store=url)
+    assert len(load_chats(url, min_reward=0.5).chats) == 1
+
+
+@pytest.mark.parametrize(
+    "reward", [math.nan, math.inf, -math.inf, 10**400, "0.5", None, {}, {"a": math.nan}, object()]
+)
+def test_what_is_no_reward(url: str, reward: Any) -> None:
+    write(url, attempt(1, call(1)))
+    with pytest.raises(RewardError):
+        lightspan.feedback(at(1), reward, store=url)
+
+
+@pytest.mark.parametrize("wrong", ["", "at-1", "call-1", call_id(1, 7), "chatcmpl-nobody", "é"])
+def test_an_id_that_nobody_has(url: str, wrong: str) -> None:
+    write(url, attempt(1, call(1)))
+    with pytest.raises(NotFoundError, match="no attempt, call or response"):
+        lightspan.feedback(wrong, 0.5, store=url)
+
+
+def test_feedback_on_what_was_not_sampled(url: str) -> None:
+    with pytest.raises(ConfigError, match="is None where nothing is recorded"):
+        lightspan.feedback(None, 0.5, store=url)  # type: ignore[arg-type]
+
+
+def test_feedback_without_a_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="LIGHTSPAN_STORE"):
+        lightspan.feedback(at(1), 0.5)
+    write(url, attempt(1, call(1)))
+    monkeypatch.setenv("LIGHTSPAN_STORE", url)
+    lightspan.feedback(at(1), 0.5)
+
+
+async def test_feedback_inside_an_event_loop(url: str) -> None:
+    await asyncio.to_thread(write, url, attempt(1, call(1)))
+    assert lightspan.feedback(at(1), 0.5, store=url).attempt_id == at(1)
+
+
+def test_settled_feedback_leaves_everything_else(url: str) -> None:
+    spans = [call(1), call(2)]
+    assert settle_feedback(spans) == spans
+    assert settle_feedback([]) == []
+
+
+def test_feedback_on_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(url, attempt(1, call(1)))
+    assert main(["feedback", "--store", url, call_id(1), "-0.5", "--comment", "wrong city"]) == 0
+    assert capsys.readouterr().out == f"-0.5 on call {call_id(1)} of attempt {at(1)}\n"
+    assert main(["feedback", "--store", url, at(1), "nan"]) == 1
+    assert "finite number" in capsys.readouterr().err
+    assert main(["feedback", "--store", url, "at-none", "1"]) == 1
+    assert "at-none" in capsys.readouterr().err
+    assert main(["inspect", url, at(1)[-4:]]) == 0
+    assert "lightspan.feedback -0.5 'wrong city'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda url, out: main(["inspect", url]),
+        lambda url, out: main(["inspect", url, "at-1"]),
+        lambda url, out: main(["export", url, "messages", "-o", out]),
+        lambda url, out: main(["feedback", "at-1", "1", "--store", url]),
+        lambda url, out: load_chats(url),
+        lambda url, out: tasks_from_store(url),
+        lambda url, out: stored_episodes(url),
+    ],
+    ids=["inspect", "attempt", "export", "feedback", "chats", "tasks", "episodes"],
+)
+def test_a_mistyped_store_is_named_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], read: Callable[[str, str], int]
+) -> None:
+    wrong, said = tmp_path / "prodcution.db", ""
+    try:
+        assert read(f"sqlite://{wrong}", str(tmp_path / "out.jsonl")) == 1
+        said = capsys.readouterr().err
+    except NotFoundError as error:
+        said = str(error)
+    assert f"there is no store {wrong}" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- chats ----------------------------------------------------------------------------------
+def test_a_calls_own_feedback_goes_before_its_attempts(url: str) -> None:
+    write(
+        url,
+        attempt(1, call(1, "good"), call(2, "bad")),
+        attempt(2, call(3, "unscored"), call(4, "praised")),
+        attempt(3, call(5, "low")),
+    )
+    lightspan.feedback(at(1), 0.9, store=url)
+    lightspan.feedback(call_id(1, 2), 0.1, store=url)
+    lightspan.feedback(call_id(2, 2), 1.0, store=url)
+    lightspan.feedback(at(3), 0.2, store=url)
+    found = load_chats(url, min_reward=0.8)
+    assert answers(found) == ["good", "praised"]
+    assert found.left_out == {"scored too low": 2, "unscored": 1}
+    assert answers(load_chats(url)) == ["good", "bad", "unscored", "praised", "low"]
+
+
+def test_what_is_no_chat_to_imitate(url: str) -> None:
+    two = messages.dump([{"role": "assistant", "content": text} for text in "ab"])
+    write(
+        url,
+        attempt(
+            1,
+            call(1, "whole"),
+            call(2, **{c.CALL_OUTCOME: "error"}),
+            call(3, "cut", "writer", **{c.FINISH_REASONS: ["length"]}),
+            call(4, **{c.OUTPUT_MESSAGES: two}),
+            call(5, **{c.OUTPUT_MESSAGES: "not json"}),
+            call(6, **{c.INPUT_MESSAGES: "[]"}),
+            call(7, "another's", agent="checker"),
+        ),
+        attempt(2, call(8), damage=("3 spans dropped",)),
+    )
+    found = load_chats(url, agents="writer")
+    assert answers(found) == ["whole"]
+    assert found.left_out == {
+        "ended with error": 1,
+        "cut off": 1,
+        "with several answers": 1,
+        "unreadable": 1,
+        "without messages": 1,
+        "of other agents": 1,
+        "of damaged attempts": 1,
+    }
+
+
+def test_chats_carry_their_tools(url: str) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    write(url, attempt(1, call(1, **{c.TOOL_DEFINITIONS: json.dumps(tools)})))
+    assert load_chats(url).chats == [
+        {
+            "messages": [
+                {"role": "user", "content": "question 1"},
+                {"role": "assistant", "content": "answer"},
+            ],
+            "tools": tools,
+        }
+    ]
+
+
+def test_by_service_and_time(url: str) -> None:
+    now = time.time()
+    write(
+        url,
+        attempt(1, call(1, "old"), started_at=now - 7200),
+        attempt(2, call(2, "new"), started_at=now - 60),
+        attempt(3, call(3, "other"), service="billing", started_at=now),
+    )
+    assert answers(load_chats(url, service="support")) == ["old", "new"]
+    assert answers(load_chats(url, since="1h")) == ["new", "other"]
+    assert answers(load_chats(url, until=datetime.now(UTC) - timedelta(hours=1))) == ["old"]
+    assert answers(load_chats(url, since=now - 7200, until=now - 60)) == ["old"]
+    assert load_chats(url, service="nobody").chats == []
+
+
+@pytest.mark.parametrize("wrong", ["yesterday", "", math.nan, True, "5y", None.__class__])
+def test_what_is_no_time(url: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="give a time"):
+        load_chats(url, since=wrong)
+
+
+def test_times() -> None:
+    moment = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
+    assert parse_time(moment, "since") == moment.timestamp()
+    assert parse_time("2026-11-20T09:00+00:00", "since") == moment.timestamp()
+    assert parse_time(12, "since") == 12.0
+    assert abs(parse_time("1.5h", "since") - (time.time() - 5400)) < 5
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "0.5", True])
+def test_what_is_no_least_reward(url: str, wrong: Any) -> None:
+    for use in (load_chats, tasks_from_store):
+        with pytest.raises(ConfigError, match="min_reward"):
+            use(url, min_reward=wrong)
+
+
+# --- tasks ----------------------------------------------------------------------------------
+def test_tasks_are_the_inputs_once_each(url: str) -> None:
+    write(
+        url,
+        attempt(1, call(1), task={"q": "one"}),
+        attempt(2, call(2), task={"q": "two"}),
+        attempt(3, call(3), task={"q": "one"}),
+        attempt(4, call(4), task=None),
+    )
+    lightspan.feedback(at(2), 0.1, store=url)
+    lightspan.feedback(at(3), 0.9, store=url)
+    assert tasks_from_store(url) == [{"q": "one"}, {"q": "two"}]
+    assert tasks_from_store(url, distinct=False) == [{"q": "one"}, {"q": "two"}, {"q": "one"}]
+    assert tasks_from_store(url, min_reward=0.5) == [{"q": "one"}]
+    assert tasks_from_store(url, max_reward=0.5) == [{"q": "two"}]
+    with pytest.raises(DataError, match="no such attempt"):
+        tasks_from_store(url, service="nobody")
+
+
+# --- inspect and export ---------------------------------------------------------------------
+def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        url, attempt(1, call(1), call(2, agent="checker")), attempt(2, call(3), service="billing")
+    )
+    lightspan.feedback(at(1), 0.9, store=url)
+    assert main(["inspect", url, "--service", "support"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{at(1)}  support" in shown
+    assert at(2) not in shown
+    assert "1 attempts by service: support 1" in shown
+    assert "calls by agent: checker 1, writer 1" in shown
+    assert main(["inspect", url, at(1)]) == 0
+    shown = capsys.readouterr().out
+    assert "reward 0.9 (emitted)" in shown
+    assert "rejected:mode_not_train 2" in shown
+    assert main(["inspect", url, at(1), call_id(1, 2)]) == 0
+    assert "question 2" in capsys.readouterr().out
+    assert main(["inspect", url, "at-nobody"]) == 1
+    assert "there is no attempt 'at-nobody'" in capsys.readouterr().err
+    assert main(["inspect", url, "--since", "soon"]) == 1
+    assert "since='soon'" in capsys.readouterr().err
+    assert main(["inspect", "runs/none", "--service", "support"]) == 1
+    assert "--service applies only to a store" in capsys.readouterr().err
+
+
+def export(*arguments: str) -> list[Any]:
+    assert main(["export", *arguments]) == 0
+    return [msgspec.json.decode(line) for line in Path(arguments[-1]).read_bytes().splitlines()]
+
+
+def test_export_from_a_store(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        url,
+        attempt(1, call(1, "good"), call(2, "bad"), task={"q": 1}),
+        attempt(2, call(3), task={"q": 1}, service="billing"),
+    )
+    lightspan.feedback(at(1), 0.9, store=url)
+    lightspan.feedback(call_id(1, 2), 0.1, store=url)
+    out = str(tmp_path / "out.jsonl")
+    [row] = export(url, "messages", "--min-reward", "0.8", "-o", out)
+    assert row["messages"][-1] == {"role": "assistant", "content": "good"}
+    assert (row["mode"], row["attempt_id"], row["rollout_reward"]) == ("production", at(1), 0.9)
+    assert "calls that scored too low" in capsys.readouterr().err
+    assert len(export(url, "spans", "--service", "support", "-o", out)) == 4
+    assert export(url, "tasks", "-o", out) == [{"q": 1}]
+    assert main(["export", url, "transitions", "-o", out]) == 1
+    assert "no token ids" in capsys.readouterr().err
+    assert main(["export", url, "model", "-o", out]) == 1
+    assert main(["export", url, "tasks", "-o", str(tmp_path / "out.parquet")]) == 1
+    capsys.readouterr()
+
+
+def test_a_least_reward_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(url, attempt(1, call(1)))
+    for source in (url, "runs/none"):
+        assert main(["export", source, "messages", "--min-reward", "nan"]) == 1
+        assert "min_reward=nan" in capsys.readouterr().err

@@ -1,0 +1,32 @@
+"""What tests of the OpenAI client's shim share: two endpoints, and a client left unwrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lightspan.capture import wire
+from lightspan.testing.scripted import Reply, ScriptedServer
+
+
+@pytest.fixture
+def unwrapped() -> Iterator[None]:
+    """After the test the OpenAI client is what it was."""
+    yield
+    wire.uninstall()
+    wire.close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[ScriptedServer]:
+    """What stands where the gateway is."""
+    with ScriptedServer(lambda request: Reply(text="from the gateway")) as server:
+        yield server
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ScriptedServer]:
+    """Where the app pointed its client."""
+    with ScriptedServer(lambda request: Reply(text="from elsewhere")) as server:
+        yield server

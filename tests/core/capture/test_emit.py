@@ -1,0 +1,206 @@
+"""What a person's own code emits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from lightspan.capture import emit, wire
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope, acting
+from lightspan.errors import AppError, RewardError
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_span, encode_span
+
+TRACE = "0123456789abcdef0123456789abcdef"
+ROOT = "00000000000000aa"
+
+
+def acting_path() -> str | None:
+    current = acting()
+    return None if current is None else current.path
+
+
+@pytest.fixture
+def scope() -> Iterator[Scope]:
+    with open_scope(
+        Scope(rollout_id="ro", attempt_id="at", trace_id=TRACE, root_span_id=ROOT)
+    ) as made:
+        yield made
+    wire.uninstall()
+
+
+def only(scope: Scope) -> Span:
+    [span] = scope.recorder.drain()
+    assert decode_span(encode_span(span)) == span
+    assert (span.rollout_id, span.attempt_id, span.trace_id) == ("ro", "at", TRACE)
+    return span
+
+
+def test_outside_a_scope_nothing_happens() -> None:
+    assert emit.emit_reward(1.0) is None
+    assert emit.emit_annotation({"a": 1}) is None
+    assert emit.emit_message("hi") is None
+    assert emit.emit_object([1]) is None
+    assert emit.emit_exception(ValueError("x")) is None
+    assert acting_path() is None
+    with emit.agent("writer") as span, emit.tool("search") as other, emit.operation("x") as third:
+        assert (span, other, third) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "known"),
+    [
+        (0.5, {c.REWARD_VALUE: 0.5}),
+        (True, {c.REWARD_VALUE: 1.0}),
+        (float("nan"), {}),
+        (
+            {"reward": 1, "length": float("inf"), "style": 0.5},
+            {
+                c.REWARD_VALUE: 1.0,
+                c.REWARD_DIMENSION + "reward": 1.0,
+                c.REWARD_DIMENSION + "style": 0.5,
+            },
+        ),
+    ],
+)
+def test_rewards(scope: Scope, value: Any, known: dict[str, Any]) -> None:
+    emit.emit_reward(value)
+    span = only(scope)
+    assert span.attributes == {c.AGENT_PATH: "app", **known}
+    assert (span.name, span.kind, span.parent_id) == ("lightspan.reward", SpanKind.REWARD, ROOT)
+
+
+def test_none_is_no_reward(scope: Scope) -> None:
+    assert emit.emit_reward(None) is None
+    assert scope.recorder.drain() == []
+
+
+def test_rewards_of_a_call_or_a_span(scope: Scope) -> None:
+    emit.emit_reward(1.0, call="chatcmpl-call-7")
+    assert only(scope).attributes[c.REWARD_CALL_ID] == "call-7"
+    emit.emit_reward(1.0, call="call-7")
+    assert only(scope).attributes[c.REWARD_CALL_ID] == "call-7"
+    message = emit.emit_message("x")
+    only(scope)
+    assert message is not None
+    emit.emit_reward(1.0, span=message)
+    assert only(scope).attributes[c.REWARD_SPAN_ID] == message.span_id
+    emit.emit_reward({"a": 1.0, "b": 0.5}, primary="b", span="00000000000000bb")
+    assert only(scope).attributes[c.REWARD_VALUE] == 0.5
+
+
+def test_what_is_no_reward(scope: Scope) -> None:
+    with pytest.raises(RewardError, match="call= or span=, not both"):
+        emit.emit_reward(1.0, call="a", span="b")
+    with pytest.raises(RewardError, match="not the text 'good'"):
+        emit.emit_reward("good")  # type: ignore[arg-type]
+    assert scope.recorder.drain() == []
+
+
+def test_annotations_messages_objects(scope: Scope) -> None:
+    emit.emit_annotation({"a": 1, "b": ["x"], "c": object})  # type: ignore[dict-item]
+    assert only(scope).attributes == {
+        c.AGENT_PATH: "app",
+        c.ANNOTATION + "a": 1,
+        c.ANNOTATION + "b": ["x"],
+        c.ANNOTATION + "c": "<class 'object'>",
+    }
+    emit.emit_message("half a \ud83d pair")
+    assert only(scope).attributes[c.MESSAGE_BODY] == "half a \N{REPLACEMENT CHARACTER} pair"
+    emit.emit_object({"a": [1, None]})
+    assert only(scope).attributes[c.OBJECT_JSON] == '{"a":[1,null]}'
+    circle: list[Any] = []
+    circle.append(circle)
+    emit.emit_object(circle)
+    assert only(scope).attributes[c.OBJECT_JSON] == '"<list>"'
+
+
+def test_exceptions(scope: Scope) -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    emit.emit_exception(KeyError("column"))
+    span = only(scope)
+    assert (span.status, span.attributes[c.EXCEPTION_TYPE]) == (SpanStatus.ERROR, "KeyError")
+    assert span.attributes[c.EXCEPTION_MESSAGE] == "'column'"
+    emit.emit_exception(OddError())
+    assert only(scope).attributes[c.EXCEPTION_MESSAGE] == "<OddError>"
+
+
+def test_agents_nest(scope: Scope) -> None:
+    with emit.agent("team") as team, emit.agent("a/b") as inner:
+        assert acting_path() == "team/a%2Fb"
+        emit.emit_message("hi")
+    assert acting_path() == "app"
+    message, first, second = scope.recorder.drain()
+    assert team is not None
+    assert inner is not None
+    assert (first.span_id, second.span_id) == (inner.span_id, team.span_id)
+    assert [s.parent_id for s in (message, first, second)] == [inner.span_id, team.span_id, ROOT]
+    assert first.attributes == {
+        c.AGENT_PATH: "team/a%2Fb",
+        c.OPERATION_NAME: "invoke_agent",
+        c.AGENT_NAME: "a/b",
+        c.OPENINFERENCE_KIND: "AGENT",
+        c.OPENINFERENCE_AGENT: "a/b",
+        c.OPENINFERENCE_NODE: "a/b",
+    }
+    assert (first.name, first.kind, first.status) == (
+        "invoke_agent a/b",
+        SpanKind.AGENT,
+        SpanStatus.OK,
+    )
+
+
+def test_a_block_that_fails(scope: Scope) -> None:
+    with pytest.raises(ValueError, match="boom"), emit.operation("retrieve", k=3):
+        raise ValueError("boom")
+    span = only(scope)
+    assert (span.status, span.status_message) == (SpanStatus.ERROR, "boom")
+    assert (span.attributes["k"], span.attributes[c.ERROR_TYPE]) == (3, "ValueError")
+
+
+def test_tools(scope: Scope) -> None:
+    with emit.tool("search", '{"q": 1}'):
+        pass
+    span = only(scope)
+    assert (span.kind, span.attributes[c.TOOL_CALL_ARGUMENTS]) == (SpanKind.TOOL, '{"q": 1}')
+
+
+def test_decorated_functions(scope: Scope) -> None:
+    @emit.agent("writer")
+    def write(depth: int) -> list[str | None]:
+        return [acting_path(), *(write(depth - 1) if depth else [])]
+
+    assert write(1) == ["writer", "writer/writer"]
+    assert [span.name for span in scope.recorder.drain()] == ["invoke_agent writer"] * 2
+
+
+async def test_decorated_coroutines() -> None:
+    @emit.agent("writer")
+    async def write() -> str | None:
+        await asyncio.sleep(0)
+        return acting_path()
+
+    with open_scope(Scope(rollout_id="ro", attempt_id="at")) as scope:
+        assert list(await asyncio.gather(write(), write())) == ["writer", "writer"]
+        assert acting_path() == "app"
+    assert len(scope.recorder.drain()) == 2
+    wire.uninstall()
+
+
+def test_generators_cannot_be_decorated() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (generator, async_generator):
+        with pytest.raises(AppError, match="is a generator"):
+            emit.agent("writer")(function)

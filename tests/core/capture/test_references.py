@@ -1,0 +1,99 @@
+"""What the code of an app refers to, found without running it."""
+
+from __future__ import annotations
+
+import functools
+import json as installed_json
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightspan.capture.references import enclosed, is_users, module_of, names_in, referred, root_of
+
+AGENT = object()
+OTHER = object()
+
+
+def uses_globals() -> Any:
+    def inside() -> Any:
+        return AGENT
+
+    return inside, "looked up by text", ("also", 7, "in a tuple")
+
+
+def test_names_in_code_and_in_the_functions_inside_it() -> None:
+    names = set(names_in(uses_globals.__code__))
+    assert "AGENT" in names
+    assert "looked up by text" not in names
+
+
+def test_texts_only_if_asked() -> None:
+    found = set(names_in(uses_globals.__code__, texts=True))
+    assert {"AGENT", "looked up by text", "also", "in a tuple"} <= found
+    assert 7 not in found
+
+
+def test_what_a_function_refers_to() -> None:
+    held = object()
+
+    def works(first: Any = OTHER, *, second: Any = held) -> Any:
+        return first, second, AGENT, closed
+
+    closed = object()
+    found = list(referred(works, set(names_in(works.__code__))))
+    for thing in (OTHER, held, AGENT, closed):
+        assert any(one is thing for one in found)
+
+
+def test_a_global_that_is_not_mentioned_is_not_referred_to() -> None:
+    def works() -> Any:
+        return AGENT
+
+    assert not any(one is OTHER for one in referred(works, set(names_in(works.__code__))))
+
+
+def test_what_a_users_module_holds_is_found_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("my_agents")
+    module.writer = AGENT
+    monkeypatch.setitem(sys.modules, "my_agents", module)
+    monkeypatch.setitem(globals(), "my_agents", module)
+
+    def works() -> Any:
+        return my_agents.writer  # type: ignore[name-defined]  # noqa: F821
+
+    names = set(names_in(works.__code__))
+    assert any(one is AGENT for one in referred(works, names))
+    assert not any(one is AGENT for one in referred(works, names, installed=["my_agents"]))
+
+
+def test_a_cell_that_is_not_filled_yet_holds_nothing() -> None:
+    def works() -> Any:
+        return later
+
+    assert list(enclosed(works)) == []
+    later = AGENT
+    assert list(enclosed(works)) == [AGENT]
+
+
+def test_modules_of_things() -> None:
+    here = __name__
+    assert module_of(uses_globals) == module_of(Thing) == module_of(Thing()) == here
+    assert root_of(installed_json.decoder) == "json"
+    assert root_of(functools.partial(print)) == "functools"
+    assert module_of(type("Nowhere", (), {"__module__": None})()) == ""
+
+
+class Thing:
+    """Something of the user's."""
+
+
+def test_what_is_installed_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_users(uses_globals)
+    assert not is_users(uses_globals, installed=[__name__.partition(".")[0]])
+    assert not is_users(installed_json)
+    assert not is_users(pytest)
+    main = ModuleType("__main__")  # a script or a notebook
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert is_users(main)

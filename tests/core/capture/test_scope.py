@@ -1,0 +1,169 @@
+"""The scope: frames, resolvers, the recorder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from lightspan.capture import wire
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.capture.recorder import Recorder
+from lightspan.capture.scope import (
+    Acting,
+    Frame,
+    Resolver,
+    Scope,
+    acting,
+    connect,
+    disconnect,
+    make_span,
+    push,
+    pushed,
+    register_resolver,
+    reset_acting,
+    resolved,
+    set_acting,
+    unregister_resolver,
+)
+from lightspan.schema.spans import SpanKind
+
+SCOPE = Scope(rollout_id="r", attempt_id="a", root_span_id="00000000000000aa")
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    wire.uninstall()
+
+
+def test_outside() -> None:
+    assert (pushed(), acting()) == (None, None)
+    with push(Frame("writer", "1")) as current:
+        assert current is None
+
+
+def test_frames() -> None:
+    with open_scope(SCOPE) as scope:
+        assert scope is SCOPE
+        assert acting() == pushed() == Acting(SCOPE, (), "00000000000000aa")
+        with push(Frame("team", "1")), push(Frame("a/b", "2")) as inner:
+            assert acting() is inner
+            assert inner == Acting(SCOPE, (Frame("team", "1"), Frame("a/b", "2")), "2")
+            assert inner.path == "team/a%2Fb"
+        assert acting() == Acting(SCOPE, (), "00000000000000aa")
+    assert acting() is None
+
+
+def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
+    with open_scope(SCOPE), push(Frame("team", "1")) as team:
+        assert team is not None
+        token = set_acting(team.noting("crew", "a trail").noting("graph", 7))
+        with agent("writer"):
+            current = acting()
+            assert current is not None
+            assert current.notes == {"crew": "a trail", "graph": 7}
+        reset_acting(token)
+        assert acting() is team
+        assert team.notes == {}
+
+
+def test_resolvers_are_asked_in_order_and_those_that_are_named_are_not() -> None:
+    def named(name: str) -> Resolver:
+        return lambda one: replace(one, frames=(*one.frames, Frame(name, name)))
+
+    resolvers = [named("a"), named("b"), named("c")]
+    for resolver in resolvers:
+        register_resolver(resolver)
+    try:
+        with open_scope(SCOPE):
+            current = pushed()
+            assert current is not None
+            assert acting() == resolved(current)
+            assert resolved(current).path == "a/b/c"
+            assert resolved(current, before=resolvers[1]).path == "a"
+            assert resolved(current, besides=resolvers[1]).path == "a/c"
+    finally:
+        for resolver in resolvers:
+            unregister_resolver(resolver)
+
+
+def test_connections_may_end_in_any_order() -> None:
+    first, second = (
+        Acting(Scope(rollout_id=name, attempt_id="", is_outside=True)) for name in "ab"
+    )
+    connect(first)
+    connect(second)
+    assert pushed() is second
+    disconnect(first)
+    assert pushed() is second
+    disconnect(second)
+    assert pushed() is None
+
+
+def test_an_sdk_that_cannot_be_wrapped_damages_the_attempt_and_not_the_app(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> bool:
+        raise ImportError("a broken SDK")
+
+    monkeypatch.setattr(wire, "install", broken)
+    scope = Scope(rollout_id="r", attempt_id="a")
+    with open_scope(scope):
+        pass
+    damage = "a client SDK could not be wrapped: ImportError('a broken SDK')"
+    assert scope.recorder.damages() == [damage]
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "secret" not in repr(Scope(rollout_id="r", attempt_id="a", call_token="secret"))
+
+
+async def test_tasks_do_not_mix() -> None:
+    async def one(name: str) -> str | None:
+        scope = Scope(rollout_id=name, attempt_id=name)
+        with open_scope(scope), agent(name):
+            await asyncio.sleep(0)
+            current = acting()
+            return None if current is None else f"{current.scope.attempt_id}:{current.path}"
+
+    assert list(await asyncio.gather(one("x"), one("y"))) == ["x:x", "y:y"]
+    assert acting() is None
+
+
+async def test_resetting_from_another_context_is_harmless() -> None:
+    token = set_acting(Acting(SCOPE))
+
+    async def elsewhere() -> None:
+        reset_acting(token)
+
+    await asyncio.create_task(elsewhere())
+    assert pushed() == Acting(SCOPE)
+    reset_acting(token)
+    assert pushed() is None
+
+
+def test_the_recorder_counts_what_does_not_fit() -> None:
+    recorder = Recorder(limit=2)
+    spans = [make_span(Acting(SCOPE), str(n), SpanKind.OTHER, {}) for n in range(4)]
+    for span in spans:
+        recorder.add(span)
+    assert recorder.drain() == spans[:2]
+    recorder.damage("broken")
+    assert recorder.damages() == ["broken", "2 spans dropped"]
+    recorder.add(spans[2])
+    assert recorder.drain() == [spans[2]]
+    assert recorder.drain() == []
+
+
+def test_the_recorder_knows_what_is_under_way() -> None:
+    recorder, given_up = Recorder(), []
+    for key in ("a", "b"):
+        recorder.expect(key, lambda key=key: given_up.append(key))  # type: ignore[misc]
+    assert recorder.settle("a")
+    assert not recorder.settle("a")
+    recorder.give_up()
+    assert given_up == ["b"]

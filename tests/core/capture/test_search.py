@@ -1,0 +1,129 @@
+"""The search for an app's agents: what every adapter's walks over."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightspan.capture import search
+from lightspan.capture.search import AgentSearch, Where, frameworks
+from lightspan.schema.routing import AgentPaths
+
+
+class Agent:
+    def __init__(self, name: str, *tools: Any) -> None:
+        self.name = name
+        self.tools = tools
+
+
+class Search(AgentSearch[Where]):
+    makers = frozenset({"make_agent"})
+
+    def visit(self, thing: Any, where: Where) -> None:
+        if isinstance(thing, Agent):
+            self.add(where.within(thing.name))
+            self.look_at_all(thing.tools, where.within(thing.name))
+        else:
+            super().visit(thing, where)
+
+
+WRITER = Agent("writer")
+
+
+def asks_the_writer() -> Any:
+    return WRITER
+
+
+class Desk:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def ask(self) -> Any:
+        return WRITER
+
+
+def found_in(app: Any) -> AgentPaths:
+    return Search().search(app, Where())
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        WRITER,
+        [WRITER],
+        {"a": (WRITER,)},
+        {1: frozenset({WRITER})},
+        functools.partial(print, WRITER),
+        Desk(WRITER),
+    ],
+)
+def test_things_that_hold_agents(app: Any) -> None:
+    assert "writer" in found_in(app).paths
+    assert found_in(app).complete
+
+
+def test_what_functions_and_methods_refer_to() -> None:
+    assert found_in(Agent("team", asks_the_writer)) == (("team", "team/writer"), True)
+    assert found_in(Agent("team", Desk(None).ask)) == (("team", "team/writer"), True)
+    assert found_in(asks_the_writer) == (("app", "writer"), True)
+
+
+def test_a_function_that_makes_agents_leaves_the_list_incomplete() -> None:
+    def makes() -> Any:
+        return make_agent()  # type: ignore[name-defined]  # noqa: F821
+
+    assert found_in(Agent("team", makes)) == (("team",), False)
+
+
+def test_things_that_hold_each_other_are_looked_at_once() -> None:
+    first: list[Any] = [WRITER]
+    first.append(first)
+    assert found_in(first) == (("writer",), True)
+
+
+def test_an_app_without_end_leaves_the_list_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_LOOKED_AT_MOST", 3)
+    assert found_in([WRITER, 1, 2, Agent("last")]) == (("writer",), False)
+
+
+@pytest.fixture
+def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A framework that an adapter which is installed beside this one is for."""
+    point = EntryPoint("crews", "lightspan_crews", search.FRAMEWORKS_GROUP)
+    monkeypatch.setattr(search, "entry_points", lambda group: EntryPoints([point]))
+    return "crews"
+
+
+def test_frameworks_are_those_of_the_adapters_that_are_installed(sibling: str) -> None:
+    assert frameworks() == {"lightspan", "crews"}
+
+
+def test_another_framework_leaves_the_list_incomplete(
+    sibling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("crews")
+    module.Crew = type("Crew", (), {"__module__": "crews.crew"})
+    monkeypatch.setitem(sys.modules, "crews", module)
+
+    def imports() -> Any:
+        import crews  # type: ignore[import-not-found]
+
+        return crews
+
+    assert found_in(Agent("team", module.Crew())) == (("team",), False)
+    assert found_in(Agent("team", imports)) == (("team",), False)
+
+
+def test_an_adapters_own_framework_is_no_other(sibling: str) -> None:
+    class Own(Search):
+        installed = ("crews",)
+
+    def mentions() -> Any:
+        return crews  # type: ignore[name-defined]  # noqa: F821
+
+    assert Own().search(Agent("team", mentions), Where()) == (("team",), True)

@@ -1,0 +1,169 @@
+"""The shim installed and gone, and errors of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import openai
+import pytest
+from tests.core.capture.clients import (
+    MESSAGES,
+    WAYS,
+    acting_as,
+    async_client_of,
+    client_of,
+    make_scope,
+    text_of,
+)
+
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Acting, Frame, register_resolver, unregister_resolver
+from lightspan.schema import conventions as c
+from lightspan.testing.scripted import ScriptedServer
+
+pytestmark = pytest.mark.usefixtures("unwrapped")
+
+
+def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def resolver(current: Acting) -> Acting | None:
+        raise ValueError("no idea")
+
+    register_resolver(resolver)
+    try:
+        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        unregister_resolver(resolver)
+    assert set(scope.recorder.damages()) == {
+        "who is acting could not be resolved: ValueError('no idea')"
+    }
+
+
+def test_a_resolver_is_asked_when_the_model_is_called(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def resolver(current: Acting) -> Acting:
+        return Acting(current.scope, (Frame("writer", "00000000000000bb"),), "00000000000000bb")
+
+    register_resolver(resolver)
+    register_resolver(resolver)
+    try:
+        with client_of(elsewhere) as client, open_scope(make_scope(gateway)):
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        unregister_resolver(resolver)
+        unregister_resolver(resolver)
+    assert gateway.requests[0].headers[c.HEADER_PARENT].split("-")[2] == "00000000000000bb"
+
+
+@pytest.mark.parametrize("way", ["create", "stream=True", "raw"])
+def test_a_recorder_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(wire, "answer_attributes", broken)
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        assert WAYS[way](client) == "from elsewhere"
+    assert scope.recorder.damages() == ["a model call could not be recorded: ValueError('broken')"]
+
+
+@pytest.mark.parametrize("broken", ["sync_client", "_kept_headers"])
+def test_a_redirection_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer,
+    elsewhere: ScriptedServer,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(wire, broken, fails)
+    with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+        assert WAYS["create"](client) == "from elsewhere"
+    damage = ["a model call could not be redirected: ValueError('broken')"]
+    assert scope.recorder.damages() == damage
+    assert gateway.requests == []
+
+
+async def test_an_async_redirection_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(wire, "async_client", fails)
+    async with async_client_of(elsewhere) as client:
+        with acting_as(gateway, "writer") as scope:
+            answer = await client.chat.completions.create(model="m", messages=MESSAGES)
+    assert text_of(answer) == "from elsewhere"
+    damage = ["a model call could not be redirected: ValueError('broken')"]
+    assert scope.recorder.damages() == damage
+
+
+def test_an_abandoned_stream_that_cannot_be_recorded_damages_the_attempt(
+    elsewhere: ScriptedServer, gateway: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        next(iter(stream))
+        monkeypatch.setattr(wire, "request_attributes", None)
+        scope.recorder.give_up()
+        [damage] = scope.recorder.damages()
+        assert "a model call could not be recorded: TypeError" in damage
+
+
+# --- installing -----------------------------------------------------------------------------
+def test_uninstalling_leaves_the_classes_as_they_were() -> None:
+    assert not wire.installed()
+    before = [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)]
+    assert wire.install()
+    assert wire.install()
+    assert wire.installed()
+    assert "request" in vars(openai.OpenAI)
+    wire.uninstall()
+    wire.uninstall()
+    assert [dict(vars(kind)) for kind in (openai.OpenAI, openai.AsyncOpenAI)] == before
+    assert not wire.installed()
+
+
+def test_a_wrapper_on_top_of_ours(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenInference's: it sees every call, and outlives our uninstalling."""
+    wire.install()
+    ours, seen = openai.OpenAI.request, []
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(str(args[1].url))
+        return ours(self, *args, **kwargs)
+
+    monkeypatch.setattr(openai.OpenAI, "request", theirs)
+    with client_of(elsewhere) as client:
+        with acting_as(gateway, "writer"):
+            assert WAYS["create"](client) == "from the gateway"
+        wire.uninstall()
+        assert WAYS["create"](client) == "from elsewhere"
+    assert seen == ["/chat/completions"] * 2
+
+
+def test_importing_patches_nothing_and_stays_light() -> None:
+    """Law 10, in a process of its own."""
+    code = (
+        "import sys, lightspan, lightspan.capture.wire, lightspan.capture.emit\n"
+        "import lightspan.runners.runner, lightspan.runners.app\n"
+        "heavy = {'torch', 'aiohttp', 'openai', 'transformers', 'langchain_core', 'httpx'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "import openai\n"
+        "print('request' in vars(openai.OpenAI), 'request' in vars(openai.AsyncOpenAI))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["[]", "False False"]

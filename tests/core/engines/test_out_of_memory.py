@@ -1,0 +1,280 @@
+"""Out of memory: the error names the setting to lower, from engine and learner."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan import LightningRL, Trainer
+from lightspan.engines.out_of_memory import explained, is_out_of_memory, wanted
+from lightspan.engines.transformers import (
+    GPU_CACHE_TOKENS,
+    TransformersEngine,
+    default_cache_tokens,
+)
+from lightspan.engines.weights import load_model
+from lightspan.errors import (
+    ContextOverflowError,
+    EngineMemoryError,
+    LightspanError,
+    OutOfMemoryError,
+)
+from lightspan.learners import LoRA, SFTLoss
+from lightspan.learners.models import default_dtype
+from lightspan.learners.torch import TorchLearner
+from lightspan.testing.engine_suite import generate
+from lightspan.testing.learner_suite import make_rows
+from lightspan.testing.tiny import tiny_model
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 3.02 GiB is free."
+)
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 1610612736 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("memory") / "model", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (torch.OutOfMemoryError(CUDA), " (it tried to allocate 9.27 GiB)"),
+        (RuntimeError(CPU), " (it tried to allocate 1.50 GiB)"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), ""),
+        (MemoryError("Memory footprint 10 is more than available memory 9"), ""),
+        (MemoryError(), ""),
+        (RuntimeError("std::bad_alloc"), ""),
+    ],
+)
+def test_what_out_of_memory_looks_like(error: Exception, size: str) -> None:
+    assert is_out_of_memory(error)
+    assert wanted(error) == size
+    with pytest.raises(OutOfMemoryError) as caught, explained("it", lambda: "Lower this."):
+        raise error
+    assert str(caught.value) == f"it ran out of memory{size}. Lower this."
+    assert caught.value.__cause__ is error
+    assert isinstance(caught.value, LightspanError)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(CUDA)]
+)
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, explained("it", lambda: pytest.fail("not asked")):
+        raise error
+    assert caught.value is error
+
+
+# --- the learner ----------------------------------------------------------------------------
+def test_the_learner_names_its_budget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError(CUDA)
+
+    rows = make_rows(load_model(folder), 2)
+    longest = max(len(row.ids) for row in rows)
+    learner = TorchLearner({"writer": folder}, token_budget=1024)
+    monkeypatch.setattr(learner.__class__, "_update_policy", explode)
+    monkeypatch.setattr(learner.__class__, "_logprobs", explode)
+    for act, doing in (
+        (lambda: learner.update(rows, SFTLoss()), "updating"),
+        (lambda: learner.score(rows), "scoring"),
+    ):
+        with pytest.raises(OutOfMemoryError) as caught:
+            act()  # type: ignore[no-untyped-call]
+        assert str(caught.value) == (
+            f"the learner, {doing} on cpu with rows of up to {longest} tokens, ran out of memory "
+            "(it tried to allocate 9.27 GiB). Lower token_budget, now 1024: "
+            'learner_options={"token_budget": 512}. If that is not enough: a shorter max_tokens or '
+            "max_length, adapters instead of full weights (lora=LoRA()), a smaller key-value cache "
+            '(engine_options={"num_blocks": …}), or a smaller model'
+        )
+
+
+def test_one_row_beyond_the_budget_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError(CPU)
+
+    rows = make_rows(load_model(folder), 2)
+    longest = max(len(row.ids) for row in rows)
+    learner = TorchLearner({"writer": folder}, token_budget=longest, lora=LoRA(rank=2))
+    monkeypatch.setattr(learner.__class__, "_update_policy", explode)
+    with pytest.raises(OutOfMemoryError) as caught:
+        learner.update(rows, SFTLoss())
+    text = str(caught.value)
+    assert f"the longest has {longest} tokens; LightningRL(max_length={longest // 2})" in text
+    assert "lora=" not in text
+
+
+PROGRAM = """
+import resource, sys
+import torch
+from lightspan.errors import OutOfMemoryError
+from lightspan.learners import SFTLoss
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row
+
+torch.set_num_threads(1)
+learner = TorchLearner({"writer": sys.argv[1]}, token_budget=4096)
+
+def row(size):
+    return Row(rollout_id="r", policy="writer", ids=[n * n % 389 + 5 for n in range(size)],
+               mask=[n > 0 for n in range(size)], advantages=[1.0] * size, weights=[1.0] * size,
+               logprobs=[-1.0] * size, versions=[0] * size, temperatures=[1.0] * size)
+
+assert learner.update([row(64)], SFTLoss())["skipped"] == 0
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 250 * 2**20, -1))
+try:
+    learner.update([row(4096)], SFTLoss())
+except OutOfMemoryError as error:
+    print(error)
+assert learner.update([row(64)], SFTLoss())["skipped"] == 0
+print("went on")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS bounds memory on Linux")
+def test_a_learner_that_really_runs_out_of_memory(tmp_path: Path) -> None:
+    """A limit on the address space stands for a small machine; smaller updates then go on."""
+    folder = tiny_model(tmp_path / "model", seed=0, hidden=512, layers=4, context=8192)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    said, went_on = done.stdout.splitlines()
+    assert said.startswith(
+        "the learner, updating on cpu with rows of up to 4,096 tokens, ran out of memory"
+    )
+    assert 'learner_options={"token_budget": 2048}' in said
+    assert went_on == "went on"
+
+
+# --- the engine -----------------------------------------------------------------------------
+async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
+    """For real: no machine has the 70 TB that are asked for."""
+    engine = TransformersEngine({"writer": folder}, num_blocks=10**9)
+    await engine.start()
+    with pytest.raises(EngineMemoryError) as caught:
+        await generate(engine, [7, 8, 9])
+    assert isinstance(caught.value, OutOfMemoryError)
+    text = str(caught.value)
+    assert text.startswith("the engine ran out of memory")
+    assert (
+        "while generating for policy writer. Lower num_blocks, now 1000000000 (64,000,000,000 "
+        "tokens of keys and values), and batch_tokens, now 512: engine_options={'num_blocks': "
+        "500000000, 'batch_tokens': 256}. If that is not enough: a shorter context_length, now 512"
+    ) in text
+    with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
+        await generate(engine, [7, 8, 9])
+    with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
+        engine.usage()
+    await engine.close()
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_engine(folder: Path, apps: Any, tmp_path: Path) -> None:
+    """Without an engine every rollout of every further step would be lost."""
+    algorithm = LightningRL(folder, optimize="writer", group_size=2, tasks_per_step=2)
+    trainer = Trainer(
+        algorithm,
+        runners=2,
+        steps=9,
+        folder=tmp_path / "run",
+        engine_options={"num_blocks": 10**9},
+    )
+    with pytest.raises(EngineMemoryError, match="Lower num_blocks, now 1000000000"):
+        trainer.fit(apps.spell, [{"q": "One?"}, {"q": "Two?"}])
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(CUDA), RuntimeError(CPU), MemoryError("Memory footprint")]
+)
+async def test_an_engine_that_runs_out_while_it_generates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    engine = TransformersEngine({"writer": folder}, num_blocks=16)
+    await engine.start()
+    await generate(engine, [7, 8, 9])
+
+    def explode(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    model = engine._lanes["writer"]._model
+    monkeypatch.setattr(model, "forward", explode)
+    monkeypatch.setattr(model.__class__, "__call__", explode)
+    with pytest.raises(EngineMemoryError, match=r"Lower num_blocks, now 16 \(1,024 tokens"):
+        await generate(engine, [7, 8, 9])
+    await engine.close()
+
+
+async def test_no_call_is_longer_than_the_cache(folder: Path) -> None:
+    engine = TransformersEngine({"writer": folder}, num_blocks=2)
+    await engine.start()
+    with pytest.raises(ContextOverflowError, match=r"holds 128, .* context_length and num_blocks"):
+        await generate(engine, list(range(5, 5 + 128)))
+    answer = await generate(engine, list(range(5, 105)), temperature=0.0, max_tokens=400)
+    assert len(answer.ids) <= 28
+    await engine.close()
+
+
+def test_the_cache_leaves_a_gpu_room_for_the_learner() -> None:
+    assert default_cache_tokens("cuda:0", 1_000_000) == GPU_CACHE_TOKENS == 131_072
+    assert default_cache_tokens("cpu", 512) == 16_384
+    assert default_cache_tokens("cpu", 32_768) == 65_536
+
+
+def test_a_model_that_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedModel
+
+    def explode(self: Any, *arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError(CUDA)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(PreTrainedModel, "to", explode)
+    with pytest.raises(OutOfMemoryError) as caught:
+        load_model(folder, device="cuda:1")
+    assert str(caught.value) == (
+        f"the weights of {folder} do not fit into the memory of cuda:1 (it tried to allocate 9.27 "
+        "GiB): use a smaller model, another device, or lora=LoRA() so that the learner holds less "
+        "(docs/real-models.md says what fits where)"
+    )
+
+
+# --- what weights are kept in ---------------------------------------------------------------
+def test_weights_that_move_are_float32(folder: Path) -> None:
+    assert default_dtype("cpu", None) == default_dtype("cuda", None) == torch.float32
+    assert default_dtype("cpu", LoRA()) == torch.float32
+    assert default_dtype("cuda:1", LoRA()) == torch.bfloat16
+    model = TorchLearner({"writer": folder})._models["writer"].plain
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_adapters_on_bfloat16_weights_are_float32(folder: Path) -> None:
+    """As on a GPU, and that update and publishing work so."""
+    learner = TorchLearner({"writer": folder}, lora=LoRA(rank=2), dtype=torch.bfloat16)
+    trained = learner._models["writer"]
+    assert {parameter.dtype for parameter in trained.trainable().values()} == {torch.float32}
+    assert trained.plain.lm_head.weight.dtype == torch.bfloat16
+    rows = make_rows(load_model(folder), 4)
+    before = learner.score(rows)
+    exact = TorchLearner({"writer": folder}).score(rows)
+    for scores, expected in zip(before, exact, strict=True):
+        assert scores == pytest.approx(expected, abs=0.3)
+    result = learner.update(rows, SFTLoss())
+    assert (result["skipped"], result["grad_norm"] > 0) == (0.0, True)
+    start = load_model(folder).state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert trained.merged_weights()[name].shape == start[name].shape

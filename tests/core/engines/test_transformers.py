@@ -1,0 +1,413 @@
+"""TransformersEngine against the suite, and what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.engines import _request_attention
+from lightspan.engines.protocol import GenerationRequest, PromptRefused
+from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.engines.weights import load_model
+from lightspan.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    NotFoundError,
+    UnsupportedError,
+)
+from lightspan.schema.tokens import Sampling
+from lightspan.testing.engine_suite import (
+    TOLERANCE,
+    EngineSuite,
+    generate,
+    of_tokens,
+    perturbed,
+    reference,
+)
+from lightspan.testing.tiny import tiny_model
+
+PROMPT = [7, 8, 9, 10, 11, 12]
+
+
+class TestTransformersEngine(EngineSuite):
+    def make_engine(self, models: Mapping[str, Path]) -> TransformersEngine:
+        return TransformersEngine(models)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("engine") / "model", seed=2, context=1024)
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine({"writer": folder}, seed=0)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+def expected_logprobs(model: Any, prompt: list[int], ids: list[int], t: float = 1.0) -> Any:
+    return pytest.approx(of_tokens(reference(model, prompt, ids, t), ids), abs=TOLERANCE)
+
+
+def manager(engine: TransformersEngine) -> Any:
+    batcher = engine._lanes["writer"]._batcher
+    assert batcher is not None
+    return batcher._manager
+
+
+def processor(engine: TransformersEngine) -> Any:
+    """What the generation thread works on."""
+    return manager(engine).batch_processor
+
+
+async def idle(engine: TransformersEngine) -> Any:
+    """Wait until the thread holds no request; its key-value cache."""
+    inside = processor(engine)
+    while inside.has_pending_requests() or inside.scheduler._requests_to_cancel:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return inside.cache
+
+
+async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) -> None:
+    request = GenerationRequest(
+        request_id="r",
+        policy="writer",
+        prompt_ids=PROMPT,
+        sampling=Sampling(max_tokens=900, temperature=0.0),  # which does not end by itself
+    )
+    chunks = engine.generate(request, stream=True)
+    await anext(chunks)
+    assert processor(engine).cache.compute_free_capacity() < 1
+    await chunks.aclose()  # type: ignore[attr-defined]
+    await idle(engine)
+    assert manager(engine).current_batch < 900, "it was not cancelled but ran to its end"
+    stopped = await generate(engine, PROMPT, temperature=0.0, max_tokens=900, stop=("e", "a", " "))
+    assert len(stopped.ids) < 900
+    cache = await idle(engine)
+    assert cache.compute_free_capacity() == 1
+    assert engine._lanes["writer"]._jobs == {}
+
+
+async def test_a_dead_thread_fails_every_request_and_later_ones(
+    engine: TransformersEngine, folder: Path
+) -> None:
+    broken = {
+        name: torch.full_like(tensor, torch.nan)
+        for name, tensor in load_model(folder).named_parameters()
+    }
+    tasks = [
+        asyncio.create_task(
+            generate(engine, PROMPT, max_tokens=900, request_id=str(n), stream=n % 2 == 0)
+        )
+        for n in range(6)
+    ]
+    await asyncio.sleep(0)
+    await engine.update("writer", broken, 1)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, EngineError)
+    with pytest.raises(EngineError, match="writer"):
+        await generate(engine, PROMPT)
+    with pytest.raises(EngineError, match="writer"):
+        await engine.update("writer", dict(load_model(folder).named_parameters()), 2)
+
+
+async def test_requests_in_the_thread_s_hands_fail_with_it(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was taken from the queue but not yet scheduled is on no list of its own."""
+    await generate(engine, PROMPT, max_tokens=1)
+
+    def explode(*arguments: Any) -> None:
+        raise MemoryError("out of luck")
+
+    inside = processor(engine)
+    monkeypatch.setattr(inside.scheduler, "schedule_batch", explode)
+    with pytest.raises(EngineError, match=r"stopped|failed"):
+        await generate(engine, PROMPT)
+
+
+async def test_a_chunked_prompt_equals_a_whole_one(
+    engine: TransformersEngine, folder: Path
+) -> None:
+    """Longer than one forward pass (512 tokens), among short ones."""
+    model = load_model(folder)
+    generator = torch.Generator().manual_seed(3)
+    prompts = [
+        torch.randint(5, 390, (length,), generator=generator).tolist()
+        for length in (900, 3, 600, 1, 40, 511, 512, 513)
+    ]
+    answers = await asyncio.gather(
+        *(
+            generate(engine, prompt, temperature=0.7, request_id=str(number))
+            for number, prompt in enumerate(prompts)
+        )
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.logprobs == expected_logprobs(model, prompt, answer.ids, 0.7)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", ""])
+def test_a_device_of_no_known_kind(folder: Path, device: str) -> None:
+    message = f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU'
+    with pytest.raises(ConfigError, match=message):
+        TransformersEngine({"writer": folder}, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda:0': torch .* sees no CUDA GPU"):
+        TransformersEngine({"writer": folder}, device="cuda:0")
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("own_attention", [True, False])
+async def test_grouped_heads_and_either_attention(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key_heads: int, own_attention: bool
+) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    if not own_attention:
+        monkeypatch.setattr(_request_attention, "supported", lambda model: False)
+    config = Qwen2Config(
+        vocab_size=405,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    model: Any = Qwen2ForCausalLM(config)
+    model.eval()
+    engine = TransformersEngine({"writer": model}, tokenizers={"writer": load_tokenizer(folder)})
+    await engine.start()
+    implementation = engine._lanes["writer"]._model.config._attn_implementation
+    assert implementation == "sdpa"
+    prompts = [list(range(5, 5 + length)) for length in (2, 90, 17)]
+    answers = await asyncio.gather(
+        *(generate(engine, prompt, request_id=str(n)) for n, prompt in enumerate(prompts))
+    )
+    implementation = engine._lanes["writer"]._model.config._attn_implementation
+    assert (implementation == _request_attention.NAME) is own_attention
+    await engine.close()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.logprobs == expected_logprobs(model, prompt, answer.ids)
+
+
+async def test_a_loaded_model_is_copied(folder: Path) -> None:
+    model = load_model(folder)
+    engine = TransformersEngine({"writer": model, "checker": model})
+    await engine.start()
+    await engine.update("writer", perturbed(model, 5), 1)
+    before = model.state_dict()["model.norm.weight"].clone()
+    model.model.norm.weight.data.mul_(3)
+    answer = await generate(engine, PROMPT, policy="checker")
+    await engine.close()
+    model.model.norm.weight.data.copy_(before)
+    assert answer.logprobs == expected_logprobs(model, PROMPT, answer.ids)
+    assert model.config._attn_implementation == "sdpa"
+
+
+async def test_an_update_goes_on_when_its_caller_is_cancelled(
+    engine: TransformersEngine, folder: Path
+) -> None:
+    model = load_model(folder)
+    tasks = [
+        asyncio.create_task(generate(engine, PROMPT, max_tokens=60, request_id=str(n)))
+        for n in range(5)
+    ]
+    await asyncio.sleep(0)
+    update = asyncio.create_task(engine.update("writer", perturbed(model, 5), 4))
+    await asyncio.sleep(0)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    answers = await asyncio.gather(*tasks)
+    assert engine.policies() == {"writer": 4}
+    assert all(answer.versions[-1] == 4 for answer in answers)
+
+
+async def test_an_update_leaves_alone_what_has_just_finished(engine: TransformersEngine) -> None:
+    """The result is on its way to the event loop when the update takes requests out."""
+    lane = engine._lanes["writer"]
+    task = asyncio.create_task(generate(engine, PROMPT, max_tokens=3, temperature=0.0))
+    await asyncio.sleep(0)
+    (key,) = lane._jobs
+    assert lane._batcher is not None
+    while key not in lane._batcher.finished:  # the event loop stands still
+        time.sleep(0.001)
+    assert lane._interrupt(lambda: None) == {}
+    assert len((await task).ids) == 3
+
+
+async def test_an_update_takes_back_what_is_still_queued(engine: TransformersEngine) -> None:
+    """Requests in the thread's queue must not run beside their resubmission."""
+    await generate(engine, PROMPT, max_tokens=1)
+    lane, seen = engine._lanes["writer"], []
+    scheduler = processor(engine).scheduler
+    add = scheduler.add_waiting_request
+
+    def note(state: Any) -> None:
+        seen.append(state.request_id)
+        add(state)
+
+    scheduler.add_waiting_request = note
+    with manager(engine).pause():
+        tasks = [
+            asyncio.create_task(generate(engine, PROMPT, max_tokens=5, request_id=str(n)))
+            for n in range(3)
+        ]
+        await asyncio.sleep(0)
+        queued = set(lane._jobs)
+        assert manager(engine).input_queue.qsize() == 3
+        partial = await asyncio.to_thread(lane._interrupt, lambda: None)
+    assert set(partial) == queued
+    lane._resume(partial)
+    await asyncio.gather(*tasks)
+    await idle(engine)
+    assert len(seen) == 3
+    assert not queued & set(seen)
+
+
+async def test_updates_before_and_between_many_requests(
+    engine: TransformersEngine, folder: Path
+) -> None:
+    """Every request ends, each token under the version that it claims."""
+    model = load_model(folder)
+    weights = {version: perturbed(model, version) for version in range(1, 6)}
+    await engine.update("writer", weights[1], 1)  # before the thread exists
+    tasks = [
+        asyncio.create_task(
+            generate(engine, PROMPT, max_tokens=30 + n, request_id=str(n), stream=n % 2 == 0)
+        )
+        for n in range(20)
+    ]
+    for version in range(2, 6):
+        await asyncio.sleep(0.02)
+        await engine.update("writer", weights[version], version)
+    answers = await asyncio.gather(*tasks)
+    for answer in answers:
+        found = []
+        for version in sorted(set(answer.versions)):
+            model.load_state_dict(weights[version], strict=False)
+            values = of_tokens(reference(model, PROMPT, answer.ids), answer.ids)
+            found += [v for v, at in zip(values, answer.versions, strict=True) if at == version]
+        assert answer.logprobs == pytest.approx(found, abs=TOLERANCE)
+    cache = await idle(engine)
+    assert cache.compute_free_capacity() == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", float("nan")), ("temperature", -1.0), ("top_p", 0.0), ("top_k", -1)],
+)
+async def test_impossible_sampling_is_refused_by_name(
+    engine: TransformersEngine, field: str, value: Any
+) -> None:
+    with pytest.raises(UnsupportedError, match=field):
+        await generate(engine, PROMPT, **dict[str, Any]({field: value}))
+    assert (await generate(engine, PROMPT, max_tokens=1)).ids
+
+
+@pytest.mark.parametrize("prompt", [[], [405], [-1]])
+async def test_impossible_prompts_do_not_reach_the_thread(
+    engine: TransformersEngine, prompt: list[int]
+) -> None:
+    refusal = PromptRefused if prompt else EngineError  # the gateway answers 400 to the first
+    with pytest.raises(refusal, match="prompt"):
+        await generate(engine, prompt)
+    assert (await generate(engine, PROMPT, max_tokens=1)).ids
+
+
+async def test_it_belongs_to_the_loop_that_started_it(folder: Path) -> None:
+    engine = TransformersEngine({"writer": folder})
+    with pytest.raises(EngineError, match="not started"):
+        await generate(engine, PROMPT)
+    await engine.start()
+    error = await asyncio.to_thread(_run_elsewhere, engine)
+    assert "another event loop" in str(error)
+    await engine.close()
+
+
+def _run_elsewhere(engine: TransformersEngine) -> BaseException | None:
+    async def go() -> BaseException | None:
+        (error,) = await asyncio.gather(generate(engine, PROMPT), return_exceptions=True)
+        return error if isinstance(error, BaseException) else None
+
+    return asyncio.run(go())
+
+
+async def test_threads_start_with_the_first_request_and_end_with_close(folder: Path) -> None:
+    before = set(threading.enumerate())
+    engine = TransformersEngine({"writer": folder, "checker": folder})
+    await engine.start()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)  # transformers does not wait for the threads that read a checkpoint for it
+    assert set(threading.enumerate()) <= before
+    await generate(engine, PROMPT)
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon
+    spent = engine.usage()["cpu_s"]
+    assert spent > 0
+    await engine.close()
+    assert not thread.is_alive()
+    assert engine.usage()["cpu_s"] >= spent
+
+
+def test_a_forgotten_engine_does_not_keep_the_process_alive(folder: Path) -> None:
+    import subprocess
+    import sys
+
+    program = f"""
+import asyncio, torch
+torch.set_num_threads(1)
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.testing.engine_suite import generate
+async def main():
+    engine = TransformersEngine({{"writer": {str(folder)!r}}})
+    await engine.start()
+    print(len((await generate(engine, [7, 8], max_tokens=3, temperature=0.0)).ids))
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
+
+
+def test_no_policies() -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        TransformersEngine({})
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="gone"):
+        TransformersEngine({"writer": tmp_path / "gone"})
+
+
+def test_a_pickled_model_is_not_read(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "pickled"
+    shutil.copytree(folder, copy)
+    torch.save(load_model(folder).state_dict(), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        load_model(copy)
+
+
+async def test_an_unknown_policy_lists_those_that_there_are(engine: TransformersEngine) -> None:
+    with pytest.raises(NotFoundError, match="it has: writer"):
+        engine.tokenizer("critic")

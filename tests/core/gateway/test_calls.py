@@ -1,0 +1,572 @@
+"""The life of calls at the gateway: joins, cancellations, failures, the store's moods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.errors import ConfigError, EngineError, StoreError
+from lightspan.gateway import Gateway
+from lightspan.schema import conventions as c
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import AttemptStatus, Report
+from lightspan.schema.routing import Route, Routing, Target
+from lightspan.schema.spans import SpanStatus
+from lightspan.schema.tokens import CallOutcome, FinishReason
+from lightspan.stores.memory import MemoryStore
+from lightspan.stores.protocol import Store, StoredCall
+from lightspan.testing.conditions import until
+from lightspan.testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
+from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan.testing.scripted_engine import Gate, Say
+
+TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
+
+
+async def damage(rig: Rig) -> list[str]:
+    return (await rig.store.attempt(rig.attempt.attempt_id)).damage
+
+
+async def wait_for_damage(rig: Rig) -> list[str]:
+    while True:
+        if found := await damage(rig):
+            return found
+        await asyncio.sleep(0.002)
+
+
+async def wait_for_outcome(rig: Rig, outcome: CallOutcome) -> None:
+    while True:
+        spans = await rig.spans()
+        if spans and spans[-1].attributes[c.CALL_OUTCOME] == outcome:
+            return
+        await asyncio.sleep(0.002)
+
+
+# --- many calls -----------------------------------------------------------------------------
+@pytest.mark.parametrize("stream", [False, True])
+async def test_64_calls_at_once(store: Store, stream: bool) -> None:
+    """Sequences are 1..2n without gaps, and no answer goes to another call."""
+
+    def script(request: Any) -> str:
+        return f"answer of {request.request_id.rsplit('-', 2)[0]}"
+
+    async with make_rig(store, script) as rig:
+        names = [f"call-{number:02}" for number in range(64)]
+        readings = await asyncio.gather(*(rig.ask(name, stream=stream) for name in names))
+        contents = [reading.choices[0].content for reading in readings]
+        assert contents == [f"answer of {name}" for name in names]
+        spans = await rig.spans()
+        starts, ends = [s.sequence_start for s in spans], [s.sequence_end for s in spans]
+        assert sorted([*starts, *ends]) == list(range(1, 129))  # type: ignore[type-var]
+        assert all(start < end for start, end in zip(starts, ends, strict=True))  # type: ignore[operator]
+        assert sorted(record.call_id for record in await rig.records()) == names
+
+
+async def test_equal_bodies_are_two_calls(store: Store) -> None:
+    async with make_rig(store, ["one", "two"]) as rig:
+        first, second = await rig.ask("call-a"), await rig.ask("call-b")
+        assert (first.choices[0].content, second.choices[0].content) == ("one", "two")
+
+
+async def test_an_attempt_keeps_its_numbers_apart(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        await rig.ask("call-a")
+        rig.attempt = await rig.claim(Routing(default=POLICY))
+        await rig.ask("call-a")  # the same call id in another attempt is another call
+        [span] = await rig.spans()
+        assert (span.sequence_start, span.sequence_end) == (1, 2)
+        assert len(rig.engine.requests) == 2
+
+
+async def test_numbers_go_on_after_a_restart(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        await rig.ask("call-a")
+        await rig.restart()
+        await rig.ask("call-b")
+        numbers = [(span.sequence_start, span.sequence_end) for span in await rig.spans()]
+        assert numbers == [(1, 2), (3, 4)]
+
+
+async def test_finished_attempts_are_forgotten(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        terms = rig.gateway.terms
+        for _ in range(20):
+            rig.attempt = await rig.claim(Routing(default=POLICY))
+            await rig.ask()
+        assert len(list(terms.accounts())) == 20
+        for account in terms.accounts():
+            account.checked_at -= 61
+        rig.attempt = await rig.claim(Routing(default=POLICY))
+        await rig.ask()
+        assert len(list(terms.accounts())) == 1
+
+
+async def test_a_cancelled_call_does_not_keep_an_account(store: Store) -> None:
+    gate = Gate()
+    async with make_rig(store, lambda request: Say(text="ok", gates={1: gate})) as rig:
+        task = asyncio.create_task(rig.ask())
+        await gate.reached.wait()
+        task.cancel()
+        await wait_for_outcome(rig, CallOutcome.CANCELLED)
+        rig.account().checked_at -= 61
+        gate.open()
+        rig.attempt = await rig.claim(Routing(default=POLICY))
+        await rig.ask()
+        assert len(list(rig.gateway.terms.accounts())) == 1
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# --- versions, stop strings, tools ----------------------------------------------------------
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_new_version_in_mid_call(store: Store, stream: bool) -> None:
+    gate = Gate()
+    async with make_rig(store, [Say(text="The answer is 33.", gates={2: gate})]) as rig:
+        task = asyncio.create_task(rig.ask(stream=stream))
+        await gate.reached.wait()
+        await rig.engine.update("policy", {}, 2)
+        gate.open()
+        await task
+        [record] = await rig.records()
+        assert record.versions == [(1, 2), (2, len(rig.engine.ids("The answer is 33.")) - 2)]
+
+
+async def test_a_stop_string_that_began_before_the_client_left(store: Store) -> None:
+    """The engine sees only what it samples itself; the ids still end where it is complete."""
+    text = "xyABCDEFGH more words"
+    gate = Gate()
+    async with make_rig(store, lambda request: Say(text=text, gates={4: gate})) as rig:
+        ids = rig.engine.ids(text)
+        assert rig.tokenizer.decode(ids[:4]) == "xyAB"
+        body: dict[str, Any] = {"stream": True, "stop": ["BC"]}
+        task = asyncio.create_task(rig.ask(**body))
+        await gate.reached.wait()
+        task.cancel()
+        await wait_for_outcome(rig, CallOutcome.CANCELLED)
+        gate.open()
+        reading = await rig.ask(**body)
+        assert (reading.choices[0].content, reading.choices[0].reason) == ("xyA", "stop")
+        [record] = await rig.records()
+        assert record.response_ids == ids[:5]
+        assert record.versions == [(1, 5)]
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_stream_never_shows_a_stop_string_or_half_of_one(store: Store) -> None:
+    async with make_rig(store, "abSTab STOPab") as rig, rig.client() as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=MESSAGES, stream=True, stop=["STOP"]
+        )
+        deltas = [chunk.choices[0].delta.content async for chunk in stream]
+        assert "".join(delta or "" for delta in deltas) == "abSTab "
+
+
+async def test_what_is_left_of_the_length_when_the_client_comes_again(store: Store) -> None:
+    gate = Gate()
+    async with make_rig(store, lambda request: Say(text="abcdef", gates={3: gate})) as rig:
+        task = asyncio.create_task(rig.ask(stream=True, max_tokens=4))
+        await gate.reached.wait()
+        task.cancel()
+        await wait_for_outcome(rig, CallOutcome.CANCELLED)
+        await asyncio.gather(task, return_exceptions=True)
+        gate.open()
+        reading = await rig.ask(stream=True, max_tokens=4)
+        assert reading.choices[0].reason == "length"
+        assert rig.engine.requests[1].sampling.max_tokens == 1
+
+
+async def test_a_tool_call_is_never_streamed_as_text(store: Store) -> None:
+    said = 'Now <tool_c or <tool_call>\n{"name": "f", "arguments": {"a": [1, 2.50]}}\n</tool_call>'
+    async with make_rig(store, said) as rig:
+        reading = await rig.ask(
+            stream=True, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+        [choice] = reading.choices.values()
+        assert choice.content == "Now <tool_c or"
+        assert choice.calls == [("f", '{"a": [1, 2.50]}')]  # as the model wrote it
+        assert choice.reason == "tool_calls"
+
+
+async def test_without_tools_a_tool_call_is_text(store: Store) -> None:
+    said = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    async with make_rig(store, said) as rig:
+        for body in ({}, {"tools": [], "stream": True}):
+            [choice] = (await rig.ask(f"call-{len(body)}", **body)).choices.values()
+            assert (choice.content, choice.calls, choice.reason) == (said, [], "stop")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"name": 5}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f"}',
+        '<tool_call>{"name": "f"}</tool_call><tool_call>{</tool_call>',
+        "<tool_call>",
+    ],
+)
+async def test_a_malformed_call_stays_text(store: Store, said: str) -> None:
+    async with make_rig(store, said) as rig:
+        for stream in (False, True):
+            reading = await rig.ask(f"call-{stream}", stream=stream, tools=TOOLS_F)
+            [choice] = reading.choices.values()
+            assert (choice.content, choice.calls, choice.reason) == (said, [], "stop")
+
+
+# --- engines that fail ----------------------------------------------------------------------
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_fails(store: Store, stream: bool) -> None:
+    failing = Say(text="abcdef", errors={0: EngineError("out of memory")})
+    async with make_rig(store, [failing]) as rig:
+        with pytest.raises(openai.InternalServerError, match="out of memory"):
+            await rig.ask(stream=stream)
+        [span] = await rig.spans()
+        assert (span.status, span.status_message) == (SpanStatus.ERROR, "out of memory")
+        assert span.attributes[c.CALL_OUTCOME] == "error"
+        assert await rig.records() == []
+
+
+async def test_an_engine_that_fails_in_mid_stream(store: Store) -> None:
+    failing = Say(text="abcdef", errors={2: ValueError("bad kernel")})
+    async with make_rig(store, [failing, "abcdef"]) as rig:
+        with pytest.raises(openai.APIError, match="the engine failed: ValueError: bad kernel"):
+            await rig.ask(stream=True)
+        [span] = await rig.spans()
+        assert span.attributes[c.CALL_OUTCOME] == "error"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_retry_after_an_engine_error_goes_on(store: Store, n: int) -> None:
+    says = [Say(text="abcdef", errors={0: EngineError("once")}) for _ in range(n)]
+    async with (
+        make_rig(store, [*says, *["abcdef"] * n]) as rig,
+        rig.client(max_retries=1) as client,
+    ):
+        headers = rig.headers("call-a")
+        answer = await client.chat.completions.create(
+            model="m", messages=MESSAGES, n=n, extra_headers=headers
+        )
+        assert [choice.message.content for choice in answer.choices] == ["abcdef"] * n
+        [span] = await rig.spans()
+        assert span.attributes[c.CALL_OUTCOME] == "resampled"
+        assert len(await rig.records()) == n
+
+
+async def test_token_records_that_cannot_be(store: Store) -> None:
+    """Log-probs that are no numbers damage the attempt; the app gets its answer."""
+    async with make_rig(store, "ok") as rig:
+        rig.engine.logprobs = lambda ids: [float("nan")] * len(ids)  # type: ignore[method-assign]
+        assert (await rig.ask()).choices[0].content == "ok"
+        [reason] = await wait_for_damage(rig)
+        assert reason == (
+            "call call-a has unusable tokens: log-probabilities must be finite and at most 0"
+        )
+        assert (len(await rig.spans()), await rig.records()) == (1, [])
+
+
+# --- delivery -------------------------------------------------------------------------------
+class HeldStore(MemoryStore):
+    """A store whose writes of calls wait at a gate, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+        self.error: Exception | None = None
+
+    async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().add_calls(calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_nobody_got_is_undelivered_until_a_retry_gets_it(
+    stream: bool,
+) -> None:
+    async with HeldStore() as store, make_rig(store, ["ok"]) as rig:
+        task = asyncio.create_task(rig.ask(stream=stream))
+        await store.gate.reached.wait()  # sampled, and not acknowledged yet
+        task.cancel()
+        account = rig.account()
+        await until(lambda: account.calls["call-a"].deserted)
+        store.gate.open()
+        await wait_for_outcome(rig, CallOutcome.UNDELIVERED)
+        [record] = await rig.records()
+        assert (record.outcome, record.finish_reason) == (
+            CallOutcome.UNDELIVERED,
+            FinishReason.STOP,
+        )
+        if stream:
+            await rig.restart()
+        assert (await rig.ask(stream=stream)).choices[0].content == "ok"
+        await wait_for_outcome(rig, CallOutcome.OK)
+        assert len(rig.engine.requests) == 1
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_last_chunk_waits_for_the_store() -> None:
+    async with HeldStore() as store, make_rig(store, ["ok"]) as rig, rig.client() as client:
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        seen = [await anext(stream) for _ in range(3)]
+        assert [chunk.choices[0].delta.content for chunk in seen] == ["", "o", "k"]
+        pending = asyncio.ensure_future(anext(stream))
+        await store.gate.reached.wait()
+        assert not pending.done()
+        store.gate.open()
+        assert (await pending).choices[0].finish_reason == "stop"
+        await stream.close()
+
+
+async def test_a_slow_store_damages_the_attempt_and_not_the_app() -> None:
+    async with HeldStore() as store, make_rig(store, "ok") as rig:
+        await rig.gateway.close()
+        rig.gateway = Gateway(store, rig.engine, patience_s=0.01)
+        await rig.gateway.start()
+        assert (await rig.ask()).choices[0].content == "ok"
+        assert await wait_for_damage(rig) == ["the store took over 0.01 s for a call"]
+        store.gate.open()
+
+
+async def test_a_failing_store_damages_the_attempt_and_not_the_app() -> None:
+    async with HeldStore() as store, make_rig(store, "ok") as rig:
+        store.gate.open()
+        store.error = StoreError("disk full")
+        assert (await rig.ask()).choices[0].content == "ok"
+        assert await wait_for_damage(rig) == ["the store refused a call: disk full"]
+
+
+async def test_a_store_that_cannot_look_tokens_up(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        await rig.ask("call-a")
+        rig.account().checked_at -= 2
+        await store.close()
+        assert (await rig.ask("call-b")).choices[0].content == "ok"  # a session that is known
+        rig.attempt = rig.attempt.__class__(
+            attempt_id="x", rollout_id="x", number=1, epoch=1, call_token="unknown"
+        )
+        with pytest.raises(openai.InternalServerError, match="cannot look the call token up"):
+            await rig.ask("call-c")
+        await store.open()
+
+
+async def test_late_calls_are_kept_and_marked(store: Store) -> None:
+    gate = Gate()
+    async with make_rig(store, [Say(text="ok", gates={1: gate})]) as rig:
+        task = asyncio.create_task(rig.ask())
+        await gate.reached.wait()
+        attempt = rig.attempt
+        await store.report(
+            [
+                Report(
+                    attempt_id=attempt.attempt_id,
+                    epoch=attempt.epoch,
+                    status=AttemptStatus.TIMEOUT,
+                )
+            ]
+        )
+        gate.open()
+        await task
+        assert [record.late for record in await rig.records()] == [True]
+
+
+async def test_closing_cancels_what_is_under_way(store: Store) -> None:
+    gate = Gate()
+    async with make_rig(store, [Say(text="abcdef", gates={2: gate})]) as rig:
+        task = asyncio.create_task(rig.ask(stream=True))
+        await gate.reached.wait()
+        await rig.gateway.close()
+        await rig.gateway.close()
+        with pytest.raises(Exception):  # noqa: B017 - the SDK's or httpx's
+            await task
+        [record] = await rig.records()
+        assert record.response_ids == rig.engine.ids("abcdef")[:2]
+        assert record.outcome is CallOutcome.CANCELLED
+
+
+async def test_a_port_that_is_taken(store: Store) -> None:
+    async with Gateway(store) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await Gateway(store, port=port).start()
+
+
+# --- endpoints ------------------------------------------------------------------------------
+def endpoint(server: ScriptedServer, **fields: Any) -> Routing:
+    llm = LLM(base_url=server.url, model="frozen-model", **fields)
+    return Routing(default=Target(route=Route.ENDPOINT, endpoint=llm))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_endpoint_answers(
+    store: Store, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROZEN_KEY", "the-endpoint's-key")
+    reply = Reply(text="hello there", tool_calls=[ToolCall(name="f", arguments='{"a": 1}')])
+    with ScriptedServer([reply]) as server:
+        routing = endpoint(server, api_key_env="FROZEN_KEY", sampling={"temperature": 0.5})
+        async with make_rig(store, [], routing=routing) as rig:
+            options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+            reading = await rig.ask(stream=stream, temperature=0.9, **options)
+            [choice] = reading.choices.values()
+            assert (choice.content, choice.calls) == ("hello there", [("f", '{"a": 1}')])
+            assert choice.reason == "tool_calls"
+            assert reading.usage[1] == 2
+            [span] = await rig.spans()
+            known = span.attributes
+            assert (known[c.ROUTE], known[c.SELECTED], known[c.CALL_OUTCOME]) == (
+                "endpoint",
+                False,
+                "ok",
+            )
+            assert (known[c.AGENT_PATH], known[c.RESPONSE_MODEL]) == ("team/writer", "frozen-model")
+            assert (span.sequence_start, span.sequence_end) == (1, 2)
+            assert json.loads(str(known[c.OUTPUT_MESSAGES]))[0]["parts"] == [
+                {"type": "text", "content": "hello there"},
+                {"type": "tool_call", "id": "call_0", "name": "f", "arguments": '{"a": 1}'},
+            ]
+            assert await rig.records() == []
+        [request] = server.requests
+        assert request.headers["authorization"] == "Bearer the-endpoint's-key"
+        assert not [key for key in request.headers if "lightspan" in key or "stainless" in key]
+        assert "traceparent" not in request.headers
+        assert request.body["model"] == "frozen-model"
+        assert request.body["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retried_call_asks_the_endpoint_once(store: Store, stream: bool) -> None:
+    with ScriptedServer(["one", "two"]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            readings = [await rig.ask(stream=stream), await rig.ask(stream=stream)]
+            await rig.restart()
+            readings.append(await rig.ask(stream=stream))
+            assert [reading.choices[0].content for reading in readings] == ["one"] * 3
+            assert [reading.choices[0].reason for reading in readings] == ["stop"] * 3
+            assert len(server.requests) == len(await rig.spans()) == 1
+
+
+async def test_an_endpoints_answer_with_a_key_is_not_replayed_in_another_process(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of it is not what was answered; and the endpoint is not asked twice."""
+    monkeypatch.setenv("DESK_API_KEY", "desk-7f3a9b-11aa22")
+    with ScriptedServer("it is desk-7f3a9b-11aa22") as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            first, again = await rig.ask(), await rig.ask()
+            assert first == again
+            assert first.choices[0].content == "it is desk-7f3a9b-11aa22"
+            await rig.restart()
+            with pytest.raises(openai.ConflictError, match="held a key, and is not kept"):
+                await rig.ask()
+        assert len(server.requests) == 1
+
+
+async def test_a_replay_after_a_restart_has_tool_calls_and_usage(store: Store) -> None:
+    reply = Reply(tool_calls=[ToolCall(name="f"), ToolCall(name="g")])
+    with ScriptedServer([[reply, "two"]]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            body: dict[str, Any] = {
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "n": 2,
+            }
+            first = await rig.ask(**body)
+            await rig.restart()
+            assert await rig.ask(**body) == first
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 404])
+async def test_an_endpoint_that_refuses(store: Store, stream: bool, status: int) -> None:
+    with ScriptedServer([Reply(status=status, text="no such thing")]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            with pytest.raises(openai.APIStatusError, match="no such thing") as caught:
+                await rig.ask(stream=stream)
+            assert caught.value.status_code == status
+            [span] = await rig.spans()
+            assert span.attributes[c.CALL_OUTCOME] == "error"
+            assert span.status_message == f"{server.url} answered {status}: no such thing"
+            assert (span.sequence_start, span.sequence_end) == (1, 2)
+
+
+async def test_an_endpoint_that_recovers(store: Store) -> None:
+    """The engine tries again itself; then the SDK's retry does, under the same call id."""
+    bad = Reply(status=503, text="busy")
+    with ScriptedServer([bad, bad, bad, "fine"]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            with pytest.raises(openai.InternalServerError, match="busy"):
+                await rig.ask()
+            assert (await rig.ask()).choices[0].content == "fine"
+            [span] = await rig.spans()
+            assert (span.attributes[c.CALL_OUTCOME], span.status) == ("ok", SpanStatus.OK)
+            assert (span.sequence_start, span.sequence_end) == (1, 3)
+
+
+async def test_an_endpoint_that_breaks_off(store: Store) -> None:
+    with ScriptedServer([Reply(text="a b c", drop=True)]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            with pytest.raises(openai.APIError, match="cannot be reached"):
+                await rig.ask(stream=True)
+            [span] = await rig.spans()
+            assert span.attributes[c.CALL_OUTCOME] == "error"
+
+
+async def test_an_endpoint_whose_key_is_not_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FROZEN_KEY", raising=False)
+    with ScriptedServer("ok") as server:
+        routing = endpoint(server, api_key_env="FROZEN_KEY")
+        async with make_rig(store, [], routing=routing) as rig:
+            with pytest.raises(openai.InternalServerError, match=r"\$FROZEN_KEY, which is not set"):
+                await rig.ask()
+            [span] = await rig.spans()
+            assert span.attributes[c.CALL_OUTCOME] == "error"
+
+
+async def test_a_client_that_leaves_an_endpoints_stream(store: Store) -> None:
+    """What came until then is recorded."""
+    held = threading.Event()
+
+    def before_chunk(number: int) -> None:
+        if number == 3:
+            held.wait()
+
+    with ScriptedServer([Reply(text="one two three", before_chunk=before_chunk)]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
+            said = ""
+            async with rig.client() as client, await client.chat.completions.create(**asked) as got:
+                async for chunk in got:
+                    said += chunk.choices[0].delta.content or ""
+                    if said == "one two":
+                        break
+            await wait_for_outcome(rig, CallOutcome.CANCELLED)
+            held.set()
+            [span] = await rig.spans()
+    assert span.attributes[c.RESPONSE_ID] == chunk.id
+    assert c.FINISH_REASONS not in span.attributes
+    assert json.loads(str(span.attributes[c.OUTPUT_MESSAGES])) == [
+        {"role": "assistant", "parts": [{"type": "text", "content": "one two"}]}
+    ]
+
+
+async def test_a_cancelled_endpoint_call_is_asked_again(store: Store) -> None:
+    with ScriptedServer([Reply(text="slow", delay_s=0.3), "fast"]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            task = asyncio.create_task(rig.ask())
+            await until(lambda: server.requests)
+            task.cancel()
+            await wait_for_outcome(rig, CallOutcome.CANCELLED)
+            assert (await rig.ask()).choices[0].content == "fast"
+            [span] = await rig.spans()
+            assert span.attributes[c.CALL_OUTCOME] == "ok"
+            await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,270 @@
+"""`/v1/completions`: what is understood, refused, recorded, and trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.capture import wire
+from lightspan.capture.emit import agent
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope
+from lightspan.engines.protocol import PromptRefused
+from lightspan.schema import call_attributes, conventions as c
+from lightspan.schema.llm import LLM
+from lightspan.schema.messages import load
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.tokens import Sampling
+from lightspan.stores.protocol import Store
+from lightspan.testing.gateway_suite import Rig, make_rig
+from lightspan.testing.scripted import ScriptedServer
+from lightspan.testing.scripted_engine import Say
+
+FORCED = Sampling(temperature=0.5, max_tokens=40)
+TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)
+
+
+async def refusal(rig: Rig, **fields: Any) -> tuple[str | None, str]:
+    """(param, message) of the refusal of a request."""
+    async with rig.client() as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(**{"model": "policy", "prompt": "SELECT", **fields})
+    error: Any = caught.value.body
+    return error["param"], error["message"]
+
+
+# --- what is returned -----------------------------------------------------------------------
+async def test_nothing_is_returned_that_was_not_asked_for(store: Store) -> None:
+    async with make_rig(store, "ok") as rig, rig.client() as client:
+        answer = await client.completions.create(
+            model="policy", prompt="SELECT", extra_headers=rig.headers("call-x")
+        )
+        body = answer.model_dump(exclude_unset=True)
+        assert isinstance(body.pop("created"), int)
+        prompt = len(rig.tokenizer.encode("SELECT"))
+        assert body == {
+            "id": "cmpl-call-x",
+            "object": "text_completion",
+            "model": "policy",
+            "choices": [{"index": 0, "text": "ok", "finish_reason": "stop", "logprobs": None}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3},
+        }
+
+
+async def test_sixteen_tokens_unless_told_otherwise(store: Store) -> None:
+    async with make_rig(store, "a b c d e f g h i j k l m n o p q r s t u v w x y z") as rig:
+        reading = await rig.ask_text(prompt="SELECT")
+        assert reading.usage[1] == 16
+        assert reading.choices[0].reason == "length"
+        assert (await rig.ask_text("call-b", prompt="SELECT", max_tokens=3)).usage[1] == 3
+
+
+async def test_logprobs_are_those_of_the_sampled_tokens(store: Store) -> None:
+    async with make_rig(store, "Größe 🙂!") as rig, rig.client() as client:
+        answer = await client.completions.create(model="m", prompt="x", logprobs=0, max_tokens=99)
+        found = answer.choices[0].logprobs
+        assert found is not None
+        ids = rig.engine.ids("Größe 🙂!")
+        assert found.token_logprobs == rig.engine.logprobs(ids)
+        assert found.top_logprobs is None
+        assert found.tokens == [rig.tokenizer.token_text(token) for token in ids]
+        # a token begins where the text before it ends; bytes of one character share its place
+        for token, offset in zip(found.tokens, found.text_offset or (), strict=True):
+            if "\ufffd" not in token and token != "<|im_end|>":
+                assert answer.choices[0].text[offset:].startswith(token)
+
+
+async def test_the_prompt_is_taken_as_it_is(store: Store) -> None:
+    """No template, no token of ours: special tokens in the text are those tokens."""
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    async with make_rig(store, "ok") as rig:
+        await rig.ask_text(prompt=text)
+        [record] = await rig.records()
+        assert record.prompt_ids == rig.tokenizer.encode(text)
+        chat = rig.tokenizer.render([{"role": "user", "content": "hi"}])
+        assert record.prompt_ids == chat
+
+
+# --- what is refused ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"echo": True}, "echo", "'echo' = True cannot be honoured"),
+        ({"suffix": ";"}, "suffix", "cannot be honoured"),
+        ({"best_of": 3}, "best_of", "cannot be honoured"),
+        ({"logprobs": 2}, "logprobs", "'logprobs' = 2 cannot be honoured"),
+        ({"seed": 7}, "seed", "cannot be honoured"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "cannot be honoured"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "cannot be honoured"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "cannot be honoured"),
+        ({"logprobs": True}, "logprobs", "must be int"),
+        ({"temperature": "hot"}, "temperature", "must be int or float"),
+        ({"n": 0}, "n", "between 1 and 128"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt", "more than 128 choices"),
+        ({"prompt": ""}, "prompt", "nothing to complete"),
+        ({"prompt": [[]]}, "prompt", "must be a text"),
+        ({"prompt": [1, "a"]}, "prompt", "must be a text"),
+        ({"prompt": [-1]}, "prompt", "must be a text"),
+        ({"prompt": [2**31]}, "prompt", "must be a text"),
+        ({"prompt": [True]}, "prompt", "must be a text"),
+        ({"prompt": 5}, "prompt", "must be a text"),
+        ({"prompt": "a b " * 600}, "prompt", "shorten the prompt"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "messages", "cannot be honoured"),
+    ],
+)
+async def test_refusals_name_the_field(
+    store: Store, fields: dict[str, Any], param: str, message: str
+) -> None:
+    async with make_rig(store, "ok") as rig:
+        async with rig.client() as client:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.completions.create(model="policy", prompt="x", extra_body=fields)
+        error: Any = caught.value.body
+        assert error["param"] == param
+        assert message in error["message"]
+        [span] = await rig.spans()  # refused, and recorded
+        assert span.attributes[c.CALL_OUTCOME] == "error"
+        assert rig.engine.requests == []
+
+
+async def test_ids_beyond_the_vocabulary_are_a_bad_request(store: Store) -> None:
+    beyond = PromptRefused("prompt ids must be from 0 to 404; got 399999 to 399999")
+    async with make_rig(store, [Say(text="x", errors={0: beyond})]) as rig:
+        assert await refusal(rig, prompt=[399999]) == ("prompt", str(beyond))
+
+
+async def test_neutral_values_are_taken(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        body = {"echo": False, "suffix": None, "best_of": 2, "n": 2, "logit_bias": {}, "seed": None}
+        reading = await rig.ask_text(prompt="x", **body)
+        assert len(reading.choices) == 2
+
+
+async def test_training_overrides_and_says_so(store: Store) -> None:
+    routing = Routing(default=TRAINED)
+    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
+        await rig.ask_text(prompt="x", temperature=0.9, logprobs=3, seed=5, max_tokens=60)
+        [record] = await rig.records()
+        assert record.sampling == FORCED
+        [span] = await rig.spans()
+        assert json.loads(str(span.attributes[c.SAMPLING_OVERRIDES])) == {
+            "logprobs": [3, None],
+            "seed": [5, None],
+            "temperature": [0.9, 0.5],
+            "max_tokens": [60, 40],
+        }
+
+
+async def test_a_frozen_endpoint_is_asked_for_chats_only(store: Store) -> None:
+    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
+    routing = Routing(default=Target(route=Route.ENDPOINT, endpoint=llm))
+    async with make_rig(store, "ok", routing=routing) as rig:
+        _, message = await refusal(rig)
+        assert "asked for chat completions only" in message
+
+
+# --- in a scope, through the shim -----------------------------------------------------------
+@pytest.fixture
+def shim() -> Any:
+    yield
+    wire.uninstall()
+    wire.close()
+
+
+async def in_scope(rig: Rig, app: Any, routing: Routing) -> Scope:
+    """Run the app, made for the wrong endpoint, as the writer in the rig's attempt."""
+    scope = Scope(
+        rollout_id=rig.attempt.rollout_id,
+        attempt_id=rig.attempt.attempt_id,
+        gateway_url=rig.gateway.url,
+        call_token=rig.attempt.call_token,
+        routing=routing,
+    )
+    with open_scope(scope), agent("writer"):
+        await app()
+        await wire.aclose()
+    return scope
+
+
+async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None) -> None:
+    """Exact ids of every prompt and choice, sync and async, streamed or not; then trained."""
+    from lightspan.lightning.episode import build_episode
+    from lightspan.lightning.selection import cover
+    from lightspan.schema.records import AttemptStatus, Outcome, Report
+    from lightspan.schema.reward import Reward
+
+    routing = Routing(rules=[Rule("writer", TRAINED)])
+    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
+        texts: list[str] = []
+
+        async def app() -> None:
+            nowhere = {"base_url": "http://127.0.0.1:9/v1", "api_key": "own", "max_retries": 0}
+            with openai.OpenAI(**nowhere) as client:
+
+                def ask() -> None:
+                    answer = client.completions.create(model="m", prompt=["SELECT", "How"], n=2)
+                    texts.extend(choice.text for choice in answer.choices)
+
+                await asyncio.to_thread(ask)
+            async with openai.AsyncOpenAI(**nowhere) as client:
+                stream = await client.completions.create(model="m", prompt=[5, 6, 7], stream=True)
+                texts.append("".join([part.choices[0].text async for part in stream]))
+
+        scope = await in_scope(rig, app, routing)
+        assert texts == ["ok"] * 5
+        assert scope.recorder.damages() == []
+        prompts = [rig.tokenizer.encode("SELECT")] * 2 + [rig.tokenizer.encode("How")] * 2
+        records = await rig.records()
+        assert [record.prompt_ids for record in records] == [*prompts, [5, 6, 7]]
+        assert {tuple(record.response_ids) for record in records} == {tuple(rig.engine.ids("ok"))}
+        assert {record.agent_path for record in records} == {"writer"}
+        report = Report(
+            attempt_id=rig.attempt.attempt_id,
+            epoch=rig.attempt.epoch,
+            status=AttemptStatus.SUCCEEDED,
+            outcome=Outcome.OK,
+            reward=Reward(1.0),
+        )
+        assert await store.report([report]) == [True]
+        [state] = await store.rollouts()
+        attempt = await store.attempt(rig.attempt.attempt_id)
+        episode = build_episode(attempt, state.rollout, await rig.spans(), await rig.records())
+        coverage = cover(episode, routing)
+        assert [call.record for call in coverage.trained] == records
+        assert coverage.rejected == []
+
+
+async def test_completions_of_frozen_agents_are_recorded(store: Store, shim: None) -> None:
+    """Where the app points them: prompt and text are in the span."""
+    routing = Routing()
+    async with make_rig(store, "ok", routing=routing) as rig:
+        with ScriptedServer("answered") as server:
+
+            async def app() -> None:
+                async with openai.AsyncOpenAI(
+                    base_url=server.url, api_key="k", max_retries=0
+                ) as client:
+                    await client.completions.create(model="m", prompt=["a", "b"])
+
+            scope = await in_scope(rig, app, routing)
+        spans = [span for span in scope.recorder.drain() if span.kind == "llm"]
+        [span] = spans
+        assert span.name == "text_completion m"
+        asked = load(str(span.attributes[c.INPUT_MESSAGES]))
+        assert [message["content"] for message in asked] == ["a", "b"]
+
+
+def test_text_answers_are_read() -> None:
+    answer = {"choices": [{"index": 0, "text": "four", "finish_reason": "stop"}]}
+    known = call_attributes.answer_attributes(answer)
+    assert load(str(known[c.OUTPUT_MESSAGES]))[0]["content"] == "four"
+    gathered = call_attributes.StreamedAnswer()
+    for text in ("fo", "ur"):
+        gathered.add({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": None}]})
+    [choice] = gathered.answer()["choices"]
+    assert choice["message"]["content"] == "four"

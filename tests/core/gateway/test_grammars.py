@@ -1,0 +1,397 @@
+"""Grammars of requests: what is asked, what an answer may then be, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.engines.grammars import GrammarMismatchError, Grammars
+from lightspan.engines.protocol import ToolParserName
+from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan.errors import UnsupportedError
+from lightspan.gateway.dialects.chat import parse_chat
+from lightspan.gateway.dialects.constraints import Constraint, Format, Tool
+from lightspan.gateway.dialects.responses import parse_response
+from lightspan.gateway.grammars import closed, grammar_of, parts_of
+from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.tools import tool_parser
+from lightspan.schema.records import Mode
+from lightspan.testing.tiny import Family, tiny_model
+
+ADD = Tool(
+    name="add",
+    parameters={
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/Whole"}, "y": {"type": "integer"}},
+        "required": ["x", "y"],
+        "$defs": {"Whole": {"type": "integer"}},
+    },
+    field="tools[0].function.parameters",
+)
+SAY = Tool(
+    name="say",
+    parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    field="tools[1].function.parameters",
+)
+TREE = Tool(
+    name="tree",
+    parameters={
+        "type": "object",
+        "properties": {"v": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+        "required": ["v", "kids"],
+    },
+    field="tools[2].function.parameters",
+)
+TOOLS = (ADD, SAY, TREE)
+NAMED = Format(
+    schema={
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["name", "n"],
+    },
+    field="response_format",
+)
+CONSTRAINTS: dict[str, Constraint] = {
+    "auto": Constraint(tools=TOOLS),
+    "one": Constraint(tools=TOOLS, parallel=False),
+    "required": Constraint(tools=TOOLS, calls="required"),
+    "format": Constraint(format=NAMED),
+    "format, tools": Constraint(format=NAMED, tools=TOOLS),
+}
+_ADDED = '<tool_call>\n{"name": "add", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
+_BARE = '{"name": "add", "arguments": {"x": 1, "y": 2}}'
+TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
+    "hermes": [
+        ("hello", {"auto", "one"}),
+        ("", {"auto", "one"}),
+        (_ADDED, {"auto", "one", "required", "format, tools"}),
+        (f"Well.\n{_ADDED}", {"auto", "one"}),
+        (
+            f'{_ADDED}\n<tool_call>\n{{"name": "tree", "arguments": {{"v": 1, "kids": '
+            '[{"v": 2, "kids": []}]}}\n</tool_call>',
+            {"auto", "required", "format, tools"},
+        ),
+        (f"{_ADDED} And so on.", set()),
+        (f"<tool_call> Well.\n{_ADDED}", set()),
+        (_ADDED.replace("add", "divide"), set()),
+        (_ADDED.replace("1", "1.5"), set()),
+        (_ADDED.replace('"y": 2', '"y": 2, "z": 3'), set()),
+        ("<tool_call> is how one calls", set()),
+        ('{"name": "z", "n": 3}', {"auto", "one", "format", "format, tools"}),
+        ('{"name": "z", "n": 3, "more": 1}', {"auto", "one"}),
+        ('{"name":"z",\n  "n":3}', {"auto", "one", "format", "format, tools"}),
+        ('{"name": "z",     "n": 3}', {"auto", "one"}),
+    ],
+    "llama": [
+        ("hello", {"auto", "one"}),
+        ("", {"auto", "one"}),
+        (_BARE.replace("arguments", "parameters"), {"auto", "one", "required", "format, tools"}),
+        (
+            '{"name": "add", "parameters": {"x": 1, "y": 2}}; '
+            '{"name": "say", "parameters": {"text": "a"}}',
+            {"auto", "required", "format, tools"},
+        ),
+        ('{"name": "divide", "parameters": {}}', set()),
+        ('{"name": "z", "n": 3}', {"format", "format, tools"}),
+    ],
+    "json": [
+        ("hello", {"auto", "one"}),
+        (_BARE, {"auto", "one", "required", "format, tools"}),
+        (
+            f'[{_BARE}, {{"name":"say","arguments":{{"text":"q"}}}}]',
+            {"auto", "required", "format, tools"},
+        ),
+        ("[]", set()),
+        ('{"name": "z", "n": 3}', {"format", "format, tools"}),
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama"])
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TransformersTokenizer:
+    """One has tokens for the marks of a call, the other spells them."""
+    family: Family = request.param
+    folder: Path = tiny_model(tmp_path_factory.mktemp("grammars") / family, seed=0, family=family)
+    tokenizer = load_tokenizer(folder)
+    assert ("<tool_call>" in tokenizer.tokenizer.get_vocab()) is (family == "qwen2")
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: TransformersTokenizer) -> Grammars:
+    """Of a model with more logits than its tokenizer has tokens."""
+    vocabulary = len(tokenizer.tokenizer) + 3
+    return Grammars(tokenizer.tokenizer, vocabulary=vocabulary, eos_ids=tokenizer.eos_ids)
+
+
+# --- what an answer may be ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("parser", "text", "allowing"),
+    [(parser, text, names) for parser, texts in TEXTS.items() for text, names in texts],
+)
+def test_texts_are_told_apart(
+    tokenizer: TransformersTokenizer,
+    grammars: Grammars,
+    parser: ToolParserName,
+    text: str,
+    allowing: set[str],
+) -> None:
+    """A finished text passes exactly under these constraints, whichever way a call is marked."""
+    for eos in tokenizer.eos_ids:
+        ids = [*tokenizer.encode(text), eos]
+        passed = {
+            name
+            for name, constraint in CONSTRAINTS.items()
+            if _follows(grammars, grammar_of(constraint, parser), ids)
+        }
+        assert passed == allowing
+
+
+@pytest.mark.parametrize("parser", TEXTS)
+def test_what_a_grammar_calls_a_call_is_read_as_one(parser: ToolParserName) -> None:
+    for text, allowing in TEXTS[parser]:
+        if "required" in allowing:
+            calls = tool_parser(parser).parse(text).calls
+            assert calls, text
+            assert {call.name for call in calls} <= {"add", "say", "tree"}
+
+
+def test_an_argument_may_hold_the_closing_mark(
+    tokenizer: TransformersTokenizer, grammars: Grammars
+) -> None:
+    """Spelled: where the mark is a token, the token ends the call."""
+    text = '<tool_call>\n{"name": "say", "arguments": {"text": "</tool_call>"}}\n</tool_call>'
+    start = text.index("</tool_call>")
+    spelled = (text[11:start], "</tool", "_call>", text[start + 12 : -12])
+    ids: list[int] = []
+    for part in ("<tool_call>", *spelled, "</tool_call>"):
+        ids += tokenizer.encode(part)
+    assert tokenizer.decode(ids) == text
+    assert _follows(grammars, grammar_of(CONSTRAINTS["required"], "hermes"), ids)
+    (call,) = tool_parser("hermes").parse(text).calls
+    assert (call.name, call.arguments) == ("say", '{"text": "</tool_call>"}')
+
+
+def test_a_text_never_spells_the_mark(tokenizer: TransformersTokenizer, grammars: Grammars) -> None:
+    """Piece by piece, which no token for the mark stands in the way of: it would be read as a call
+    that is malformed. Without a call after it, and before one."""
+    spelled = [*tokenizer.encode("<tool"), *tokenizer.encode("_call> it")]
+    assert tokenizer.decode(spelled) == "<tool_call> it"
+    grammar = grammar_of(CONSTRAINTS["auto"], "hermes")
+    eos = min(tokenizer.eos_ids)
+    assert not _follows(grammars, grammar, [*spelled, eos])
+    assert not _follows(grammars, grammar, [*spelled, *tokenizer.encode(_ADDED), eos])
+    assert _follows(grammars, grammar, [*tokenizer.encode("<tool"), eos])
+
+
+def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
+    try:
+        grammars.masks(grammar, ids)
+    except GrammarMismatchError:
+        return False
+    return True
+
+
+# --- schemas --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "object"}, {"type": "object"}),
+        (
+            {"properties": {"properties": {"properties": {}}}},
+            {
+                "properties": {"properties": {"properties": {}, "additionalProperties": False}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"properties": {}, "additionalProperties": {"properties": {}}},
+            {
+                "properties": {},
+                "additionalProperties": {"properties": {}, "additionalProperties": False},
+            },
+        ),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        ),
+        (
+            {"enum": [{"properties": {}}], "default": {"properties": {}}},
+            {"enum": [{"properties": {}}], "default": {"properties": {}}},
+        ),
+        (
+            {"anyOf": [{"properties": {}}, True], "$defs": {"A": {"items": {"properties": {}}}}},
+            {
+                "anyOf": [{"properties": {}, "additionalProperties": False}, True],
+                "$defs": {"A": {"items": {"properties": {}, "additionalProperties": False}}},
+            },
+        ),
+    ],
+)
+def test_objects_are_closed_where_a_schema_leaves_that_open(
+    schema: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    before = repr(schema)
+    assert closed(schema) == expected
+    assert repr(schema) == before
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    "format": ({"type": "string", "format": "binary"}, "binary"),
+    "not": ({"not": {"type": "string"}}, "not"),
+    "if": ({"type": "object", "if": {}, "then": {}}, "if"),
+    "propertyNames": ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
+    "lookahead": ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    "missing": ({"$ref": "#/$defs/Nobody"}, "Nobody"),
+    "remote": ({"$ref": "https://example.com/schema"}, "example.com"),
+    "impossible": ({"type": "integer", "minimum": 2, "maximum": 1}, "nsatisfiable"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_library_cannot_do_is_refused_with_its_reason(
+    grammars: Grammars, name: str
+) -> None:
+    """Never followed halfway."""
+    schema, reason = REFUSED[name]
+    wrapped = {"type": "object", "properties": {"it": schema}, "required": ["it"]}
+    tool = Tool(name="f", parameters=wrapped, field="tools[0].function.parameters")
+    format = Format(schema=wrapped, field="response_format")
+    for constraint in (Constraint(format=format), Constraint(tools=(tool,), calls="required")):
+        for field, part in parts_of(constraint, "hermes"):
+            with pytest.raises(UnsupportedError, match=reason) as caught:
+                grammars.check(part)
+            assert "\n" not in str(caught.value)
+            assert field in ("response_format", "tools[0].function.parameters")
+
+
+def test_only_a_fast_tokenizer_has_grammars() -> None:
+    with pytest.raises(UnsupportedError, match="this is object"):
+        Grammars(object(), vocabulary=5, eos_ids={1})
+
+
+# --- what a request asks --------------------------------------------------------------------
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+EMPTY = {"type": "object", "properties": {}}
+ANY = {"type": "object"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CHAT: list[tuple[dict[str, Any], Constraint | None]] = [
+    ({}, None),
+    ({"response_format": None}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"tools": [_tool("f")]}, None),
+    ({"tools": [_tool("f")], "tool_choice": "auto", "parallel_tool_calls": True}, None),
+    ({"tools": [_tool("f", strict=True)], "tool_choice": "none"}, None),
+    ({"parallel_tool_calls": False}, None),
+    (
+        {"response_format": {"type": "json_object"}},
+        Constraint(
+            asked=("response_format", {"type": "json_object"}),
+            format=Format(schema=ANY, field="response_format"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), CHAT)
+def test_what_a_chat_request_constrains(
+    fields: dict[str, Any], expected: Constraint | None
+) -> None:
+    assert _chat(fields) == expected
+
+
+def test_a_named_schema() -> None:
+    """Chat nests it, the Responses API does not."""
+    inner = {"name": "it", "schema": SCHEMA, "strict": True}
+    chat = _chat({"response_format": {"type": "json_schema", "json_schema": inner}})
+    answer = _response({"text": {"format": {"type": "json_schema", **inner}}})
+    assert chat is not None
+    assert answer is not None
+    assert chat.format == Format(schema=SCHEMA, field="response_format")
+    assert answer.format == Format(schema=SCHEMA, field="text.format")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "calls"),
+    [
+        ("auto", ["f", "g"], "auto"),
+        ("required", ["f", "g"], "required"),
+        ({"type": "function", "function": {"name": "g"}}, ["g"], "required"),
+        ({"type": "function", "name": "g"}, ["g"], "required"),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            },
+            ["f"],
+            "auto",
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
+            ["g"],
+            "required",
+        ),
+    ],
+)
+def test_which_tools_may_be_called(choice: Any, names: list[str], calls: str) -> None:
+    tools = [_tool("f", parameters=SCHEMA, strict=True), _tool("g", parameters=SCHEMA)]
+    constraint = _chat({"tools": tools, "tool_choice": choice})
+    assert constraint is not None
+    assert [tool.name for tool in constraint.tools] == names
+    assert constraint.calls == calls
+    # what is not strict is held to its schema only where a call is forced
+    schemas = {tool.name: tool.parameters for tool in constraint.tools}
+    assert schemas.get("f", SCHEMA) == SCHEMA
+    assert schemas.get("g", ANY) == (SCHEMA if calls == "required" else ANY)
+    fields = {tool.name: tool.field for tool in constraint.tools}
+    assert fields.get("g", "tools[1].function.parameters") == "tools[1].function.parameters"
+
+
+def test_a_function_without_parameters_takes_none() -> None:
+    constraint = _chat({"tools": [_tool("f")], "tool_choice": "required"})
+    assert constraint is not None
+    assert constraint.tools[0].parameters == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format", "type 'xml'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs a schema"),
+        ({"tool_choice": "required"}, "tool_choice", "names no tool; there are: none"),
+        (
+            {"tools": [_tool("f")], "tool_choice": {"function": {"name": "g"}}},
+            "tool_choice",
+            "names no tool; there are: f",
+        ),
+        ({"tools": [_tool("f")], "tool_choice": 5}, "tool_choice", "not understood"),
+        (
+            {"tools": [_tool("f", parameters=[])], "tool_choice": "required"},
+            "tools[0].function.parameters",
+            "must be an object",
+        ),
+        ({"guided_regex": "a+"}, "guided_regex", "cannot be honoured"),
+    ],
+)
+def test_what_is_not_understood(fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
+        _chat(fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def _chat(fields: Mapping[str, Any]) -> Constraint | None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return parse_chat(body, mode=Mode.TRAIN, forced=None).constraint
+
+
+def _response(fields: Mapping[str, Any]) -> Constraint | None:
+    return parse_response({"input": "hi", **fields}, mode=Mode.TRAIN, forced=None).constraint

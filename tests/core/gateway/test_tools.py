@@ -1,0 +1,187 @@
+"""Tool parsers: each format, what stays text, what can be streamed."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import lightspan
+from lightspan.errors import ConfigError
+from lightspan.gateway.tools import PARSERS, ParsedCall, ParsedText, tool_parser
+from lightspan.schema.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
+
+
+def call(name: str, arguments: str = "{}") -> ParsedCall:
+    return ParsedCall(name, arguments)
+
+
+F = call("f", '{"a": 1}')
+CALLS: list[tuple[str, str, ParsedText]] = [
+    (
+        "hermes",
+        'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        ParsedText("Let me see.", (F,)),
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+        '<tool_call>{"arguments":{ "b" :2.50 },"name":"g"}</tool_call>',
+        ParsedText(None, (F, call("g", '{ "b" :2.50 }'))),
+    ),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ParsedText(None, (call("f"),))),
+    ("llama", '{"name": "f", "parameters": {"a": 1}}', ParsedText(None, (F,))),
+    ("llama", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', ParsedText(None, (F,))),
+    (
+        "llama",
+        '\n {"type": "function", "name": "f", "parameters": {"a": 1}} ',
+        ParsedText(None, (F,)),
+    ),
+    (
+        "llama",
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {"s": "; {"}};\n'
+        '{"name": "h", "parameters": {}}',
+        ParsedText(None, (F, call("g", '{"s": "; {"}'), call("h"))),
+    ),
+    ("json", '{"name": "f", "arguments": {"a": 1}}', ParsedText(None, (F,))),
+    ("json", '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+     ParsedText(None, (F, call("g")))),
+    ("json", '```json\n{"name": "f", "arguments": {"a": 1}}\n```', ParsedText(None, (F,))),
+    ("json", '\n```\n[{"name": "f", "arguments": {"a": 1}}]\n```\n', ParsedText(None, (F,))),
+]  # fmt: skip
+
+TEXT: list[tuple[str, str]] = [
+    ("hermes", '{"name": "f", "arguments": {}}'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call><tool_call>{</tool_call>'),
+    ("hermes", "<tool_call>[1]</tool_call>"),
+    ("llama", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ("llama", '{"name": "f", "arguments": {}}'),
+    ("llama", '{"name": "f"}'),
+    ("llama", '{"name": 1, "parameters": {}}'),
+    ("llama", '{"name": "f", "parameters": "{}"}'),
+    ("llama", '{"name": "f", "parameters": {"a": NaN}}'),
+    ("llama", '{"name": "f", "parameters": {}'),
+    ("llama", '{"name": "f", "parameters": {}} and more'),
+    ("llama", 'I call {"name": "f", "parameters": {}}'),
+    ("llama", '{"name": "f", "parameters": {}};'),
+    ("llama", '{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}'),
+    ("llama", '{"name": "f", "parameters": {}}; {"name": "g"}'),
+    ("llama", '<|python_tag|>search.call(query="x")'),
+    ("llama", "<|python_tag|>"),
+    ("llama", "[" * 100_000),
+    ("llama", ""),
+    ("json", '{"name": "f", "parameters": {}}'),
+    ("json", '{"name": "f"}'),
+    ("json", "[]"),
+    ("json", '[{"name": "f", "arguments": {}}, 3]'),
+    ("json", '[{"name": "f", "arguments": {}}, {"name": "g"}]'),
+    ("json", 'Here: ```json\n{"name": "f", "arguments": {}}\n```'),
+    ("json", '```json\n{"name": "f", "arguments": {}}\n```\n```json\n{}\n```'),
+    ("json", '```python\n{"name": "f", "arguments": {}}\n```'),
+    ("json", "{" * 100_000),
+    ("json", ""),
+]
+
+
+@pytest.mark.parametrize(("parser", "text", "parsed"), CALLS)
+def test_calls(parser: str, text: str, parsed: ParsedText) -> None:
+    assert tool_parser(parser).parse(text) == parsed
+
+
+@pytest.mark.parametrize(("parser", "text"), TEXT)
+def test_what_is_no_call_stays_text_exactly(parser: str, text: str) -> None:
+    for said in (text, f" \n{text}\n "):
+        assert tool_parser(parser).parse(said) == ParsedText(said)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "length"),
+    [
+        ("hermes", "Now <tool_c", 3),
+        ("hermes", "Now <tool_cat", 13),
+        ("hermes", "Now \n<tool_call>{", 3),
+        ("llama", "", 0),
+        ("llama", " \n", 0),
+        ("llama", "<", 0),
+        ("llama", "<|pyth", 0),
+        ("llama", "<|python_tag|>print", 0),
+        ("llama", "<b>", 3),
+        ("llama", ' {"nam', 0),
+        ("llama", "The {", 5),
+        ("json", "``", 0),
+        ("json", "```json\n{", 0),
+        ("json", "`a`", 3),
+        ("json", "[", 0),
+        ("json", "In [1]", 6),
+    ],
+)
+def test_what_may_begin_a_call_is_held_back(parser: str, text: str, length: int) -> None:
+    assert tool_parser(parser).visible_length(text) == length
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "```json\n", "\n```", "<", "`", "{", "["),
+    *('{"name": "f", "arguments": {"a": [1]}}', '{"name": "g", "parameters": {}}', "; ", ", ", "]"),
+    *(" ", "\n", "a", "text"),
+]
+
+
+@given(parser=st.sampled_from(sorted(PARSERS)), pieces=st.lists(st.sampled_from(PIECES)))
+def test_what_was_streamed_is_in_the_content(parser: str, pieces: list[str]) -> None:
+    """Whatever is shown of a growing text is the beginning of its content, and never taken back."""
+    text = "".join(pieces)
+    content = tool_parser(parser).parse(text).content or ""
+    shown = [tool_parser(parser).visible_length(text[:end]) for end in range(len(text) + 1)]
+    assert shown == sorted(shown)
+    assert shown[-1] <= len(content)
+    assert text[: shown[-1]] == content[: shown[-1]]
+
+
+_json: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    arguments=st.dictionaries(st.text(), _json, max_size=3),
+    name=st.text(min_size=1),
+    ascii_only=st.booleans(),
+)
+def test_any_arguments_arrive_as_written(
+    arguments: dict[str, Any], name: str, ascii_only: bool
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=ascii_only)
+    for parser, key in (("hermes", "arguments"), ("llama", "parameters"), ("json", "arguments")):
+        said = f'{{"name": {json.dumps(name)}, "{key}": {written}}}'
+        if parser == "hermes":
+            if "</tool_call>" in said or "<tool_call>" in said:
+                continue
+            said = f"<tool_call>{said}</tool_call>"
+        assert tool_parser(parser).parse(said).calls == (ParsedCall(name, written),)
+
+
+def test_an_unknown_parser_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no tool parser 'xml'; there are hermes, llama, json"):
+        tool_parser("xml")
+
+
+def test_the_markers_of_tool_calls_are_written_in_one_place() -> None:
+    """The gateway's parsers, the engine's tokenizers and AIR mean the same ones."""
+    assert lightspan.__file__ is not None
+    package = Path(lightspan.__file__).parent
+    sources = [path for path in package.rglob("*.py") if "testing" not in path.parts]
+    written = {
+        path.relative_to(package).as_posix()
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in (CALL_OPEN, CALL_CLOSE, PYTHON_TAG)
+    }
+    assert written == {"schema/messages.py"}

@@ -1,0 +1,491 @@
+"""Tokens that were sampled under a grammar: trained over the allowed tokens alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightspan.engines.grammars import LIBRARY, Grammars, allowed
+from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan.engines.weights import load_model
+from lightspan.errors import ConfigError, DataError, NotFoundError
+from lightspan.learners import LoRA, Loss, Optimizer, PolicyLoss, SFTLoss, masks
+from lightspan.learners.masks import Replays, forbidden
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Constraint, Row, build_rows
+from lightspan.lightning.transitions import Transition
+from lightspan.schema.tokens import Sampling, TokenRecord, pack_ids
+from lightspan.testing.learner_suite import reference_loss, token_logprobs
+from lightspan.testing.tiny import tiny_model
+
+NUMBER = 'start: "a" /[0-9]{1,3}/'
+WORD = "start: /[a-z0-9]{1,4}/"
+YES = 'start: "yes" | "no"'
+FORCED = 'start: "a12"'
+SMOOTH = PolicyLoss(clip_low=1.0, clip_high=99.0, dual_clip=None, entropy=0.3)
+LOSSES = {
+    "sft": SFTLoss(),
+    "clipped": PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4),
+    "kl": PolicyLoss(kl=0.3, entropy=0.05),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("grammars") / "model", seed=4, hidden=32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> TransformersTokenizer:
+    return load_tokenizer(folder)
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load_model(folder)
+
+
+class Calls:
+    """Makes transitions of texts; a response ends with the token that ends a turn."""
+
+    def __init__(self, tokenizer: TransformersTokenizer) -> None:
+        self.tokenizer = tokenizer
+        [self.eos] = tokenizer.eos_ids
+        self.count = 0
+
+    def prompt(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def call(
+        self,
+        prompt: Sequence[int],
+        text: str,
+        grammar: str,
+        *,
+        temperature: float = 0.7,
+        **more: Any,
+    ) -> Transition:
+        self.count += 1
+        response = [*self.tokenizer.encode(text), self.eos]
+        fields = {
+            "attempt_id": "at-1",
+            "call_id": f"call-{self.count}",
+            "choice": 0,
+            "policy": "writer",
+            "prompt_ids": prompt,
+            "response_ids": response,
+            "logprobs": [-0.3 * (place % 3 + 1) for place in range(len(response))],
+            "versions": [(0, len(response))],
+            "sampling": Sampling(temperature=temperature),
+            "grammar": grammar,
+            "grammar_library": LIBRARY if grammar else "",
+            **more,
+        }
+        record = TokenRecord.create(**fields)
+        return Transition("ro-1", "at-1", "t", "g", "writer", "writer", record, 0)
+
+
+@pytest.fixture
+def calls(tokenizer: TransformersTokenizer) -> Calls:
+    return Calls(tokenizer)
+
+
+def rows_of(transitions: Sequence[Transition]) -> list[Row]:
+    """With advantages of both signs and weights that differ."""
+    signs = [1.3 if number % 2 else -0.8 for number in range(len(transitions))]
+    weights = [0.05 + 0.02 * number for number in range(len(transitions))]
+    return build_rows(transitions, advantages=signs, token_weights=weights).rows
+
+
+def several_rows(calls: Calls) -> list[Row]:
+    """One prompt; equal ids under two grammars and under none, at two temperatures; a row of two
+    calls, each under its own grammar; a row without any."""
+    prompt = calls.prompt("How many singers are there?")
+    first = calls.call(prompt, "a1", NUMBER)
+    history = first.prompt_ids + first.response_ids + calls.prompt(" Sure? ")
+    rows = rows_of(
+        [
+            calls.call(prompt, "a12", NUMBER),
+            calls.call(prompt, "a12", WORD),
+            calls.call(prompt, "a12", ""),
+            calls.call(prompt, "a12", NUMBER, temperature=1.0),
+            calls.call(prompt, "a777", NUMBER),
+            first,
+            calls.call(history, "yes", YES, temperature=1.3),
+            calls.call(prompt, "no idea", ""),
+        ]
+    )
+    assert [len(row.constraints) for row in rows] == [1, 1, 0, 1, 1, 2, 0]
+    assert rows[0].ids == rows[1].ids == rows[2].ids == rows[3].ids
+    return rows
+
+
+class Masked:
+    """The plain model, whose logits are those of the tokens that a row's grammars allow."""
+
+    def __init__(self, model: Any, row: Row, grammars: Grammars) -> None:
+        self.model = model
+        self.bias = torch.zeros(len(row.ids), grammars.vocabulary)
+        for start, count, grammar in row.constraints:
+            packed = grammars.masks(grammar, row.ids[start : start + count])
+            keep = torch.from_numpy(allowed(packed, grammars.vocabulary).copy())
+            # finite, so that the reference's own 0 · log 0 is 0
+            self.bias[start - 1 : start + count - 1].masked_fill_(~keep, -1e9)
+
+    def __call__(self, ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.model(ids).logits + self.bias)
+
+
+@pytest.fixture
+def grammars(tokenizer: TransformersTokenizer) -> Grammars:
+    return Grammars(tokenizer.tokenizer, vocabulary=405, eos_ids=tokenizer.eos_ids)
+
+
+def loss_of(
+    model: Any, rows: Sequence[Row], grammars: Grammars, loss: Loss, base: Any = None, old: Any = ()
+) -> Tensor:
+    """The suite's reference, row by row."""
+    total = torch.zeros(())
+    for number, row in enumerate(rows):
+        total = total + reference_loss(
+            Masked(model, row, grammars),
+            [row],
+            loss,
+            base=None if base is None else Masked(base, row, grammars),
+            old=[old[number]] if old else None,
+        )
+    return total
+
+
+def gradients(learner: TorchLearner, rows: Sequence[Row], loss: Loss, **more: Any) -> Any:
+    """(the update's metrics, its gradients by name)."""
+    stepper = learner._steppers["writer"]
+    caught: dict[str, Tensor] = {}
+
+    def catch() -> float:
+        for name, parameter in stepper._parameters.items():
+            assert parameter.grad is not None
+            caught[name] = parameter.grad.clone()
+        return math.nan  # nothing is stepped
+
+    stepper.clip = catch  # type: ignore[method-assign]
+    return learner.update(rows, loss, **more), caught
+
+
+# --- log-probabilities --------------------------------------------------------------------------
+
+
+def test_a_score_is_the_log_softmax_of_the_tokens_that_may_come(
+    folder: Path, tokenizer: TransformersTokenizer, model: Any, calls: Calls
+) -> None:
+    """What may come is written down here; nothing is asked of the library."""
+    [row] = rows_of([calls.call(calls.prompt("How many?"), "a12", NUMBER)])
+    [constraint] = row.constraints
+    digits = [token for token in range(400) if tokenizer.token_text(token) in list("0123456789")]
+    assert len(digits) == 10
+    may_come = [tokenizer.encode("a"), digits, [*digits, calls.eos], [*digits, calls.eos]]
+    assert (constraint.length, constraint.start) == (4, len(row.ids) - 4)
+    with torch.no_grad():
+        logits = model(torch.tensor([row.ids])).logits[0] / 0.7
+        plain = token_logprobs(model, row).tolist()
+    expected = list(plain)
+    for place, ids in enumerate(may_come, start=constraint.start):
+        chosen = logits[place - 1, row.ids[place]]
+        expected[place] = float(chosen - logits[place - 1, ids].logsumexp(0))
+    [score] = TorchLearner({"writer": folder}).score([row])
+    assert score == pytest.approx(expected, abs=1e-5)
+    assert score[constraint.start] == 0.0
+    differences = [abs(a - b) for a, b in zip(score, plain, strict=True)]
+    assert max(differences[: constraint.start]) < 1e-5
+    assert min(differences[constraint.start :]) > 0.1
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("which", ["policy", "base"])
+def test_scores_in_trees_and_row_by_row(
+    folder: Path, model: Any, calls: Calls, grammars: Grammars, shared: bool, which: Any
+) -> None:
+    learner = TorchLearner({"writer": folder}, share_prefixes=shared)
+    rows = several_rows(calls)
+    scores = learner.score(rows, which)
+    for row, score in zip(rows, scores, strict=True):
+        with torch.no_grad():
+            expected = token_logprobs(Masked(model, row, grammars), row).tolist()
+        assert score == pytest.approx(expected, abs=1e-5)
+    number, word, free = (score[len(rows[0].ids) - 3] for score in scores[:3])
+    assert free < word - 0.1 < number - 0.2
+
+
+def test_the_base_is_masked_too_after_the_weights_have_moved(
+    folder: Path, model: Any, calls: Calls, grammars: Grammars
+) -> None:
+    learner = TorchLearner({"writer": folder}, optimizer=Optimizer(learning_rate=1e-2))
+    rows = several_rows(calls)
+    learner.update(rows, SFTLoss())
+    for row, base, policy in zip(
+        rows, learner.score(rows, "base"), learner.score(rows), strict=True
+    ):
+        with torch.no_grad():
+            expected = token_logprobs(Masked(model, row, grammars), row).tolist()
+        assert base == pytest.approx(expected, abs=1e-5)
+        assert policy != pytest.approx(expected, abs=1e-3)
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_loss_and_gradients_are_the_reference_s(
+    folder: Path, model: Any, calls: Calls, grammars: Grammars, loss: Loss, shared: bool
+) -> None:
+    learner = TorchLearner({"writer": folder}, token_budget=60, share_prefixes=shared)
+    rows = several_rows(calls)
+    metrics, caught = gradients(learner, rows, loss)
+    base = load_model(folder) if getattr(loss, "kl", 0) else None
+    total = loss_of(model, rows, grammars, loss, base)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    assert_equal(caught, model)
+
+
+def test_ratios_are_to_masked_scores(
+    folder: Path, model: Any, calls: Calls, grammars: Grammars
+) -> None:
+    """Decoupled: `old_logprobs` are what `score` says."""
+    learner = TorchLearner({"writer": folder})
+    rows, loss = several_rows(calls), PolicyLoss(importance_cap=2.0)
+    old = learner.score(rows)
+    metrics, caught = gradients(learner, rows, loss, old_logprobs=old)
+    loss_of(model, rows, grammars, loss, old=old).backward()  # type: ignore[no-untyped-call]
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert_equal(caught, model)
+
+
+def assert_equal(caught: Mapping[str, Tensor], model: Any) -> None:
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert set(caught) == set(expected)
+    total = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        scale = max(float(gradient.norm()), 1e-3 * float(total))
+        assert float((caught[name] - gradient).norm()) < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("loss", [SFTLoss(), SMOOTH])
+def test_gradients_are_finite_differences_of_the_loss(
+    folder: Path, tokenizer: TransformersTokenizer, calls: Calls, loss: Loss
+) -> None:
+    rows = [row for row in several_rows(calls) if row.constraints]
+    learner = TorchLearner({"writer": folder})
+    _, caught = gradients(learner, rows, loss)
+    norm = float(torch.stack([gradient.norm() for gradient in caught.values()]).norm())
+    step = 0.01
+
+    def shifted(by: float) -> float:
+        moved = load_model(folder)
+        with torch.no_grad():
+            for name, parameter in moved.named_parameters():
+                parameter += by * caught[name] / norm
+        there = TorchLearner({"writer": moved}, tokenizers={"writer": tokenizer})
+        return gradients(there, rows, loss)[0]["loss"]  # type: ignore[no-any-return]
+
+    # fourth order: what is left is float32's rounding
+    near, far = (shifted(h) - shifted(-h) for h in (step, 2 * step))
+    assert (8 * near - far) / (12 * step) == pytest.approx(norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_forced_tokens_teach_nothing(folder: Path, calls: Calls, loss: Loss) -> None:
+    learner = TorchLearner({"writer": folder})
+    rows = rows_of([calls.call(calls.prompt("Say it:"), "a12", FORCED)])
+    assert learner.score(rows)[0][-4:] == [0.0, 0.0, 0.0, 0.0]
+    metrics, caught = gradients(learner, rows, loss)
+    assert metrics["entropy"] == 0.0
+    assert metrics["tokens"] == 4
+    assert all(not gradient.any() for gradient in caught.values())
+
+
+def test_adapters_learn_under_a_grammar(folder: Path, calls: Calls) -> None:
+    learner = TorchLearner(
+        {"writer": folder}, lora=LoRA(rank=4, dropout=0.1), optimizer=Optimizer(learning_rate=1e-2)
+    )
+    rows = several_rows(calls)
+    losses = [learner.update(rows, SFTLoss())["loss"] for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+def test_rows_that_differ_in_their_grammar_alone_have_one_order(folder: Path, calls: Calls) -> None:
+    rows = [replace(row, call_ids=()) for row in several_rows(calls)[:3]]
+    for name in ("advantages", "weights"):
+        rows = [replace(row, **{name: getattr(rows[0], name)}) for row in rows]
+    learner = TorchLearner({"writer": folder})
+    one, two = gradients(learner, rows, SFTLoss()), gradients(learner, rows[::-1], SFTLoss())
+    assert one[0]["loss"] == two[0]["loss"]
+    assert all(torch.equal(one[1][name], two[1][name]) for name in one[1])
+
+
+# --- what does not follow its grammar -----------------------------------------------------------
+
+
+def test_records_that_do_not_follow_their_grammar_are_named(folder: Path, calls: Calls) -> None:
+    learner = TorchLearner({"writer": folder})
+    prompt = calls.prompt("How many?")
+    good = calls.call(prompt, "a12", NUMBER).record
+    free = calls.call(prompt, "a12", "", grammar_library="unheard of").record
+    wrong = calls.call(prompt, "b12", NUMBER).record
+    on = calls.call(prompt, "no!", YES, choice=3).record
+    older = calls.call(prompt, "a12", NUMBER, grammar_library="llguidance 1.8.0").record
+    unsaid = calls.call(prompt, "a12", NUMBER, grammar_library="").record
+    broken = calls.call(prompt, "a12", "start: (").record
+    damaged = msgspec.structs.replace(
+        calls.call(prompt, "a1", NUMBER).record, response=pack_ids([-1, -1, -1])
+    )
+    assert learner.capabilities.trainable_grammar
+    records = [good, free, wrong, on, older, unsaid, broken, damaged]
+    reasons = learner.grammar_mismatches(records)
+    assert list(reasons) == [
+        ("at-1", record.call_id, record.choice)
+        for record in (wrong, on, older, unsaid, broken, damaged)
+    ]
+    said = list(reasons.values())
+    assert said[0].startswith('Parser Error: token "b" doesn\'t satisfy the grammar')
+    assert said[2] == f"sampled with llguidance 1.8.0, not {LIBRARY}"
+    assert said[3] == f"sampled with an unknown library, not {LIBRARY}"
+    assert "Expected token ')'" in said[4]
+    assert learner.grammar_mismatches([good, free]) == {}
+
+
+def test_a_record_of_an_unknown_policy_is_named(folder: Path, calls: Calls) -> None:
+    record = calls.call([7], "a1", NUMBER, policy="checker").record
+    with pytest.raises(NotFoundError, match="no policy 'checker'; it has: writer"):
+        TorchLearner({"writer": folder}).grammar_mismatches([record])
+
+
+def test_a_row_that_does_not_follow_its_grammar_changes_nothing(folder: Path, calls: Calls) -> None:
+    learner = TorchLearner({"writer": folder})
+    prompt = calls.prompt("How many?")
+    rows = rows_of([calls.call(prompt, "a1", NUMBER), calls.call(prompt, "yes!", YES)])
+    before = learner.weight_hash("writer")
+    message = (
+        rf"a row of rollout ro-1 \(call call-2/0\): its tokens {len(prompt)} to "
+        rf"{len(rows[1].ids) - 1} do not follow their grammar: "
+    )
+    with pytest.raises(DataError, match=message):
+        learner.score(rows)
+    with pytest.raises(DataError, match=message):
+        learner.update(rows, SFTLoss())
+    assert learner.weight_hash("writer") == before
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        (Constraint(0, 2, YES),),
+        (Constraint(2, 0, YES),),
+        (Constraint(3, 4, YES),),
+        (Constraint(1, 3, YES), Constraint(3, 1, YES)),
+    ],
+    ids=["first token", "no token", "beyond the row", "overlap"],
+)
+def test_constraints_have_to_be_within_their_row(
+    folder: Path, calls: Calls, constraints: tuple[Constraint, ...]
+) -> None:
+    [row] = rows_of([calls.call([7, 8, 9], "yes", YES)])
+    assert len(row.ids) == 6
+    with pytest.raises(DataError, match=r"has 6 ids and a grammar for . of them from place"):
+        TorchLearner({"writer": folder}).score([replace(row, constraints=constraints)])
+
+
+# --- the learner's tokenizer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lora", [None, LoRA()])
+def test_a_loaded_model_says_where_its_tokenizer_is(
+    folder: Path, model: Any, calls: Calls, lora: LoRA | None
+) -> None:
+    rows = several_rows(calls)
+    there = TorchLearner({"writer": model}, lora=lora).score(rows)
+    assert there == TorchLearner({"writer": folder}).score(rows)
+
+
+def test_a_model_from_nowhere_needs_a_tokenizer(
+    folder: Path, tokenizer: TransformersTokenizer, model: Any, calls: Calls
+) -> None:
+    model.name_or_path = model.config._name_or_path = ""
+    learner = TorchLearner({"writer": model})
+    free, bound = rows_of([calls.call([7], "a1", ""), calls.call([8], "a1", NUMBER)])
+    assert learner.update([free], SFTLoss())["skipped"] == 0
+    with pytest.raises(ConfigError, match=r"give tokenizers=\{'writer': …\} to the learner"):
+        learner.update([bound], SFTLoss())
+    told = TorchLearner({"writer": model}, tokenizers={"writer": tokenizer})
+    assert told.score([bound]) == TorchLearner({"writer": folder}).score([bound])
+
+
+def test_tokenizers_of_unknown_policies_are_refused(
+    folder: Path, tokenizer: TransformersTokenizer
+) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizers= names unknown policies: \['checker'\]"):
+        TorchLearner({"writer": folder}, tokenizers={"checker": tokenizer})
+
+
+# --- masks --------------------------------------------------------------------------------------
+
+
+class Counted(Grammars):
+    """Keeps what it was asked to replay."""
+
+    replayed: list[list[int]]
+
+    def masks(self, grammar: str, ids: Sequence[int]) -> Any:
+        self.replayed.append(list(ids))
+        return super().masks(grammar, ids)
+
+
+@pytest.fixture
+def counted(tokenizer: TransformersTokenizer) -> Counted:
+    made = Counted(tokenizer.tokenizer, vocabulary=405, eos_ids=tokenizer.eos_ids)
+    made.replayed = []
+    return made
+
+
+def test_a_checked_call_is_not_replayed_again(folder: Path, calls: Calls, counted: Counted) -> None:
+    learner = TorchLearner({"writer": folder})
+    learner._replays["writer"] = Replays(lambda: counted)
+    transition = calls.call(calls.prompt("How many?"), "a12", NUMBER)
+    assert learner.grammar_mismatches([transition.record]) == {}
+    rows = rows_of([transition])
+    learner.score(rows)
+    learner.update(rows, PolicyLoss(kl=0.1))
+    assert counted.replayed == [transition.response_ids]
+
+
+def test_memory_of_replays_is_bounded(
+    calls: Calls, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays = Replays(lambda: counted)
+    answers = [calls.call([7], text, NUMBER).response_ids for text in ("a1", "a22", "a333")]
+    first = replays.masks(NUMBER, answers[0])
+    assert replays.masks(NUMBER, answers[1])[0] is first[0]
+    monkeypatch.setattr(masks, "REMEMBERED", 0)
+    replays.masks(NUMBER, answers[2])
+    assert replays.masks(NUMBER, answers[0]) == first
+    assert counted.replayed == [*answers, answers[0]]
+
+
+@pytest.mark.parametrize("vocabulary", [32, 405, 416])
+def test_unpacked_masks(vocabulary: int) -> None:
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**31), 2**31, (3, (vocabulary + 31) // 32)).astype(np.int32)
+    packed = torch.from_numpy(words.view(np.uint8))
+    assert forbidden(packed, vocabulary).tolist() == (~allowed(words, vocabulary)).tolist()

@@ -1,0 +1,171 @@
+"""The loss formulas, on literal numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan import LoRA, Optimizer, PolicyLoss
+from lightspan.errors import ConfigError
+from lightspan.learners import losses
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def clipped(ratio: float, advantage: float, dual_clip: float | None = 3.0) -> tuple[float, float]:
+    """The loss of one token and its derivative by the log-probability."""
+    old = torch.tensor([-2.0], dtype=torch.float64)
+    logprob = (old + math.log(ratio)).requires_grad_()
+    result = losses.clipped_ratio_loss(
+        logprob, old, torch.tensor([advantage], dtype=torch.float64), dual_clip=dual_clip, **CLIP
+    )
+    result.loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    assert bool(result.clipped) == (float(logprob.grad) == 0)
+    return float(result.loss.detach()), float(logprob.grad)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.2, 2.0, -2.4, -2.4),
+        (1.5, 2.0, -2.56, 0.0),  # above 1 + .28: no further up
+        (0.5, 2.0, -1.0, -1.0),  # unlikely and good: full pull
+        (0.9, -2.0, 1.8, 1.8),
+        (0.5, -2.0, 1.6, 0.0),  # below 1 - .2: no further down
+        (2.0, -2.0, 4.0, 4.0),
+        (4.0, -2.0, 6.0, 0.0),  # dual clip: at most 3 · 2
+        (4.0, 2.0, -2.56, 0.0),
+    ],
+)
+def test_clipped_ratio(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    assert clipped(ratio, advantage) == pytest.approx((loss, gradient))
+
+
+def test_no_dual_clip() -> None:
+    assert clipped(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+
+
+def test_log_ratios_are_clamped() -> None:
+    big = torch.tensor([1000.0, -1000.0])
+    assert losses.log_ratio(big, torch.zeros(2)).tolist() == [20.0, -20.0]
+
+
+def test_importance_weights_are_truncated_and_constant() -> None:
+    old = torch.tensor([-1.0, -1.0, -3.0], requires_grad=True)
+    weight = losses.importance_weight(old, torch.tensor([-1.5, -3.0, -1.0]), cap=2.0)
+    assert weight.tolist() == pytest.approx([math.exp(0.5), 2.0, math.exp(-2.0)])
+    assert not weight.requires_grad
+
+
+POLICY = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+BASE = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+
+
+def test_kl_estimators_on_three_tokens() -> None:
+    """The example of `facts/algorithms.md` §3.3: expectations over the policy."""
+    expected = {"k1": 0.025267, "k2": 0.024862, "k3": 0.025267}
+    exact = float((POLICY * (POLICY / BASE).log()).sum())
+    for name, value in expected.items():
+        found = losses.kl_divergence(POLICY.log(), BASE.log(), name)  # type: ignore[arg-type]
+        assert float((POLICY * found).sum()) == pytest.approx(value, abs=5e-7)
+    assert exact == pytest.approx(0.025267, abs=5e-7)
+
+
+@pytest.mark.parametrize(("name", "right"), [("k1", False), ("k2", True), ("k3", False)])
+def test_expected_gradient_of_the_kl_estimators(name: str, right: bool) -> None:
+    """As losses: k2's expected gradient is the KL's; k1's is zero; k3's is the reverse KL's."""
+    logits = POLICY.log().requires_grad_()
+    logp = logits.log_softmax(-1)
+    (true,) = torch.autograd.grad((logp.exp() * (logp - BASE.log())).sum(), logits)
+    logp = logits.log_softmax(-1)
+    estimate = losses.kl_divergence(logp, BASE.log(), name)  # type: ignore[arg-type]
+    (found,) = torch.autograd.grad((POLICY * estimate).sum(), logits)
+    assert torch.allclose(found, true, atol=1e-12) is right
+    if name == "k1":
+        assert found.abs().max() < 1e-12
+    if name == "k3":
+        assert torch.allclose(found, POLICY - BASE, atol=1e-12)
+
+
+def test_k3_is_never_negative() -> None:
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    assert (losses.kl_divergence(x, torch.zeros_like(x), "k3") >= 0).all()
+
+
+def test_entropy() -> None:
+    uniform = torch.zeros(2, 8).log_softmax(-1)
+    assert losses.entropy(uniform).tolist() == pytest.approx([math.log(8)] * 2)
+    certain = torch.tensor([[0.0, -math.inf, -math.inf]])
+    assert losses.entropy(certain).tolist() == [0.0]
+
+
+def test_the_gradient_of_entropy_where_most_is_impossible() -> None:
+    """Of log-probabilities over {1/4, 3/4} and of a certain token: -p (log p + H), else 0."""
+    logits = torch.tensor([[0.0, math.log(3), 5.0, 5.0], [2.0, 5.0, 5.0, 5.0]]).requires_grad_()
+    impossible = torch.tensor([[False, False, True, True], [False, True, True, True]])
+    spread = losses.entropy(logits.masked_fill(impossible, -math.inf).log_softmax(-1))
+    mean = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    assert spread.tolist() == pytest.approx([mean, 0.0])
+    spread.sum().backward()  # type: ignore[no-untyped-call]
+    slope = 0.25 * (math.log(4) - mean)
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([slope, -slope, 0.0, 0.0])
+    assert logits.grad[1].tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_negative_log_likelihood() -> None:
+    assert losses.negative_log_likelihood(torch.tensor([-0.5])).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (PolicyLoss, {"clip_low": -1}, "clip_low=-1 must be a finite number at least 0 and at"),
+        (PolicyLoss, {"clip_high": math.nan}, "clip_high=nan must be a finite number at least"),
+        (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
+        (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
+        (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
+        (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
+        (PolicyLoss, {"kl_estimator": "k4"}, "kl_estimator='k4': use one of 'k1', 'k2', 'k3'"),
+        (PolicyLoss, {"entropy": math.inf}, "entropy=inf must be a finite number at least 0"),
+        (LoRA, {"rank": 0}, "LoRA: rank=0 must be at least 1"),
+        (LoRA, {"rank": 2.5}, "LoRA: rank=2.5 must be a whole number of at least 1"),
+        (LoRA, {"alpha": 0}, "LoRA: alpha=0 must be a finite number above 0"),
+        (LoRA, {"dropout": 1.0}, "dropout=1.0 must be a finite number at least 0 and below 1"),
+        (Optimizer, {"name": "sgd"}, "Optimizer: name='sgd': use one of 'adamw', 'muon'"),
+        (
+            Optimizer,
+            {"learning_rate": 0.0},
+            "learning_rate=0.0 must be a finite number above 0",
+        ),
+        (Optimizer, {"learning_rate": math.nan}, "learning_rate=nan must be a finite number"),
+        (Optimizer, {"betas": (0.9, 1.0)}, r"betas\[1\]=1.0 must be .* below 1"),
+        (Optimizer, {"betas": (0.9,)}, r"betas=\(0.9,\) must be two numbers"),
+        (
+            Optimizer,
+            {"weight_decay": -0.1},
+            "weight_decay=-0.1 must be a finite number at leas",
+        ),
+        (
+            Optimizer,
+            {"max_grad_norm": 0.0},
+            "max_grad_norm=0.0 must be a finite number above 0",
+        ),
+        (Optimizer, {"warmup_steps": -1}, "warmup_steps=-1 must be at least 0"),
+        (Optimizer, {"decay_steps": 0}, "decay_steps=0 must be at least 1"),
+    ],
+)
+def test_impossible_settings(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    PolicyLoss(clip_low=1, clip_high=0, dual_clip=None, kl=0, entropy=0, importance_cap=None)
+    Optimizer(betas=(0.0, 0.0), weight_decay=0, warmup_steps=0, decay_steps=1, max_grad_norm=None)
+    LoRA(rank=1, dropout=0)

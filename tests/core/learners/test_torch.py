@@ -1,0 +1,245 @@
+"""TorchLearner against the suite, and what is its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.engines.weights import load_model
+from lightspan.errors import CheckpointError, ConfigError, ModelError
+from lightspan.learners import LoRA, Optimizer, PolicyLoss, SFTLoss
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row
+from lightspan.testing.engine_suite import generate
+from lightspan.testing.learner_suite import BOTH_CLIPS, LearnerSuite, make_rows, reference_loss
+from lightspan.testing.tiny import tiny_model
+
+
+class TestTorchLearner(LearnerSuite):
+    def make_learner(self, models: Mapping[str, Any], **options: Any) -> TorchLearner:
+        return TorchLearner(models, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("learner") / "model", seed=4, hidden=32)
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "loss", [BOTH_CLIPS, PolicyLoss(kl=0.2, entropy=0.1), SFTLoss()], ids=["clips", "kl", "sft"]
+)
+def test_every_gradient_is_the_reference_s(folder: Path, model: Any, loss: Any) -> None:
+    """Each parameter's gradient to relative 1e-4, ratios 0.5-2, mixed temperatures."""
+    learner = TorchLearner({"writer": folder}, token_budget=100)
+    rows = make_rows(model)
+    caught: dict[str, torch.Tensor] = {}
+    stepper = learner._steppers["writer"]
+
+    def catch() -> float:
+        for name, parameter in stepper._parameters.items():
+            assert parameter.grad is not None
+            caught[name] = parameter.grad.clone()
+        return 1.0
+
+    stepper.clip = catch  # type: ignore[method-assign]
+    learner.update(rows, loss)
+    base = load_model(folder) if getattr(loss, "kl", 0) else None
+    reference_loss(model, rows, loss, base=base).backward()  # type: ignore[no-untyped-call]
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert set(caught) == set(expected)
+    total = torch.stack([grad.norm() for grad in expected.values()]).norm()
+    for name, gradient in expected.items():
+        scale = max(float(gradient.norm()), 1e-3 * float(total))
+        assert float((caught[name] - gradient).norm()) < 1e-4 * scale, name
+
+
+def test_a_float64_learner_agrees_to_1e_10(folder: Path) -> None:
+    model = load_model(folder, dtype=torch.float64)
+    learner = TorchLearner({"writer": folder}, dtype=torch.float64)
+    row = make_rows(load_model(folder), 1)[0]
+    (score,) = learner.score([row])
+    with torch.no_grad():
+        logits = model(torch.tensor([row.ids])).logits[0, :-1].float()
+    scaled = (logits / torch.tensor(row.temperatures)[1:, None]).log_softmax(-1)
+    expected = scaled.gather(1, torch.tensor(row.ids)[1:, None])[:, 0].tolist()
+    assert score == pytest.approx([0.0, *expected], abs=1e-6)
+
+
+async def test_engine_logprobs_are_the_learner_s(folder: Path, model: Any) -> None:
+    """At temperature .7, before and after an update that is published."""
+    learner = TorchLearner({"writer": folder}, optimizer=Optimizer(learning_rate=1e-2))
+    engine = TransformersEngine({"writer": folder})
+    await engine.start()
+    prompt = engine.tokenizer("writer").render([{"role": "user", "content": "How many?"}])
+    for version in (0, 1):
+        answer = await generate(engine, prompt, temperature=0.7)
+        row = row_of(prompt, answer.ids, answer.logprobs, answer.versions, temperature=0.7)
+        (score,) = learner.score([row])
+        assert score[len(prompt) :] == pytest.approx(answer.logprobs, abs=1e-5)
+        metrics = learner.update([row], PolicyLoss())
+        assert metrics["logprob_gap_max"] < 1e-5
+        assert metrics["fresh_tokens"] == len(answer.ids)
+        assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        await learner.publish(engine, {"writer": version + 1})
+    await engine.close()
+
+
+def row_of(
+    prompt: list[int],
+    ids: list[int],
+    logprobs: list[float],
+    versions: list[int],
+    temperature: float,
+) -> Row:
+    before, after = len(prompt), len(ids)
+    return Row(
+        rollout_id="ro-1",
+        policy="writer",
+        ids=[*prompt, *ids],
+        mask=[False] * before + [True] * after,
+        advantages=[0.0] * before + [1.0] * after,
+        weights=[0.0] * before + [1.0] * after,
+        logprobs=[0.0] * before + logprobs,
+        versions=[0] * before + versions,
+        temperatures=[1.0] * before + [temperature] * after,
+    )
+
+
+def test_the_gap_looks_at_tokens_of_the_present_weights(folder: Path, model: Any) -> None:
+    """Older versions and later steps differ for a good reason."""
+    learner = TorchLearner({"writer": folder})
+    exact = make_rows(model, 4, off_policy=0.0)
+    stale = [
+        replace(
+            row, versions=[-5] * len(row.ids), logprobs=[x - 3 if x else 0.0 for x in row.logprobs]
+        )
+        for row in exact
+    ]
+    metrics = learner.update([*exact, *stale], PolicyLoss())
+    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["fresh_tokens"] == sum(sum(row.mask) for row in exact)
+    assert learner.update(exact, PolicyLoss())["fresh_tokens"] == 0
+
+
+def test_muon_takes_hidden_matrices_only(folder: Path) -> None:
+    learner = TorchLearner({"writer": folder}, optimizer=Optimizer(name="muon"))
+    adamw, muon = learner._steppers["writer"]._optimizers
+    names = {id(p): name for name, p in learner._models["writer"].model.named_parameters()}
+    matrices = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    assert all("layers." in name and name.endswith("_proj.weight") for name in matrices)
+    assert len(matrices) == 2 * 7
+    rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
+    assert "model.embed_tokens.weight" in rest
+    assert matrices | rest == set(names.values())
+
+
+def test_lora_by_policy(folder: Path) -> None:
+    learner = TorchLearner(
+        {"writer": folder, "checker": folder}, lora={"writer": LoRA(rank=2, alpha=4)}
+    )
+    assert learner.state()["lora"]["checker"] is None
+    assert learner.state()["lora"]["writer"]["rank"] == 2
+    with pytest.raises(ConfigError, match="critic"):
+        TorchLearner({"writer": folder}, lora={"critic": LoRA()})
+    with pytest.raises(ConfigError, match="LoRA"):
+        TorchLearner({"writer": folder}, lora=LoRA(target_modules=("no_such_layer",)))
+
+
+def test_lora_checkpoints_know_the_weights_under_them(folder: Path, tmp_path: Path) -> None:
+    TorchLearner({"writer": folder}, lora=LoRA(rank=2)).save(tmp_path / "checkpoint")
+    other = tiny_model(tmp_path / "other", seed=5, hidden=32)
+    with pytest.raises(CheckpointError, match="other weights"):
+        TorchLearner({"writer": other}, lora=LoRA(rank=2)).load(tmp_path / "checkpoint")
+
+
+def test_damaged_checkpoints(folder: Path, model: Any, tmp_path: Path) -> None:
+    learner = TorchLearner({"writer": folder})
+    learner.update(make_rows(model), BOTH_CLIPS)
+    learner.save(tmp_path)
+    path = tmp_path / "learner.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError, match="99"):
+        learner.load(tmp_path)
+    path.write_text(json.dumps({**manifest, "optimizer": {"name": "muon"}}))
+    with pytest.raises(CheckpointError, match="muon"):
+        learner.load(tmp_path)
+    path.write_text(json.dumps(manifest))
+    weights = tmp_path / "weights-0.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="weights-0"):
+        learner.load(tmp_path)
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        learner.load(tmp_path)
+
+
+def test_a_checkpoint_of_another_size(folder: Path, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "other", seed=5, hidden=64)
+    TorchLearner({"writer": other}).save(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="shape"):
+        TorchLearner({"writer": folder}).load(tmp_path / "checkpoint")
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        TorchLearner({"writer": folder}).save(tmp_path / "file" / "checkpoint")
+
+
+def test_the_global_generator_is_left_alone(folder: Path, model: Any) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    learner = TorchLearner({"writer": folder}, lora=LoRA(rank=2, dropout=0.3))
+    learner.update(make_rows(model), BOTH_CLIPS)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_dropout_acts_and_draws_anew_at_each_update(folder: Path, model: Any) -> None:
+    rows, hashes = make_rows(model), []
+    for dropout in (0.0, 0.5):
+        learner = TorchLearner(
+            {"writer": folder},
+            lora=LoRA(rank=2, dropout=dropout),
+            optimizer=Optimizer(learning_rate=1e-2),
+        )
+        for _ in range(2):
+            before = learner._random["cpu"].clone()
+            learner.update(rows, BOTH_CLIPS)
+            assert torch.equal(learner._random["cpu"], before) is (dropout == 0)
+        assert learner.score(rows) == learner.score(rows)
+        hashes.append(learner.weight_hash("writer"))
+    assert hashes[0] != hashes[1]
+
+
+def test_a_loaded_model_is_copied_and_its_start_kept(folder: Path, model: Any) -> None:
+    learner = TorchLearner({"writer": model}, optimizer=Optimizer(learning_rate=1e-2))
+    rows = make_rows(model)
+    before = learner.score(rows)
+    learner.update(rows, BOTH_CLIPS)
+    model.model.norm.weight.data.zero_()
+    assert learner.score(rows, "base") == [pytest.approx(row, abs=1e-6) for row in before]
+    assert learner.score(rows) != before
+
+
+def test_options(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="policy"):
+        TorchLearner({})
+    with pytest.raises(ConfigError, match="token_budget"):
+        TorchLearner({"writer": folder}, token_budget=0)
+    with pytest.raises(ModelError, match="gone"):
+        TorchLearner({"writer": tmp_path / "gone"})

@@ -1,0 +1,457 @@
+"""Prefix trees: the pure part alone, and that trees, plain rows and the formulas agree."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lightspan.engines.weights import load_model
+from lightspan.learners import LoRA, Loss, PolicyLoss, SFTLoss, passes, trees
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row, common_prefix
+from lightspan.testing.learner_suite import (
+    BOTH_CLIPS,
+    make_branching_rows,
+    make_rows,
+    reference_loss,
+)
+
+IDS = st.lists(st.integers(1, 3), min_size=1, max_size=9)
+SEQUENCES = st.lists(IDS, min_size=1, max_size=9)
+COSTS = st.sampled_from([0.0, 0.01, 0.3, 2.0, 50.0])
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "tied": {"kind": "Qwen2", "tie_word_embeddings": True},
+    "untied, grouped": {"kind": "Qwen2", "tie_word_embeddings": False, "num_key_value_heads": 2},
+    "llama": {"kind": "Llama", "tie_word_embeddings": False, "num_key_value_heads": 1},
+    "qwen3": {"kind": "Qwen3", "tie_word_embeddings": True, "head_dim": 16},
+}
+
+
+# --- the pure part ----------------------------------------------------------------------------
+def prefixes(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
+    return {tuple(ids[:size]) for ids in sequences for size in range(1, len(ids) + 1)}
+
+
+def whole_tree(sequences: Sequence[list[int]]) -> trees.Tree:
+    """Where attention costs nothing, everything is one tree."""
+    (tree,) = trees.share(sequences, pair_cost=0.0)
+    return tree
+
+
+def test_a_tree_by_hand() -> None:
+    """Two answers to one prompt, a longer history, and a sequence that ends inside another."""
+    sequences = [[1, 2, 3], [1, 2, 4, 5, 6], [1, 2, 4], [1, 2, 4, 7]]
+    tree = whole_tree(sequences)
+    assert tree == trees.Tree(members=[1, 3, 2, 0], starts=[0, 3, 3, 2], size=7)
+    layout = trees.lay_out(tree, sequences)
+    assert layout.tokens == [1, 2, 4, 5, 6, 7, 3]
+    assert layout.depths == [0, 1, 2, 3, 4, 3, 2]
+    assert layout.ends == [7, 7, 6, 5, 5, 6, 7]
+    assert layout.paths == [[0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 2], [0, 1, 6]]
+
+
+def test_pieces_by_hand() -> None:
+    """A history of 6, a small branch off its end, and one of 4 off its second token: with a budget
+    of 3 the history is parted there, so that its end need not wait for the large branch."""
+    history = [1, 2, 3, 4, 5, 6]
+    sequences = [history, [1, 2, 3, 4, 7], [1, 2, 8, 8, 8, 8]]
+    layout = trees.lay_out(whole_tree(sequences), sequences)
+    pieces = trees.cut(layout, budget=3, mask_budget=100)
+    assert [(piece.start, piece.stop, piece.past) for piece in pieces] == [
+        (0, 2, []),
+        (2, 6, [0, 1]),
+        (6, 7, [0, 1, 2, 3]),
+        (7, 11, [0, 1]),
+    ]
+    assert trees.source(pieces, 0) is None
+    assert trees.source(pieces, 1) == (0, [(0, 2)])
+    assert trees.source(pieces, 2) == (1, [(0, 4)])
+    assert trees.source(pieces, 3) == (0, [(0, 2)])
+    (all_together,) = trees.cut(layout, budget=11, mask_budget=121)
+    assert (all_together.start, all_together.stop) == (0, 11)
+    assert len(trees.cut(layout, budget=11, mask_budget=120)) == 2
+
+
+def test_what_is_not_worth_sharing_is_not_shared() -> None:
+    """One common first token saves less than the attention between strangers costs."""
+    sequences = [[1, *[n] * 50] for n in (2, 3)]
+    assert len(trees.share(sequences, pair_cost=0.001)) == 2
+    assert len(trees.share(sequences, pair_cost=0.0)) == 1
+    common = [[*range(50), n] for n in (60, 61)]
+    assert len(trees.share(common, pair_cost=0.001)) == 1
+
+
+@given(SEQUENCES)
+def test_depth_first_order(sequences: list[list[int]]) -> None:
+    order = trees.depth_first(sequences)
+    assert sorted(index for index, _ in order) == list(range(len(sequences)))
+    for place, (index, shared) in enumerate(order):
+        before = [common_prefix(sequences[i], sequences[index]) for i, _ in order[:place]]
+        assert shared == max(before, default=0)
+        assert not before or shared == before[-1]
+    assert len(sequences[order[0][0]]) == max(map(len, sequences))
+
+
+@given(SEQUENCES, st.randoms(use_true_random=False))
+def test_the_order_depends_on_the_sequences_alone(
+    sequences: list[list[int]], rng: random.Random
+) -> None:
+    shuffled = rng.sample(sequences, len(sequences))
+    orders = [
+        [(given[index], shared) for index, shared in trees.depth_first(given)]
+        for given in (sequences, shuffled)
+    ]
+    assert orders[0] == orders[1]
+
+
+@given(IDS, IDS)
+def test_common_prefix(first: list[int], second: list[int]) -> None:
+    size = common_prefix(first, second)
+    assert first[:size] == second[:size]
+    assert size == min(len(first), len(second)) or first[size] != second[size]
+
+
+@given(SEQUENCES, COSTS, st.integers(1, 12))
+def test_every_sequence_is_in_one_tree(
+    sequences: list[list[int]], pair_cost: float, block: int
+) -> None:
+    found = trees.share(sequences, pair_cost=pair_cost, block=block)
+    assert sorted(i for tree in found for i in tree.members) == list(range(len(sequences)))
+    for tree in found:
+        assert tree.starts[0] == 0
+        assert tree.size == len(prefixes([sequences[index] for index in tree.members]))
+    assert sum(tree.size for tree in found) <= sum(map(len, sequences))
+
+
+@given(SEQUENCES)
+def test_nodes_are_prefixes(sequences: list[list[int]]) -> None:
+    tree = whole_tree(sequences)
+    layout = trees.lay_out(tree, sequences)
+    spelt: dict[int, tuple[int, ...]] = {}
+    for index, path in zip(tree.members, layout.paths, strict=True):
+        assert [layout.tokens[node] for node in path] == sequences[index]
+        assert [layout.depths[node] for node in path] == list(range(len(path)))
+        for size, node in enumerate(path, 1):
+            assert spelt.setdefault(node, tuple(sequences[index][:size])) == spelt[node]
+    assert sorted(spelt) == list(range(tree.size))
+    assert len(set(spelt.values())) == tree.size == len(prefixes(sequences))
+    for i in range(tree.size):
+        for j in range(tree.size):
+            is_ancestor = spelt[j][: len(spelt[i])] == spelt[i]
+            assert (i <= j < layout.ends[i]) == is_ancestor
+
+
+@settings(max_examples=300)
+@given(SEQUENCES, st.integers(1, 12), st.integers(1, 100))
+def test_pieces(sequences: list[list[int]], budget: int, mask_budget: int) -> None:
+    layout = trees.lay_out(whole_tree(sequences), sequences)
+    pieces = trees.cut(layout, budget, mask_budget)
+    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
+    assert pieces[-1].stop == len(layout.tokens)
+    longest = max(map(len, sequences))
+    last_use = [0] * len(pieces)
+    for number, piece in enumerate(pieces):
+        assert piece.start < piece.stop
+        assert piece.stop - piece.start <= max(budget, longest)
+        above = {i for j in range(piece.start, piece.stop) for i in range(piece.start)}
+        above = {i for i in above if any(i <= j < layout.ends[i] for j in range(*piece[:2]))}
+        assert piece.past == sorted(above)
+        source = trees.source(pieces, number)
+        assert (source is None) == (not piece.past)
+        if source is not None:
+            last_use[source.piece] = number
+            owner = pieces[source.piece]
+            keys = [*owner.past, *range(owner.start, owner.stop)]
+            assert [node for part in source.intervals for node in keys[slice(*part)]] == piece.past
+    opened: list[int] = []
+    for number in range(len(pieces)):
+        opened.append(number)
+        needed = sum(pieces[p].stop - pieces[p].start for p in opened)
+        assert needed <= longest + budget
+        while opened and last_use[opened[-1]] <= number:
+            opened.pop()
+    assert not opened
+
+
+# --- through models ---------------------------------------------------------------------------
+def make_model(kind: str, seed: int = 0, **options: Any) -> Any:
+    import transformers
+
+    given = {
+        "vocab_size": 405,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        **options,
+    }
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = getattr(transformers, f"{kind}Config")(**given)
+        return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def gradients(learner: TorchLearner, rows: list[Row], loss: Loss) -> dict[str, torch.Tensor]:
+    """Of one update, which does not step."""
+    stepper = learner._steppers["writer"]
+    caught: dict[str, torch.Tensor] = {}
+
+    def catch() -> float:
+        for name, parameter in stepper._parameters.items():
+            if parameter.grad is not None:
+                caught[name] = parameter.grad.clone()
+        return 1.0
+
+    stepper.clip = catch  # type: ignore[method-assign]
+    learner.update(rows, loss)
+    return caught
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Each parameter's gradient to relative 1e-4."""
+    assert set(found) == set(expected)
+    total = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    assert total > 0
+    for name, gradient in expected.items():
+        # one that is zero but for rounding (a bias of keys) is measured by the others
+        scale = max(float(gradient.norm()), 1e-3 * float(total))
+        assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
+
+
+EVERYTHING = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, kl=0.1, entropy=0.05)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {"clip_low": 0.2, "clip_high": 100.0, "dual_clip": None},
+        {"clip_low": 0.99, "clip_high": 0.28, "dual_clip": None},
+        {"clip_low": 0.99, "clip_high": 100.0, "dual_clip": 1.4},
+    ],
+    ids=["low", "high", "dual"],
+)
+def test_every_clip_is_active_on_these_rows(family: str, alone: dict[str, Any]) -> None:
+    model = make_model(**FAMILIES[family])
+    learner = TorchLearner({"writer": model})
+    loss = msgspec.structs.replace(EVERYTHING, **alone)
+    metrics = learner.update(make_branching_rows(model, long=260), loss)
+    assert metrics["clip_fraction"] > 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("loss", [EVERYTHING, SFTLoss()], ids=["policy", "sft"])
+def test_trees_lora_and_plain_rows_agree(family: str, lora: LoRA | None, loss: Loss) -> None:
+    """Loss and every gradient, with both clips active and mixed depths and temperatures; the
+    smaller budget cuts trees."""
+    model = make_model(**FAMILIES[family])
+    rows = make_branching_rows(model, long=260)
+
+    def learner(**options: Any) -> TorchLearner:
+        return TorchLearner({"writer": model}, lora=lora, **options)
+
+    expected = gradients(learner(share_prefixes=False), rows, loss)
+    metrics = learner(share_prefixes=False).update(rows, loss)
+    assert metrics["grad_norm"] > 0
+    if isinstance(loss, PolicyLoss):
+        assert 0.1 < metrics["clip_fraction"] < 0.9
+    for budget in (2048, 90):
+        assert learner().state()["share_prefixes"] == {"writer": "in trees"}
+        assert_close(gradients(learner(token_budget=budget), rows, loss), expected)
+        found = learner(token_budget=budget).update(rows, loss)
+        assert found == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_agree_with_the_formulas(family: str) -> None:
+    model, trained = make_model(**FAMILIES[family]), make_model(**FAMILIES[family])
+    rows = make_branching_rows(model)
+    found = gradients(TorchLearner({"writer": model}), rows, EVERYTHING)
+    total = reference_loss(trained, rows, EVERYTHING, base=model)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert_close(found, {name: parameter.grad for name, parameter in trained.named_parameters()})
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    SEQUENCES,
+    COSTS,
+    st.integers(1, 30),
+    st.integers(1, 6),
+    st.randoms(use_true_random=False),
+)
+def test_any_tree_agrees_with_its_sequences(
+    sequences: list[list[int]], pair_cost: float, budget: int, block: int, rng: random.Random
+) -> None:
+    """Cut in every way: a random linear function of all hidden states."""
+    model = make_model("Qwen2", num_key_value_heads=2)
+    looked = [[place for place in range(1, len(ids)) if rng.random() < 0.7] for ids in sequences]
+    count = sum(map(len, looked))
+    if not count:
+        return
+    directions = torch.randn(count, 32)
+
+    def run(grown: list[trees.Tree], block: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        states = torch.zeros(count, 32)
+
+        def head(hidden: torch.Tensor, made: passes.Pass) -> list[Any]:
+            states[made.entries] = hidden[made.places].detach()
+            return [(hidden[made.places], directions[made.entries])]
+
+        planned = passes.plan(sequences, looked, grown, budget, torch.device("cpu"), block)
+        entries = torch.cat([made.entries for made in planned])
+        assert sorted(entries.tolist()) == list(range(count))
+        passes.sweep(planned, passes.decoder(model, in_trees=True), head)
+        named = model.named_parameters()
+        return states, {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+    expected = run(trees.plain(sequences), trees.BLOCK)
+    states, found = run(trees.share(sequences, pair_cost=pair_cost, block=block), block)
+    assert torch.allclose(states, expected[0], atol=1e-5)
+    assert set(found) == set(expected[1])
+    for name, gradient in expected[1].items():
+        assert torch.allclose(found[name], gradient, atol=1e-5 * float(1 + gradient.norm())), name
+
+
+def test_scores_do_not_depend_on_sharing() -> None:
+    model = make_model("Qwen2")
+    rows = make_branching_rows(model, long=260)
+    plain = TorchLearner({"writer": model}, share_prefixes=False).score(rows)
+    for budget in (2048, 90):
+        scores = TorchLearner({"writer": model}, token_budget=budget).score(rows)
+        assert scores == [pytest.approx(row, abs=1e-5) for row in plain]
+
+
+def test_the_result_is_the_same_bit_by_bit_in_any_order() -> None:
+    model = make_model("Qwen2")
+    rows = make_branching_rows(model, long=300)
+    hashes = set()
+    for seed in range(3):
+        learner = TorchLearner({"writer": model}, token_budget=90)
+        learner.update(random.Random(seed).sample(rows, len(rows)), BOTH_CLIPS)
+        hashes.add(learner.weight_hash("writer"))
+    assert len(hashes) == 1
+
+
+def test_every_shared_token_goes_through_the_model_once() -> None:
+    model = make_model("Qwen2")
+    rows = [row for row in make_branching_rows(model, long=800) if len(row.ids) > 256]
+    distinct = len(prefixes([row.ids for row in rows]))
+    assert distinct < 0.5 * sum(len(row.ids) for row in rows)
+    for budget, count in ((2048, 1), (90, 3)):
+        learner = TorchLearner({"writer": model}, token_budget=budget)
+        seen: list[int] = []
+        embedding = learner._models["writer"].plain.get_input_embeddings()
+        embedding.register_forward_hook(lambda _, given, __, to=seen: to.append(given[0].numel()))
+        learner.update(rows, BOTH_CLIPS)
+        assert sum(seen) == distinct
+        assert len(seen) == count
+
+
+def test_rows_that_share_nothing_are_computed_as_before() -> None:
+    """No mask, no positions: the very same passes."""
+    model = make_model("Qwen2")
+    rows = make_rows(model)
+    learners = [TorchLearner({"writer": model}, share_prefixes=on) for on in (True, False)]
+    for learner in learners:
+        learner.update(rows, BOTH_CLIPS)
+    assert learners[0].weight_hash("writer") == learners[1].weight_hash("writer")
+
+
+def test_logits_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("Qwen2")
+    rows = make_branching_rows(model)
+    loss = PolicyLoss(kl=0.1, entropy=0.1)
+    expected = gradients(TorchLearner({"writer": model}), rows, loss)
+    monkeypatch.setattr("lightspan.learners.heads.LOGITS", 7 * 405)
+    assert_close(gradients(TorchLearner({"writer": model}), rows, loss), expected)
+
+
+# --- where trees cannot be --------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kind": "Gemma2", "head_dim": 8}, "sliding_attention|attention is"),
+        ({"kind": "Mistral", "sliding_window": 16}, "sliding"),
+        ({"kind": "Qwen2", "attn_implementation": "eager"}, "eager, not sdpa"),
+        (
+            {
+                "kind": "Llama",
+                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            },
+            "dynamic",
+        ),
+    ],
+    ids=["gemma", "window", "eager", "rope"],
+)
+def test_other_models_fall_back_to_plain_rows(options: dict[str, Any], why: str) -> None:
+    model = make_model(**options)
+    rows = make_branching_rows(model)
+    learner = TorchLearner({"writer": model})
+    said = learner.state()["share_prefixes"]["writer"]
+    assert said.startswith("each row by itself: ")
+    assert re.search(why, said)
+    plain = TorchLearner({"writer": model}, share_prefixes=False)
+    assert_close(gradients(learner, rows, SFTLoss()), gradients(plain, rows, SFTLoss()))
+
+
+def test_a_model_that_ignores_the_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoder does not hand on what attention needs."""
+    model = make_model("Qwen2")
+    assert passes.tree_refusal(model) == ""
+    forward = model.model.forward
+
+    def deaf(input_ids: torch.Tensor, use_cache: bool, **options: Any) -> Any:
+        return forward(input_ids=input_ids, use_cache=use_cache)
+
+    monkeypatch.setattr(model.model, "forward", deaf)
+    assert "differ" in passes.tree_refusal(model)
+
+
+def test_a_model_that_fails_on_a_tree_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("Qwen2")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise TypeError("no such argument")
+
+    monkeypatch.setattr("lightspan.learners._attention.attend", refuse)
+    assert passes.tree_refusal(model) == "a tree raised TypeError: no such argument"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_dropout_is_drawn_for_each_row() -> None:
+    """In a tree, rows would share the noise of what they share."""
+    model = make_model("Qwen2")
+    rows = make_branching_rows(model)
+    adapters = LoRA(rank=4, dropout=0.3)
+    learner, plain = (
+        TorchLearner({"writer": model}, lora=adapters, share_prefixes=on) for on in (True, False)
+    )
+    assert "dropout" in learner.state()["share_prefixes"]["writer"]
+    assert learner.update(rows, BOTH_CLIPS) == plain.update(rows, BOTH_CLIPS)
+    assert learner.weight_hash("writer") == plain.weight_hash("writer")
+
+
+def test_exported_models_know_nothing_of_trees(tmp_path: Path) -> None:
+    model = make_model("Qwen2")
+    learner = TorchLearner({"writer": model})
+    learner.update(make_branching_rows(model), BOTH_CLIPS)
+    learner.export("writer", tmp_path)
+    assert "lightspan" not in (tmp_path / "config.json").read_text()
+    assert load_model(tmp_path).config._attn_implementation == "sdpa"

@@ -1,0 +1,131 @@
+"""Attempts in few words, and what AIR makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightspan import AIR
+from lightspan.lightning import (
+    Batch,
+    BatchConfig,
+    Credit,
+    History,
+    Selection,
+    ToolSuccess,
+    Trace,
+    build_batch,
+    build_episode,
+    cover,
+    discounted,
+    shape,
+)
+from lightspan.lightning.episode import Episode
+from lightspan.schema import conventions as c
+from lightspan.schema.messages import dump
+from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.tokens import TokenRecord
+from lightspan.testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_rollout,
+    make_span,
+)
+
+WRITER = Selection.of("writer").routing
+EVERYONE = Selection.of("*").routing
+Step = str
+"""Of an attempt, in order: `m` a model call, `+` a good tool call, `-` a failing one; `M` one of a
+frozen agent."""
+
+
+def at(sequence: int) -> int:
+    """Nanoseconds at which a sequence number is given."""
+    return 1_000_000_000 * sequence
+
+
+def tool(span_id: str, start: int, end: int, *, fails: bool = False, **fields: Any) -> Span:
+    named = {c.TOOL_NAME: fields.pop("name", "sql"), **fields.pop("attributes", {})}
+    status = SpanStatus.ERROR if fails else SpanStatus.OK
+    known = {"start_ns": start, "end_ns": end, "status": status, "attributes": named}
+    return make_span(span_id, SpanKind.TOOL, **{**known, **fields})
+
+
+def call(
+    call_id: str, start: int, end: int, *, agent: str = "writer", attempt: str = "1", **fields: Any
+) -> tuple[TokenRecord, Span]:
+    """A recorded model call with its span, by the gateway's sequence and a clock that agrees."""
+    record = make_record(
+        call_id, [1, 2], [3], (start, end), attempt, agent_path=agent, span_id=f"span-{call_id}"
+    )
+    times = {"start_ns": at(start), "end_ns": at(end), "attempt": attempt, **fields}
+    return record, make_call_span(call_id, agent, (start, end), **times)
+
+
+def answers(text: str | None = None, *calls: tuple[str, Any]) -> dict[str, Any]:
+    """The attributes of a model call that said this: (id, arguments) for each tool call."""
+    made = [{"id": i, "function": {"name": "sql", "arguments": a}} for i, a in calls]
+    message = {"role": "assistant", "content": text, "tool_calls": made}
+    return {c.OUTPUT_MESSAGES: dump([message])}
+
+
+def built(
+    calls: Sequence[tuple[TokenRecord, Span]],
+    tools: Sequence[Span] = (),
+    reward: float | None = 1.0,
+    name: str = "1",
+    **attempt: Any,
+) -> Episode:
+    spans = [span for _, span in calls] + list(tools)
+    records = [record for record, _ in calls]
+    return build_episode(make_attempt(name, reward, **attempt), make_rollout(name), spans, records)
+
+
+def attempt(steps: str, reward: float | None = 1.0, name: str = "1", **facts: Any) -> Episode:
+    """An attempt of steps (see `Step`), one after another."""
+    calls, tools = [], []
+    for place, step in enumerate(steps):
+        start, end = 2 * place + 1, 2 * place + 2
+        if step in "mM":
+            agent = "writer" if step == "m" else "checker"
+            calls.append(call(f"c{place}", start, end, agent=agent, attempt=name))
+        else:
+            span = tool(f"t{place}", at(start), at(end), fails=step == "-", attempt=name)
+            tools.append(span)
+    return built(calls, tools, reward, name, **facts)
+
+
+def see(episode: Episode, signal: Any) -> list[float]:
+    return [seen.value for seen in signal.see(Trace(episode))]
+
+
+def raises(history: History) -> float:
+    raise KeyError("query")
+
+
+# --- shaping --------------------------------------------------------------------------------
+def shaping(
+    episode: Episode, air: AIR, credit: Credit | None = None, routing: Any = WRITER
+) -> dict[str, float]:
+    rule = credit or discounted(1)
+    coverage = cover(episode, routing, step_rewards=rule.step_rewards)
+    return {key[0]: value for key, value in shape(air, rule, episode, coverage).credits.items()}
+
+
+def phi(episode: Episode, *signals: Any, routing: Any = WRITER) -> list[float]:
+    """The potential before each call, of scale 1."""
+    air = AIR(signals=signals or (ToolSuccess(),), scale=1)
+    return [-value for value in shaping(episode, air, routing=routing).values()]
+
+
+def batch(episodes: Sequence[Episode], **config: Any) -> Batch:
+    chosen = BatchConfig(**{"credit": discounted(1), "estimator": "dr_grpo", **config})
+    steps = chosen.credit.step_rewards
+    return build_batch(episodes, [cover(e, WRITER, step_rewards=steps) for e in episodes], chosen)
+
+
+def advantages(found: Batch) -> dict[tuple[str, str], float]:
+    """(rollout, call) → advantage."""
+    items = found.explanations.items()
+    return {(why.rollout_id, key[1]): why.advantage for key, why in items}

@@ -1,0 +1,324 @@
+"""Estimators as pure functions: tables, identities and edge cases (facts/algorithms.md §3, §6)."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.errors import ConfigError, RewardError
+from lightspan.lightning import (
+    ESTIMATORS,
+    Explanation,
+    Observation,
+    Zero,
+    dr_grpo,
+    groups_without_variance,
+    grpo,
+    needs_resampling,
+    normalise,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
+
+rewards = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12)
+
+
+def of(norms, values):
+    """The advantages of these values."""
+    return [n.advantage(0.0 if v is None else v) for n, v in zip(norms, values, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("solved", "right", "wrong"),
+    [
+        (1, 2.475, -0.354),
+        (2, 1.620, -0.540),
+        (4, 0.935, -0.935),
+        (6, 0.540, -1.620),
+        (7, 0.354, -2.475),
+    ],
+)
+def test_grpo_of_binary_rewards_in_groups_of_eight(solved, right, wrong):
+    values = [1.0] * solved + [0.0] * (8 - solved)
+    found = of(grpo(values), values)
+    assert found[:solved] == [pytest.approx(right, abs=5e-4)] * solved
+    assert found[solved:] == [pytest.approx(wrong, abs=5e-4)] * (8 - solved)
+
+
+def test_grpo_uses_ddof_one():
+    values = [0.0, 1.0, 2.0]
+    assert {norm.scale for norm in grpo(values)} == {1.0}
+
+
+@given(rewards)
+def test_grpo_is_the_textbook_formula(values):
+    found = grpo(values)
+    if found[0].zero is None:
+        mean, std = statistics.fmean(values), statistics.stdev(values)
+        expected = [(value - mean) / std for value in values]
+        assert of(found, values) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(rewards)
+def test_rloo_is_dr_grpo_times_g_over_g_minus_one(values):
+    size = len(values)
+    expected = [a * size / (size - 1) for a in of(dr_grpo(values), values)]
+    assert of(rloo(values), values) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_rloo_is_the_reward_less_the_mean_of_the_others():
+    values = [1.0, 0.0, 0.5]
+    assert of(rloo(values), values) == [0.75, -0.75, 0.0]
+
+
+@given(rewards)
+def test_grpo_times_its_scale_is_dr_grpo(values):
+    scaled = [a * n.scale for a, n in zip(of(grpo(values), values), grpo(values), strict=True)]
+    assert scaled == pytest.approx(of(dr_grpo(values), values), rel=1e-9, abs=1e-9)
+
+
+@given(rewards)
+def test_reinforce_pp_over_one_group_is_grpo(values):
+    assert reinforce_pp(values) == grpo(values)
+
+
+@given(rewards)
+def test_reinforce_pp_baseline_over_one_group_is_grpo(values):
+    (found,) = reinforce_pp_baseline([values])
+    assert of(found, values) == pytest.approx(of(grpo(values), values), rel=1e-7, abs=1e-9)
+
+
+def test_reinforce_pp_has_the_statistics_of_the_batch():
+    observed = [Observation(f"r{n}", f"g{n // 2}", v) for n, v in enumerate([1, 1, 0, 0])]
+    found = normalise("reinforce++", observed)
+    assert {(n.baseline, n.size, n.zero) for n in found} == {(0.5, 4, None)}
+    assert found[0].advantage(1.0) == pytest.approx(0.5 / math.sqrt(1 / 3))
+
+
+def test_reinforce_pp_can_whiten_over_tokens_as_published():
+    values, tokens = [1.0, 0.0], [3, 1]
+    found = reinforce_pp(values, tokens)
+    spread = [1.0, 1.0, 1.0, 0.0]
+    assert found[0].baseline == statistics.fmean(spread)
+    assert found[0].scale == pytest.approx(statistics.stdev(spread))
+    assert reinforce_pp([1.0, None, 0.0], [3, 50, 1])[0] == found[0]
+
+
+def test_reinforce_pp_baseline_centres_by_group_and_scales_by_batch():
+    groups = [[1.0, 0.0], [3.0, 3.0], [5.0]]
+    pair, same, one = reinforce_pp_baseline(groups)
+    scale = math.sqrt((0.25 + 0.25) / 4)
+    assert of(pair, groups[0]) == [pytest.approx(0.5 / scale), pytest.approx(-0.5 / scale)]
+    assert [norm.zero for norm in same] == [Zero.IDENTICAL] * 2
+    assert [norm.zero for norm in one] == [Zero.GROUP_OF_ONE]
+    assert of(same, groups[1]) + of(one, groups[2]) == [0.0, 0.0, 0.0]
+
+
+# --- edge cases -------------------------------------------------------------------------------
+
+SINGLE = [grpo, dr_grpo, rloo, reinforce_pp, lambda values: reinforce_pp_baseline([values])[0]]
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_a_group_of_one_has_no_advantage(rule):
+    (norm,) = rule([1.0])
+    assert (norm.zero, norm.size, norm.advantage(1.0)) == (Zero.GROUP_OF_ONE, 1, 0.0)
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7, 1e9])
+def test_identical_rewards_have_no_advantage(rule, value):
+    norms = rule([value] * 7)
+    assert {norm.zero for norm in norms} == {Zero.IDENTICAL}
+    assert of(norms, [value] * 7) == [0.0] * 7
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_rounding_is_not_a_difference(rule):
+    values = [0.3, 0.1 + 0.2, 0.3]
+    assert values[0] != values[1]
+    assert of(rule(values), values) == [0.0] * 3
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_a_small_difference_is_a_difference(rule):
+    """Relative: a spread of 1e-7 around 0.5 counts in full, whatever the epsilon of others."""
+    values = [0.5, 0.5 + 1e-7]
+    assert all(norm.zero is None for norm in rule(values))
+    assert of(grpo(values), values) == pytest.approx([-0.7071, 0.7071], abs=1e-4)
+
+
+def test_the_tolerance_is_relative():
+    assert grpo([1e12, 1e12 + 1])[0].zero is Zero.IDENTICAL
+    assert grpo([1e-6, 2e-6])[0].zero is None
+    assert grpo([0.0, 1e-15])[0].zero is Zero.IDENTICAL
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
+def test_unscored_is_in_no_statistic(rule, missing):
+    with_missing = rule([1.0, missing, 0.0, 0.5])
+    without = rule([1.0, 0.0, 0.5])
+    assert [with_missing[0], *with_missing[2:]] == without
+    assert with_missing[1].zero is Zero.UNSCORED
+    assert with_missing[1].advantage(1.0) == 0.0
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_one_scored_among_unscored_is_a_group_of_one(rule):
+    norms = rule([None, 1.0, math.nan])
+    assert [norm.zero for norm in norms] == [Zero.UNSCORED, Zero.GROUP_OF_ONE, Zero.UNSCORED]
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_all_unscored_and_none_at_all(rule):
+    assert [norm.zero for norm in rule([None, math.nan])] == [Zero.UNSCORED] * 2
+    assert rule([]) == []
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_true_is_one(rule):
+    assert of(rule([True, False, False]), [1, 0, 0]) == of(rule([1.0, 0.0, 0.0]), [1, 0, 0])
+
+
+@pytest.mark.parametrize("rule", SINGLE)
+def test_text_is_an_error(rule):
+    with pytest.raises(RewardError, match="not str: '1'"):
+        rule([1.0, "1"])
+
+
+@given(rewards, st.randoms(use_true_random=False))
+def test_the_order_of_a_group_is_of_no_account(values, random):
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    for rule in (grpo, dr_grpo, rloo):
+        forwards = dict(zip(values, of(rule(values), values), strict=True))
+        assert dict(zip(shuffled, of(rule(shuffled), shuffled), strict=True)) == forwards
+
+
+@given(rewards)
+def test_a_groups_advantages_sum_to_nothing(values):
+    for rule in (grpo, dr_grpo, rloo):
+        assert math.fsum(of(rule(values), values)) == pytest.approx(0, abs=1e-5)
+
+
+def test_extreme_rewards_do_not_overflow():
+    for scale in (1e-200, 1e200):
+        values = [scale, 2 * scale, 4 * scale]
+        expected = [-0.873, -0.218, 1.091] if scale > 1 else [0.0] * 3
+        assert of(grpo(values), values) == pytest.approx(expected, abs=1e-3)
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+def test_groups_do_not_mix_and_order_is_kept():
+    observed = [
+        Observation("r1", "a", 1.0),
+        Observation("r2", "b", 10.0),
+        Observation("r3", "a", 0.0),
+        Observation("r4", "b", 20.0),
+    ]
+    found = normalise("dr_grpo", observed)
+    assert [norm.baseline for norm in found] == [0.5, 15.0, 0.5, 15.0]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
+    values = [1.0, 0.0, 0.25, 1.0, 1.0, 0.5]
+    rollouts = [Observation(f"r{n}", f"g{n % 2}", v) for n, v in enumerate(values)]
+    agents = [Observation(f"r{n}", f"g{n % 2}", v, "writer") for n, v in enumerate(values)]
+    assert normalise(estimator, rollouts) == normalise(estimator, agents)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_agents_do_not_mix(estimator):
+    values = {"writer": [1.0, 0.0, 0.5], "critic": [7.0, 9.0, 8.5]}
+    apart = [
+        norm
+        for agent, numbers in values.items()
+        for norm in normalise(
+            estimator, [Observation(f"r{n}", "g", v, agent) for n, v in enumerate(numbers)]
+        )
+    ]
+    together = normalise(
+        estimator,
+        [Observation(f"r{n}", "g", v, a) for a, vs in values.items() for n, v in enumerate(vs)],
+    )
+    assert together == apart
+
+
+def test_an_unknown_estimator_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"estimator='gpro': use one of grpo, dr_grpo"):
+        normalise("gpro", [])
+
+
+# --- dynamic sampling -------------------------------------------------------------------------
+
+GROUPS = {
+    "mixed": [1.0, 0.0],
+    "solved": [1.0, 1.0],
+    "failed": [0.0, 0.0, None],
+    "one": [1.0, None],
+    "none": [None, math.nan],
+    "empty": [],
+}
+
+
+def test_groups_without_variance_are_found_with_the_reason():
+    assert groups_without_variance(GROUPS) == {
+        "solved": Zero.IDENTICAL,
+        "failed": Zero.IDENTICAL,
+        "one": Zero.GROUP_OF_ONE,
+        "none": Zero.UNSCORED,
+        "empty": Zero.UNSCORED,
+    }
+
+
+def test_resampling_is_bounded_and_never_raises():
+    tries = {"solved": 3, "failed": 2}
+    again, exhausted = needs_resampling(GROUPS, tries, max_tries=3)
+    assert again == ["failed", "one", "none", "empty"]
+    assert exhausted == ["solved"]
+    assert needs_resampling(GROUPS, {}, max_tries=1).again == []
+
+
+# --- explanations -----------------------------------------------------------------------------
+
+
+def explanation(**fields):
+    known = {
+        "rollout_id": "r",
+        "group_id": "g",
+        "agent_path": "writer",
+        "estimator": "grpo",
+        "unit": "rollout",
+        "credit_rule": "terminal",
+        "weighting": "rollout",
+        "credit": 1.0,
+        "value": 1.0,
+        "baseline": 0.125,
+        "scale": math.sqrt(0.125),
+        "size": 8,
+        "zero": None,
+        "tokens": 3,
+        "token_weight": 0.25,
+        "share": 0.75,
+    }
+    return Explanation(**{**known, **fields})
+
+
+def test_an_explanation_reproduces_the_advantage_exactly():
+    values = [1.0, *[0.0] * 7]
+    assert explanation().advantage == of(grpo(values), values)[0]
+    assert explanation(zero=Zero.IDENTICAL).advantage == 0.0
+
+
+def test_an_explanation_prints():
+    assert str(explanation()) == (
+        "advantage +2.47487 = (1 - 0.125) / 0.353553; grpo over 8 rollouts (group g, this one 1); "
+        "credit 1 (terminal); share 75.0% of the rollout: 3 tokens of weight 0.25 (rollout)"
+    )
+    assert "advantage +0 = identical;" in str(explanation(zero=Zero.IDENTICAL))

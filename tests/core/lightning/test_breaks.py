@@ -1,0 +1,401 @@
+"""Why conversations break: causes told apart with real templates and a real tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.engines.tokenizer import TransformersTokenizer
+from lightspan.lightning.breaks import Cause, Exchange, Merging, Relation, Said, read_merging
+from lightspan.lightning.episode import Call
+from lightspan.lightning.transitions import Transition, TransitionKey
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.spans import Attributes
+from lightspan.schema.tokens import CallOutcome
+from lightspan.testing.scripted_engine import tiny_chat_tokenizer
+from lightspan.testing.strategies import make_call_span, make_record
+from lightspan.testing.tiny import CHAT_TEMPLATE
+
+DROPS_THINKING = CHAT_TEMPLATE.replace(
+    "(message.content or '')",
+    "(message.content.split('</think>')[-1] if not loop.last else message.content)",
+)
+"""As Qwen3's template does: thinking stays in the last turn only."""
+TRIMS = CHAT_TEMPLATE.replace("(message.content or '')", "(message.content or '') | trim")
+"""As Llama's template does: white space around a message goes."""
+
+
+class Chat:
+    """One attempt's calls, made by rendering what the app says with a real template.
+
+    Args:
+        template: of the tokenizer.
+        name: of the attempt.
+    """
+
+    def __init__(self, template: str = CHAT_TEMPLATE, name: str = "1") -> None:
+        self.tokenizer: TransformersTokenizer = tiny_chat_tokenizer(template=template)
+        self.transitions: list[Transition] = []
+        self.exchanges: dict[TransitionKey, Exchange] = {}
+        self._name = name
+
+    def call(
+        self,
+        asked: Sequence[Mapping[str, Any]],
+        answer: str | Mapping[str, Any],
+        *,
+        sampled: Sequence[int] | None = None,
+        agent: str = "writer",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        choice: int = 0,
+    ) -> None:
+        """The app asks; the model samples the answer's tokens (or these) and ends its turn."""
+        said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        if sampled is None:
+            sampled = [*self.tokenizer.encode(str(said["content"])), self.end]
+        number = f"c{len(self.transitions)}"
+        record = make_record(
+            number,
+            self.tokenizer.render(_for_template(asked), tools),
+            list(sampled),
+            attempt=self._name,
+            choice=choice,
+        )
+        transition = Transition(
+            f"ro-{self._name}", f"at-{self._name}", "t", "g", agent, "policy", record, 0
+        )
+        known: Attributes = {
+            c.INPUT_MESSAGES: messages.dump(asked),
+            c.OUTPUT_MESSAGES: messages.dump([said]),
+        }
+        if tools:
+            known[c.TOOL_DEFINITIONS] = messages.dump_json(tools)
+        span = make_call_span(number, attributes=known)
+        call = Call(number, 0, agent, CallOutcome.OK, 1, 2, record, span)
+        self.transitions.append(transition)
+        self.exchanges[transition.key] = Exchange.of(call)
+
+    @property
+    def end(self) -> int:
+        return int(self.tokenizer.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+
+    def read(self) -> Merging:
+        def decode(policy: str, ids: Sequence[int]) -> str:
+            assert policy == "policy"
+            return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+        return read_merging(self.transitions, self.exchanges, decode)
+
+    def relations(self) -> list[str]:
+        return [relation.value for relation in self.read().relations.values()]
+
+
+def _for_template(asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(message) for message in asked]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def bot(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+# --- what is no break ---------------------------------------------------------------------------
+
+
+def test_a_conversation_that_goes_on_token_for_token_is_merged() -> None:
+    """The tiny template puts a line break after each turn, which is a prompt token."""
+    chat = Chat()
+    chat.call([user("a")], "SELECT name")
+    chat.call([user("a"), bot("SELECT name"), user("b")], "FROM singer")
+    found = chat.read()
+    assert chat.relations() == ["new", "merged"]
+    assert (found.rows, found.breaks) == (1, [])
+    assert found.row_tokens == chat.transitions[1].length
+    assert found.call_tokens == sum(t.length for t in chat.transitions)
+    assert found.counts() == {"merged": 1, "new": 1, "branch": 0, "broken": 0}
+    assert found.causes() == {"template": 0, "retokenisation": 0, "other": 0}
+
+
+def test_agents_that_are_asked_afresh_begin_conversations() -> None:
+    """Interleaved, with a common system message, and the same question twice."""
+    system = {"role": "system", "content": "You write SQL."}
+    chat = Chat()
+    chat.call([system, user("a")], "x")
+    chat.call([system, user("b")], "y", agent="checker")
+    chat.call([system, user("b")], "x")
+    chat.call([system, user("b")], "x")
+    assert chat.relations() == ["new", "new", "new", "new"]
+    assert chat.read().breaks == []
+
+
+def test_another_agents_conversation_is_not_continued() -> None:
+    chat = Chat(DROPS_THINKING)
+    chat.call([user("a")], "<think>hm</think>x")
+    chat.call([user("a"), bot("<think>hm</think>x"), user("b")], "y", agent="checker")
+    assert chat.relations() == ["new", "new"]
+
+
+def test_following_up_two_answers_branches_off() -> None:
+    chat = Chat()
+    chat.call([user("a")], "x")
+    chat.call([user("a"), bot("x"), user("b")], "y")
+    chat.call([user("a"), bot("x"), user("other")], "z")
+    assert chat.relations() == ["new", "merged", "branch"]
+    assert chat.read().breaks == []
+
+
+def test_of_several_choices_the_one_that_was_followed_up_is_meant() -> None:
+    chat = Chat(TRIMS)
+    chat.call([user("a")], " x", choice=0)
+    chat.call([user("a")], " y", choice=1)
+    chat.call([user("a"), bot(" x"), user("b")], "z")
+    [found] = chat.read().breaks
+    assert found.previous == ("at-1", "c0", 0)
+    assert found.cause is Cause.TEMPLATE
+
+
+def test_attempts_do_not_continue_each_other() -> None:
+    one, two = Chat(DROPS_THINKING), Chat(DROPS_THINKING, name="2")
+    one.call([user("a")], "<think>hm</think>x")
+    two.call([user("a"), bot("<think>hm</think>x"), user("b")], "y")
+    found = read_merging(
+        [*one.transitions, *two.transitions],
+        {**one.exchanges, **two.exchanges},
+        lambda policy, ids: one.tokenizer.decode(ids, skip_special_tokens=False),
+    )
+    assert set(found.relations.values()) == {Relation.NEW}
+
+
+# --- template -----------------------------------------------------------------------------------
+
+
+def test_a_template_that_drops_earlier_thinking() -> None:
+    chat = Chat(DROPS_THINKING)
+    said = "<think>three</think>SELECT name"
+    chat.call([user("How many")], said)
+    chat.call([user("How many"), bot(said), user("more")], "x")
+    found = chat.read()
+    [broken] = found.breaks
+    assert (broken.cause, broken.where) == (Cause.TEMPLATE, "response")
+    assert broken.detail == "the template renders the answer otherwise than it was sampled"
+    assert broken.place == len(chat.transitions[0].prompt_ids)
+    assert (broken.expected_text, broken.got_text) == ("<", "SELECT")
+    assert broken.before == "start|>assistant\n"[-len(broken.before) :]
+    assert found.rows == 2
+    assert found.causes()["template"] == 1
+
+
+def test_a_template_that_rewrites_an_earlier_turn() -> None:
+    """The second answer kept its thinking while it was the last turn, so it lies in the prompt."""
+    chat = Chat(DROPS_THINKING)
+    first = [user("a"), bot("<think>1</think>x")]
+    chat.call(first[:1], "no thinking")
+    chat.call(first, "y")
+    chat.call([*first, bot("y"), user("b")], "z")
+    broken = chat.read().breaks[-1]
+    assert (broken.cause, broken.where) == (Cause.TEMPLATE, "prompt")
+    assert broken.detail == (
+        "the template renders earlier messages otherwise once the conversation goes on"
+    )
+
+
+def test_a_template_that_trims_white_space() -> None:
+    chat = Chat(TRIMS)
+    chat.call([user("a")], "SELECT name ")
+    chat.call([user("a"), bot("SELECT name "), user("b")], "x")
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.expected_text, broken.got_text) == (
+        Cause.TEMPLATE,
+        " ",
+        "<|im_end|>",
+    )
+
+
+def test_a_tool_call_that_the_template_words_otherwise() -> None:
+    """The model wrote its call without spaces; the app sends back what it parsed."""
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    chat = Chat()
+    written = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'
+    function = {"name": "add", "arguments": '{"a":1}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    again = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call_other", "function": {"name": "add", "arguments": json.dumps({"a": 1})}}
+        ],
+    }
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+    sampled = [*chat.tokenizer.encode(written), chat.end]
+    chat.call([user("a")], answer, sampled=sampled, tools=tools)
+    chat.call([user("a"), again, result], "2", tools=tools)
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.where) == (Cause.TEMPLATE, "response")
+    assert (broken.expected_text, broken.got_text) == ("<tool_call>", "\n")
+
+
+def test_a_prompt_that_ends_early_is_shorter() -> None:
+    """A template that leaves the last answer out: nothing of the app's changed."""
+    template = CHAT_TEMPLATE.replace(
+        "{%- elif message.role == 'assistant' %}",
+        "{%- elif message.role == 'assistant' and loop.last %}{%- elif "
+        "message.role == 'assistant' %}",
+    ).replace("{%- if add_generation_prompt %}", "{%- if false %}")
+    chat = Chat(template)
+    chat.call([user("a")], "x")
+    chat.call([user("a"), bot("x")], "y")
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.where) == (Cause.TEMPLATE, "shorter")
+    assert (broken.got, broken.got_text) == (None, "")
+    assert broken.expected == chat.transitions[0].response_ids[0]
+    assert broken.place == len(chat.transitions[1].prompt_ids)
+
+
+# --- retokenisation -----------------------------------------------------------------------------
+
+
+def test_the_same_text_in_other_tokens() -> None:
+    """The model spelt a word in letters; encoding its text gives the word's own token."""
+    chat = Chat()
+    letters = [chat.tokenizer.encode(letter)[0] for letter in "SELECT"]
+    whole = chat.tokenizer.encode("SELECT")
+    assert len(whole) < len(letters)
+    chat.call([user("a")], "SELECT", sampled=[*letters, chat.end])
+    chat.call([user("a"), bot("SELECT"), user("b")], "x")
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.where) == (Cause.RETOKENISATION, "response")
+    assert broken.detail == "the same text, cut into other tokens than were sampled"
+    assert broken.place == len(chat.transitions[0].prompt_ids)
+    assert (broken.expected, broken.got) == (letters[0], whole[0])
+    assert broken.expected_text == "S"
+    assert "SELECT".startswith(broken.got_text)
+
+
+def test_half_a_character_is_retokenised() -> None:
+    """The answer was cut inside a character: the app sends back U+FFFD, in other tokens."""
+    chat = Chat()
+    half = chat.tokenizer.encode("日")[:1]
+    text = chat.tokenizer.decode(half)
+    assert text == "\ufffd"
+    chat.call([user("a")], text, sampled=[*half, chat.end])
+    chat.call([user("a"), bot(text), user("b")], "x")
+    [broken] = chat.read().breaks
+    assert broken.cause is Cause.RETOKENISATION
+
+
+def test_the_first_difference_decides() -> None:
+    """Retokenised first, trimmed later: the first token that differs is what is told of."""
+    chat = Chat(TRIMS)
+    letters = [chat.tokenizer.encode(letter)[0] for letter in "SELECT"]
+    trailing = chat.tokenizer.encode(" ")
+    chat.call([user("a")], "SELECT ", sampled=[*letters, *trailing, chat.end])
+    chat.call([user("a"), bot("SELECT "), user("b")], "x")
+    assert [found.cause for found in chat.read().breaks] == [Cause.RETOKENISATION]
+
+
+# --- other --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("following", "detail"),
+    [
+        (
+            [user("a"), bot("x!"), user("b")],
+            "the app changed the answer before it sent it back (message 1)",
+        ),
+        ([user("a"), user("b")], "the app left the answer out (a message of user follows)"),
+        ([user("A"), bot("x"), user("b")], "the app changed message 0 (user)"),
+        ([bot("x"), user("b")], "the app changed message 0 (user)"),
+    ],
+)
+def test_what_the_app_changed(following: list[dict[str, Any]], detail: str) -> None:
+    chat = Chat()
+    chat.call([user("a")], "x")
+    chat.call(following, "y")
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.detail) == (Cause.OTHER, detail)
+    assert chat.relations() == ["new", "broken"]
+
+
+def test_changed_tools_are_the_apps_doing() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    chat = Chat()
+    chat.call([user("a")], "x", tools=[tool])
+    chat.call([user("a"), bot("x"), user("b")], "y")
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.detail) == (Cause.OTHER, "the app changed the tools")
+
+
+def test_a_history_cut_to_its_last_answer_is_told_of() -> None:
+    chat = Chat()
+    chat.call([user("a")], "one")
+    chat.call([user("a"), bot("one"), user("b")], "two")
+    chat.call([user("summary"), bot("two"), user("c")], "three")
+    [broken] = chat.read().breaks
+    assert broken.previous == ("at-1", "c1", 0)
+    assert (broken.cause, broken.detail) == (Cause.OTHER, "the app changed message 0 (user)")
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def test_messages_are_compared_by_what_a_template_sees() -> None:
+    plain = Said.of({"role": "user", "content": "ab"})
+    assert plain == Said.of({"role": "user", "content": [{"type": "text", "text": "ab"}]})
+    assert plain != Said.of({"role": "user", "content": "ab", "name": "eve"})
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    assert Said.of({"role": "user", "content": [picture]}).text == json.dumps(
+        picture, sort_keys=True
+    )
+    one = {"id": "1", "function": {"name": "f", "arguments": '{"a": 1, "b": 2}'}}
+    two = {"id": "2", "function": {"name": "f", "arguments": '{"b":2,"a":1}'}}
+    bad = {"id": "2", "function": {"name": "f", "arguments": '{"b":2'}}
+    said = [Said.of({"role": "assistant", "content": "", "tool_calls": [f]}) for f in (one, two)]
+    assert said[0] == said[1]
+    assert Said.of({"role": "assistant", "tool_calls": [bad]}).calls == (("f", '"{\\"b\\":2"'),)
+    assert Said.of({"role": "assistant", "content": " "}).empty
+
+
+def test_a_call_without_a_span_is_a_new_conversation() -> None:
+    record = make_record("c0", [1], [2])
+    call = Call("c0", 0, "writer", CallOutcome.OK, 1, 2, record, None)
+    assert Exchange.of(call) == Exchange(())
+
+
+TURNS = st.lists(st.text(alphabet="SELECT name<think>/ 日\n", max_size=8), min_size=1, max_size=5)
+
+
+@given(TURNS, st.sampled_from([CHAT_TEMPLATE, DROPS_THINKING, TRIMS]), st.booleans())
+def test_every_call_has_one_relation_and_every_break_a_difference(
+    turns: list[str], template: str, in_letters: bool
+) -> None:
+    chat, history = Chat(template), [user("go")]
+    for said in turns:
+        sampled = None
+        if in_letters:
+            sampled = [t for letter in said for t in chat.tokenizer.encode(letter)] + [chat.end]
+        chat.call(history, said, sampled=sampled)
+        history = [*history, bot(said), user("on")]
+    found = chat.read()
+    assert sum(found.counts().values()) == len(turns)
+    assert found.counts()["broken"] == len(found.breaks) == sum(found.causes().values())
+    assert found.rows == len(turns) - found.counts()["merged"]
+    by_key = {t.key: t for t in chat.transitions}
+    for broken in found.breaks:
+        before = by_key[broken.previous]
+        expected = before.prompt_ids + before.response_ids
+        got = by_key[broken.following].prompt_ids
+        assert expected[: broken.place] == got[: broken.place]
+        assert expected[broken.place] == broken.expected
+        assert broken.got == (got[broken.place] if broken.place < len(got) else None)
+        assert broken.cause is not Cause.OTHER
+        if template == CHAT_TEMPLATE:
+            assert broken.cause is Cause.RETOKENISATION

@@ -1,0 +1,167 @@
+"""What holds for any attempt, however odd what was recorded of it."""
+
+import math
+from collections import Counter
+
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from lightspan.lightning import (
+    AIR,
+    BatchConfig,
+    Rejection,
+    Selection,
+    ToolError,
+    Verdict,
+    build_batch,
+    build_episode,
+    cover,
+    discounted,
+    split_minibatches,
+    terminal,
+    trained_transitions,
+    walk,
+)
+from lightspan.testing.strategies import attempts
+
+odd = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+routings = st.sampled_from(
+    [Selection.of(o).routing for o in ("*", "writer", ["team/**", "app"], {"writer": "other"})]
+)
+
+
+def facts(episode):
+    """What of an episode must not depend on arrival (the spans stay as they came)."""
+    return (
+        episode.calls,
+        episode.late_calls,
+        episode.late,
+        episode.reward,
+        episode.reward_source,
+        episode.unattached,
+        sorted(episode.notes),
+        episode.parallel,
+        [(depth, node.span.span_id) for depth, node in walk(episode.tree.roots)],
+        episode.orphans,
+    )
+
+
+@odd
+@given(attempts(), routings, st.booleans())
+def test_every_call_is_in_exactly_one_class(recorded, routing, steps):
+    episode = build_episode(*recorded)
+    coverage = cover(episode, routing, step_rewards=steps)
+    calls = [*episode.calls, *episode.late_calls]
+    assert [entry.call for entry in coverage.entries] == calls
+    assert len({call.key for call in calls}) == len(calls)
+    for entry in coverage.entries:
+        selected = routing.target(entry.call.agent_path).selected
+        assert (entry.verdict is Verdict.FROZEN) is not selected
+        assert (entry.rejection is not None) is (entry.verdict is Verdict.REJECTED)
+        assert bool(entry.reason) is (entry.verdict is not Verdict.TRAINED)
+    trained, frozen, rejected = coverage.trained, coverage.frozen, coverage.rejected
+    assert len(trained) + len(frozen) + len(rejected) == len(calls)
+    assert sum(coverage.counts().values()) == len(calls)
+    late = {entry.call.key for entry in rejected if entry.rejection is Rejection.LATE}
+    assert late <= {call.key for call in episode.late_calls}
+
+
+@odd
+@given(attempts(), routings)
+def test_every_record_in_time_is_a_call_and_no_late_one_is(recorded, routing):
+    episode = build_episode(*recorded)
+    keys = Counter(call.key for call in episode.calls if call.record is not None)
+    expected = {(r.call_id, r.choice) for r in recorded.records if not r.late}
+    assert keys == Counter(dict.fromkeys(expected, 1))
+    found = trained_transitions(episode, cover(episode, routing))
+    assert all(not transition.record.late for transition in found)
+    starts = [call.sequence_start for call in episode.calls if call.sequence_start is not None]
+    assert starts == sorted(starts)
+
+
+@odd
+@given(attempts(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_is_of_no_account(recorded, random):
+    expected = facts(build_episode(*recorded))
+    spans, records = list(recorded.spans), list(recorded.records)
+    random.shuffle(spans)
+    random.shuffle(records)
+    shuffled = build_episode(recorded.attempt, recorded.rollout, spans, records)
+    assert facts(shuffled) == expected
+
+
+@odd
+@given(attempts())
+def test_the_tree_holds_every_span_once(recorded):
+    episode = build_episode(*recorded)
+    seen = [node.span.span_id for _, node in walk(episode.tree.roots)]
+    assert sorted(seen) == sorted({span.span_id for span in episode.spans})
+
+
+@st.composite
+def steps(draw):
+    """The episodes of an optimiser step, with settings."""
+    episodes = [
+        build_episode(*draw(attempts(str(number), f"g{number % 2}")))
+        for number in range(draw(st.integers(0, 5)))
+    ]
+    credit = draw(st.sampled_from([terminal, discounted(0.5)]))
+    mode = "bonus" if credit is terminal else draw(st.sampled_from(["potential", "bonus"]))
+    config = BatchConfig(
+        air=draw(st.sampled_from([None, AIR(signals=[ToolError()], scale=0.5, mode=mode)])),
+        estimator=draw(st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"])),
+        unit=draw(st.sampled_from(["rollout", "agent"])),
+        credit=credit,
+        weight=draw(st.sampled_from(["rollout", "transition", "token"])),
+        max_length=draw(st.none() | st.integers(1, 6)),
+        keep_zero_advantages=draw(st.booleans()),
+    )
+    return episodes, draw(routings), config
+
+
+@odd
+@given(steps(), st.integers(1, 4))
+def test_weights_advantages_and_rows_of_any_step(step, k):
+    episodes, routing, config = step
+    coverages = [cover(e, routing, step_rewards=config.credit.step_rewards) for e in episodes]
+    batch = build_batch(episodes, coverages, config)
+    scored = [e.rollout_id for e in episodes if counts(e, config)]
+    assert list(batch.rollouts) == scored
+    outside = ("unscored", "damaged", "unfinished", "not_train", "stale")
+    assert len(scored) + sum(batch.counters.get(key, 0) for key in outside) == len(episodes)
+    check_rows(batch, config)
+    for before, after in zip(coverages, batch.coverages, strict=True):
+        assert [entry.call for entry in before.entries] == [entry.call for entry in after.entries]
+    trained = {(c.attempt_id, *call.key) for c in batch.coverages for call in c.trained}
+    assert trained == set(batch.explanations)
+    parts = split_minibatches(batch, k, seed=1)
+    assert sorted(r for part in parts for r in part.rollouts) == sorted(scored)
+    for part in parts:
+        check_rows(part, config)
+
+
+def counts(episode, config):
+    trainable = episode.mode == "train" and episode.finished and not episode.damage
+    return trainable and episode.scored(config.credit.step_rewards)
+
+
+def check_rows(batch, config):
+    """Rows say what the explanations say, and weights sum to what the settings promise."""
+    seen = []
+    for row in batch.rows:
+        keys = [("at-" + row.rollout_id.removeprefix("ro-"), *key) for key in row.call_ids]
+        whys = [batch.explanations[key] for key in keys]
+        tokens = [why for why in whys for _ in range(why.tokens)]
+        masked = [n for n, trained in enumerate(row.mask) if trained]
+        assert [row.advantages[n] for n in masked] == [why.advantage for why in tokens]
+        assert [row.weights[n] for n in masked] == [why.token_weight for why in tokens]
+        outside = set(range(len(row.ids))) - set(masked)
+        assert all(row.weights[n] == row.advantages[n] == 0.0 for n in outside)
+        seen += keys
+    assert len(seen) == len(set(seen))
+    masses = Counter()
+    for row in batch.rows:
+        masses[row.rollout_id, row.policy] += math.fsum(row.weights)
+    if config.weight == "rollout":
+        assert all(math.isclose(mass, 1 / batch.size) for mass in masses.values())
+    if config.keep_zero_advantages:
+        assert set(seen) == set(batch.explanations)

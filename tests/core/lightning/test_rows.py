@@ -1,0 +1,330 @@
+"""Rows: exact prefix merging over a set of open rows."""
+
+import random
+import string
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.lightning import (
+    Rejection,
+    Transition,
+    build_rows,
+    merge,
+    usable_transitions,
+)
+from lightspan.lightning.rows import _OpenRows
+from lightspan.schema.tokens import Sampling, pack_floats, pack_ids
+from lightspan.testing.strategies import make_record
+
+ALPHABET = string.ascii_letters
+
+
+def ids(text):
+    return [ALPHABET.index(letter) for letter in text]
+
+
+def transition(call_id, prompt, response, *, rollout="1", policy="policy", agent="w", **fields):
+    """Prompt and response as letters."""
+    choice = fields.pop("choice", 0)
+    record = make_record(
+        call_id, ids(prompt), ids(response), attempt=rollout, choice=choice, policy=policy, **fields
+    )
+    return Transition(f"ro-{rollout}", f"at-{rollout}", "t", "g", agent, policy, record, 0)
+
+
+def shown(rows):
+    """Rows as letters, what is trained in brackets."""
+    text = []
+    for row in rows:
+        parts = [
+            f"[{ALPHABET[token]}]" if trained else ALPHABET[token]
+            for token, trained in zip(row.ids, row.mask, strict=True)
+        ]
+        text.append("".join(parts).replace("][", ""))
+    return text
+
+
+def merged(*calls):
+    return shown(build_rows([transition(f"c{n}", *call) for n, call in enumerate(calls)]).rows)
+
+
+# --- what merges ------------------------------------------------------------------------------
+
+
+def test_nothing_makes_no_rows():
+    assert build_rows([]) == ([], {})
+
+
+def test_a_conversation_is_one_row():
+    assert merged(("P", "a"), ("PaQ", "b"), ("PaQbR", "c")) == ["P[a]Q[b]R[c]"]
+
+
+def test_a_prompt_that_adds_nothing_joins_its_responses():
+    assert merged(("P", "ab"), ("Pab", "cd"), ("Pabcd", "e")) == ["P[abcde]"]
+
+
+def test_interleaved_agents_make_a_row_each():
+    assert merged(("AB", "a"), ("XY", "x"), ("ABaC", "b"), ("XYxZ", "y")) == [
+        "AB[a]C[b]",
+        "XY[x]Z[y]",
+    ]
+
+
+def test_the_same_call_n_times_stays_n_rows():
+    assert merged(*[("PQ", "a")] * 4) == ["PQ[a]"] * 4
+
+
+def test_each_of_identical_rows_goes_on_once():
+    calls = [("P", "a"), ("P", "a"), ("PaQ", "b"), ("PaR", "c"), ("PaS", "d")]
+    assert sorted(merged(*calls)) == ["P[a]Q[b]", "P[a]R[c]", "PaS[d]"]
+
+
+def test_choices_of_one_call_are_rows_of_their_own_and_the_used_one_goes_on():
+    calls = [transition("c", "P", letter, choice=n) for n, letter in enumerate("abc")]
+    rows = build_rows([*calls, transition("d", "PbQ", "e")]).rows
+    assert shown(rows) == ["P[a]", "P[b]Q[e]", "P[c]"]
+    assert rows[1].call_ids == (("c", 1), ("d", 0))
+
+
+def test_a_broken_prefix_opens_a_row():
+    assert merged(("PQ", "ab"), ("PQaXR", "c"), ("PQaXRcS", "d")) == ["PQ[ab]", "PQaXR[c]S[d]"]
+
+
+def test_a_shorter_prompt_opens_a_row():
+    assert merged(("PQR", "abc"), ("PQRab", "c"), ("PQ", "d")) == ["PQR[abc]", "PQRab[c]", "PQ[d]"]
+
+
+def test_the_longest_open_row_wins():
+    assert merged(("P", "a"), ("PaQ", "b"), ("P", "a"), ("PaQbR", "c")) == [
+        "P[a]Q[b]R[c]",
+        "P[a]",
+    ]
+
+
+def test_a_closed_prefix_is_not_extended_twice():
+    assert merged(("P", "a"), ("PaQ", "b"), ("PaR", "c")) == ["P[a]Q[b]", "PaR[c]"]
+
+
+def test_a_row_that_a_longer_one_left_behind_is_still_open():
+    assert merged(("P", "a"), ("PaQRS", "b"), ("P", "a"), ("PaQX", "c"), ("PaQRSbT", "d")) == [
+        "P[a]QRS[b]T[d]",
+        "P[a]QX[c]",
+    ]
+
+
+def test_rollouts_and_policies_never_share_a_row():
+    calls = [
+        transition("c0", "P", "a"),
+        transition("c1", "PaQ", "b", rollout="2"),
+        transition("c2", "PaQ", "b", policy="other"),
+        transition("c3", "PaQ", "b"),
+    ]
+    rows = build_rows(calls).rows
+    assert [(row.rollout_id, row.policy) for row in rows] == [
+        ("ro-1", "policy"),
+        ("ro-2", "policy"),
+        ("ro-1", "other"),
+    ]
+    assert shown(rows) == ["P[a]Q[b]", "PaQ[b]", "PaQ[b]"]
+
+
+def test_agents_of_one_policy_share_a_row_where_tokens_do():
+    calls = [transition("c0", "P", "a", agent="x"), transition("c1", "PaQ", "b", agent="y")]
+    assert shown(build_rows(calls).rows) == ["P[a]Q[b]"]
+
+
+# --- what a row holds -------------------------------------------------------------------------
+
+
+def test_a_row_holds_every_tokens_facts():
+    calls = [
+        transition("c0", "PQ", "ab", logprobs=[-0.5, -1.0], versions=[(3, 1), (4, 1)]),
+        transition(
+            "c1",
+            "PQabR",
+            "c",
+            logprobs=[-2.0],
+            versions=[(5, 1)],
+            sampling=Sampling(temperature=0.5),
+        ),
+    ]
+    ((row,), rejected) = build_rows(calls, advantages=[2.0, -1.0], token_weights=[0.25, 0.5])
+    assert rejected == {}
+    assert row.ids == ids("PQabRc")
+    assert row.mask == [False, False, True, True, False, True]
+    assert row.advantages == [0.0, 0.0, 2.0, 2.0, 0.0, -1.0]
+    assert row.weights == [0.0, 0.0, 0.25, 0.25, 0.0, 0.5]
+    assert row.logprobs == [0.0, 0.0, -0.5, -1.0, 0.0, -2.0]
+    assert row.versions == [0, 0, 3, 4, 0, 5]
+    assert row.temperatures == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
+    assert row.call_ids == (("c0", 0), ("c1", 0))
+    assert (row.rollout_id, row.policy) == ("ro-1", "policy")
+
+
+def test_without_advantages_every_token_counts_fully():
+    (row,) = build_rows([transition("c0", "P", "ab")]).rows
+    assert row.advantages == row.weights == [0.0, 1.0, 1.0]
+
+
+# --- what cannot be a row ---------------------------------------------------------------------
+
+
+def test_longer_than_allowed_is_rejected_never_cut():
+    calls = [transition("c0", "PQ", "ab"), transition("c1", "PQabR", "cde")]
+    rows, rejected = build_rows(calls, max_length=7)
+    assert shown(rows) == ["PQ[ab]"]
+    assert rejected == {("at-1", "c1", 0): Rejection.OUT_OF_CONTEXT}
+    assert shown(build_rows(calls, max_length=8).rows) == ["PQ[ab]R[cde]"]
+
+
+def spoiled(call, **fields):
+    record = msgspec.structs.replace(call.record, **fields)
+    return msgspec.structs.replace(call, record=record)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"logprob_data": b""}, Rejection.NO_LOGPROBS),
+        ({"logprob_data": pack_floats([float("nan")])}, Rejection.NO_LOGPROBS),
+        ({"logprob_data": pack_floats([float("-inf")])}, Rejection.NO_LOGPROBS),
+        ({"response": b"", "logprob_data": b""}, Rejection.EMPTY_RESPONSE),
+    ],
+)
+def test_what_cannot_be_used_is_rejected_alone(fields, reason):
+    calls = [transition("c0", "P", "a"), spoiled(transition("c1", "PaQ", "b"), **fields)]
+    rows, rejected = build_rows(calls)
+    assert shown(rows) == ["P[a]"]
+    assert rows[0].logprobs == [0.0, -0.5]
+    assert rejected == {("at-1", "c1", 0): reason}
+    assert usable_transitions(calls).rejected == rejected
+
+
+# --- properties -------------------------------------------------------------------------------
+
+
+def naive(transitions):
+    """Exact prefix merging, by comparing with every open row."""
+    chains = []
+    for found in transitions:
+        fitting = [
+            chain
+            for chain in chains
+            if found.prompt_ids[: chain[-1].length] == chain[-1].prompt_ids + chain[-1].response_ids
+        ]
+        if fitting:
+            longest = max(chain[-1].length for chain in fitting)
+            [chain for chain in fitting if chain[-1].length == longest][-1].append(found)
+        else:
+            chains.append([found])
+    return chains
+
+
+@st.composite
+def conversations(draw):
+    """Calls whose prompts often, but not always, go on from an earlier call."""
+    calls = []
+    for number in range(draw(st.integers(0, 14))):
+        base = []
+        if calls and draw(st.integers(0, 3)):
+            earlier = draw(st.sampled_from(calls))
+            base = earlier.prompt_ids + earlier.response_ids
+            base = base[: draw(st.integers(0, len(base)))] if draw(st.booleans()) else base
+        prompt = base + draw(st.lists(st.integers(0, 2), max_size=3))
+        response = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
+        record = make_record(
+            f"c{number}", prompt, response, logprobs=[-number - 1.0] * len(response)
+        )
+        calls.append(Transition("ro-1", "at-1", "t", "g", "w", "policy", record, 0))
+    return calls
+
+
+@given(conversations())
+def test_each_row_is_token_for_token_what_was_consumed_and_sampled(calls):
+    """Law 1: masked tokens are the sampled ones in order, and what precedes them is the prompt."""
+    by_key = {call.call_key: call for call in calls}
+    rows = build_rows(calls).rows
+    assert sorted(key for row in rows for key in row.call_ids) == sorted(by_key)
+    for row in rows:
+        chain = [by_key[key] for key in row.call_ids]
+        sampled = [token for call in chain for token in call.response_ids]
+        assert [t for t, trained in zip(row.ids, row.mask, strict=True) if trained] == sampled
+        logprobs = [value for call in chain for value in call.logprobs]
+        assert [v for v, trained in zip(row.logprobs, row.mask, strict=True) if trained] == logprobs
+        for call in chain:
+            before = len(call.prompt_ids)
+            assert row.ids[:before] == call.prompt_ids
+            assert row.ids[before : call.length] == call.response_ids
+            assert all(row.mask[before : call.length])
+        assert sum(row.mask) == len(sampled)
+
+
+@given(conversations())
+def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
+    def sizes(chains):
+        return sorted([call.length for call in chain] for chain in chains)
+
+    assert len(merge(calls)) == len(naive(calls))
+    assert sizes(merge(calls)) == sizes(naive(calls))
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=12), st.randoms())
+def test_the_tree_holds_open_rows_and_nothing_else(sequences, random):
+    tree = _OpenRows()
+    packed = [pack_ids(sequence) for sequence in sequences]
+    for place, data in enumerate(packed):
+        tree.add(data, place)
+    order = list(range(len(packed)))
+    random.shuffle(order)
+    for number in order:
+        assert packed[tree.take_longest(packed[number])] == packed[number]
+        nodes, open_rows, stack = 0, 0, [tree.root]
+        while stack:
+            node = stack.pop()
+            nodes += 1
+            open_rows += len(node.places)
+            stack += node.children.values()
+            assert node is tree.root or node.places or len(node.children) > 1
+        assert nodes <= 2 * open_rows + 1
+    assert tree.root.children == {}
+
+
+class Counted(bytes):
+    """Bytes that count how many of them were copied out."""
+
+    read = 0
+
+    def __getitem__(self, key):
+        result = bytes.__getitem__(self, key)
+        if isinstance(key, slice):
+            Counted.read += len(result)
+        return result
+
+
+@pytest.mark.parametrize("shape", ["conversation", "shared prefix", "identical"])
+def test_merging_reads_each_token_a_bounded_number_of_times(shape):
+    """However many rows are open: twice as many calls read twice as many bytes per prompt byte."""
+
+    def bytes_read_per_byte(count):
+        rng = random.Random(0)
+        common = [rng.randrange(50) for _ in range(200)]
+        prompts = []
+        for number in range(count):
+            if shape == "conversation":
+                common = [*common, 1, 2, 3]
+                prompts.append(pack_ids(common))
+            elif shape == "identical":
+                prompts.append(pack_ids(common))
+            else:
+                prompts.append(pack_ids([*common[: number % 200], 60 + number, *common]))
+        tree = _OpenRows()
+        Counted.read = 0
+        for place, data in enumerate(prompts):
+            taken = tree.take_longest(Counted(data))
+            tree.add(Counted(data), place if taken is None else taken)
+        return Counted.read / sum(map(len, prompts))
+
+    assert bytes_read_per_byte(400) < 8
+    assert bytes_read_per_byte(800) < 1.5 * bytes_read_per_byte(400)

@@ -1,0 +1,37 @@
+"""What tests of recording share: a model that echoes, an app's client, a store not yet there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from lightspan.capture import scope
+from lightspan.testing.scripted import Request, ScriptedServer
+
+
+def echo(request: Request) -> str:
+    return f"echo {request.last_text}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(echo) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url, api_key="secret-key", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of the store; the environment names none, and after the test nobody records."""
+    for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    yield f"sqlite:{tmp_path / 'production.db'}"
+    assert scope.pushed() is None

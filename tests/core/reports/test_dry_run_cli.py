@@ -1,0 +1,317 @@
+"""`lightspan dev`, in a process of its own as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from lightspan.cli import main
+from lightspan.testing.scripted import ScriptedServer
+
+APP = """
+import openai
+import lightspan
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+
+
+@lightspan.rollout
+def answer(task):
+    messages = [{"role": "user", "content": task["question"]}]
+    with lightspan.agent("writer"):
+        reply = client.chat.completions.create(model="any", messages=messages, max_tokens=4)
+    return float(len(reply.choices[0].message.content) % 3)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with an app and tasks, as a person has them."""
+    (tmp_path / "my_app.py").write_text(APP)
+    lines = [json.dumps({"question": f"question {number}"}) for number in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def run(
+    project: Path, *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`lightspan dev …` in the project's folder."""
+    known = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
+    command = "import sys; from lightspan.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-P", "-c", command, "dev", *arguments],
+        cwd=project,
+        env={**known, "OMP_NUM_THREADS": "1", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_with_a_model(project: Path, tiny: Path) -> None:
+    """The app lies in the current folder; the report's JSON goes to a file, its text is printed."""
+    done = run(
+        project,
+        "my_app:answer",
+        "tasks.jsonl",
+        "--model",
+        str(tiny),
+        "--optimize",
+        "writer",
+        "--count=2",
+        "--group-size=2",
+        "--steps=3",
+        "--json=report.json",
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((project / "report.json").read_text())
+    assert (report["app"], report["models"]) == ("my_app:answer", {"policy": str(tiny)})
+    assert (report["tasks"], report["group_size"], report["rollouts"]) == (2, 2, 4)
+    assert report["exact"] is True
+    assert report["agents"][0]["trained"] == 4
+    assert report["costs"]["rollouts"] == 3 * 16 * 8
+    assert report["memory"]["host_bytes"] > 0
+    assert report["time"]["total_s"] > 0
+    assert done.stdout.startswith(f"dry run of my_app:answer: lightning_rl on {tiny}, 2 tasks")
+    assert "\n\nMEMORY (forecast, cpu)\n" in done.stdout
+    assert sorted(path.name for path in project.iterdir() if path.suffix) == [
+        "my_app.py",
+        "report.json",
+        "tasks.jsonl",
+    ]
+    assert not (project / "runs").exists()
+
+
+def test_with_an_endpoint_and_json_alone_on_the_output(project: Path) -> None:
+    with ScriptedServer("four") as server:
+        done = run(
+            project,
+            "my_app:answer",
+            "tasks.jsonl",
+            "--endpoint-model=tiny",
+            "--count=1",
+            "--json",
+            env={"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "sk-x"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert {request.body["model"] for request in server.requests} == {"tiny"}
+        assert len(server.requests) == 4
+    report = json.loads(done.stdout)
+    assert report["answered_by"] == "endpoint"
+    assert report["missing"] == [
+        "rows: the tokenizer of the model to train is needed (--model)",
+        "memory: the configuration of the model to train is needed (--model)",
+        "time: an endpoint's speed says nothing of a model trained here",
+    ]
+    assert report["warnings"] == [
+        "no reward varies inside a group (1 groups): there is nothing to learn from. The tasks may "
+        "be too easy or too hard, or the reward too coarse"
+    ]
+    assert "sk-x" not in done.stdout + done.stderr
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07"
+WRITTEN_OUT = r"\x1b[2J\x1b]0;title\x07"
+
+
+def test_what_apps_and_models_say_commands_no_terminal(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in the name of an agent, nor in an answer, nor in an error."""
+    fails = 'raise ValueError("error" + ESCAPES)'
+    app = APP.replace('agent("writer")', 'agent("writer" + ESCAPES)')
+    app = app.replace("return", f"if task['question'].endswith('0'): {fails}\n    return")
+    (project / "my_app.py").write_text(f"ESCAPES = {ESCAPES!r}\n{app}")
+    said: list[str] = []
+
+    def inspected(*arguments: str) -> str:
+        assert main(["inspect", str(project / "kept"), *arguments]) == 0
+        said.append(capsys.readouterr().out)
+        return said[-1]
+
+    with ScriptedServer(f"answer{ESCAPES}") as server:
+        done = run(
+            project,
+            "my_app:answer",
+            "tasks.jsonl",
+            f"--base-url={server.url}",
+            "--count=2",
+            "--group-size=1",
+            "--folder=kept",
+        )
+    assert done.returncode == 0, done.stderr
+    assert f"writer{WRITTEN_OUT}" in done.stdout
+    assert f"error{WRITTEN_OUT}" in done.stdout
+    attempts = re.findall(r"^(\S+) +(?:dev|train|val) ", inspected(), re.MULTILINE)
+    texts = [inspected(attempt) for attempt in attempts]
+    assert sum(f"ERROR error{WRITTEN_OUT}" in text for text in texts) == 1
+    assert sum(f"writer{WRITTEN_OUT}" in text for text in texts) == 2
+    call = re.findall(r"(call-\w+)/0", texts[0])[0]
+    assert f"answer{WRITTEN_OUT}" in inspected(attempts[0], call)
+    assert main(["inspect", f"no{ESCAPES}run"]) == 1
+    said.append(capsys.readouterr().err)
+    assert f"no{WRITTEN_OUT}run" in said[-1]
+    for text in (done.stdout, done.stderr, *said):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """The option of an endpoint that is there."""
+    with ScriptedServer("fine") as server:
+        yield f"--base-url={server.url}"
+
+
+def test_when_all_rollouts_fail_the_report_comes_and_the_status_is_1(
+    project: Path, listening: str
+) -> None:
+    (project / "my_app.py").write_text(HANGS.replace("time.sleep(60)", "raise OSError('no disk')"))
+    done = run(project, "my_app:answer", "tasks.jsonl", listening, "--count=1", "--group-size=2")
+    assert done.returncode == 1
+    assert done.stdout.startswith("dry run of my_app:answer: ")
+    said = done.stderr.splitlines()
+    assert said[0] == "dry run: 2 rollouts, 8 at once, 120 s each at most"
+    assert said[-1] == (
+        "lightspan: all 2 rollouts failed, the first: app_error: OSError: no disk (2 of 2 rollouts)"
+    )
+
+
+HANGS = "import time, lightspan\n\n\n@lightspan.rollout\ndef answer(task):\n    time.sleep(60)\n"
+
+
+def test_a_hanging_app_ends_at_the_limit(project: Path, listening: str) -> None:
+    (project / "my_app.py").write_text(HANGS)
+    limits = ["--count=1", "--group-size=1", "--timeout=1"]
+    done = run(project, "my_app:answer", "tasks.jsonl", listening, *limits)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dry run: 1 rollouts, 8 at once, 1 s each at most\n")
+    assert "lightspan: all 1 rollouts failed, the first: timeout" in done.stderr
+    assert "! fit would stop: no model call was seen: all 1 rollouts failed" in done.stdout
+
+
+def test_ctrl_c_ends_with_one_line(project: Path, listening: str) -> None:
+    (project / "my_app.py").write_text(HANGS)
+    command = "import sys; from lightspan.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["dev", "my_app:answer", "tasks.jsonl", listening]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", command, *arguments],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            begun = process.stderr.readline()
+            assert begun == "dry run: 12 rollouts, 8 at once, 120 s each at most\n"
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the runners get it too
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()  # nothing that fails leaves it behind
+    assert (process.returncode, said) == (130, "lightspan: stopped; nothing was trained\n")
+
+
+def test_an_endpoint_that_is_not_there_costs_no_rollout(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/v1"
+    done = run(project, "my_app:answer", "tasks.jsonl", f"--base-url={url}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"lightspan: the endpoint {url} cannot be reached (Connect call failed "
+        f"('127.0.0.1', {port})): start it, or name another one\n"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_tasks_from_a_pipe(project: Path, listening: str) -> None:
+    os.mkfifo(project / "pipe.jsonl")
+    lines = (project / "tasks.jsonl").read_text()
+    write = (project / "pipe.jsonl").write_text
+    writer = threading.Thread(target=write, args=(lines,), daemon=True)
+    writer.start()
+    done = run(project, "my_app:answer", "pipe.jsonl", listening, "--count=1", "--group-size=1")
+    assert done.returncode == 0, done.stderr
+    writer.join(10)
+    assert not writer.is_alive()
+
+
+def test_a_report_in_any_language(project: Path, listening: str) -> None:
+    (project / "my_app.py").write_text(HANGS.replace("time.sleep(60)", "raise OSError('Größe')"))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run(project, "my_app:answer", "tasks.jsonl", listening, "--json=r.json", env=plain)
+    assert done.returncode == 1
+    assert "app_error: OSError: Größe" in (project / "r.json").read_text(encoding="utf-8")
+    assert "Traceback" not in done.stderr
+    done = run(project, "my_app:answer", "tasks.jsonl", listening, "--json", env=plain)
+    assert "app_error: OSError: Größe" in json.loads(done.stdout)["rewards"]["failures"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["my_app:answer", "none.jsonl"], "there is no tasks file none.jsonl"),
+        (["my_app:answer", "tasks.jsonl"], "nobody would answer the app's model calls: give"),
+        (
+            ["other:answer", "tasks.jsonl", "--base-url=http://127.0.0.1:9/v1"],
+            "the app 'other:answer' cannot be imported: ModuleNotFoundError: No module named",
+        ),
+        (
+            ["my_app:question", "tasks.jsonl", "--base-url=http://127.0.0.1:9/v1"],
+            "the app 'my_app:question' cannot be found: 'my_app' has no 'question'",
+        ),
+        (
+            ["my_app:answer", "my_app.py", "--base-url=http://127.0.0.1:9/v1"],
+            "tasks: my_app.py, line 2 is not JSON",
+        ),
+        (
+            ["my_app:answer", "tasks.jsonl", "--model=./nowhere"],
+            "the model folder ./nowhere does not exist",
+        ),
+        (
+            ["my_app:answer", "tasks.jsonl", "--base-url=foo"],
+            "the endpoint's base URL 'foo' is no http or https URL: write it as in",
+        ),
+        (
+            ["my_app:answer", "tasks.jsonl", "--json=/nonexistent/x.json"],
+            "--json /nonexistent/x.json cannot be written: there is no folder /nonexistent",
+        ),
+        (
+            ["my_app:answer", "tasks.jsonl", "--model=./nowhere", "--device=tpu"],
+            'device=\'tpu\' is unknown: use "cpu", or "cuda" for a GPU',
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    project: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_app", raising=False)
+    try:
+        assert main(["dev", *arguments]) == 1
+    finally:
+        sys.modules.pop("my_app", None)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"lightspan: {message}"), said.err
+    assert said.err.count("\n") == 1

@@ -1,0 +1,56 @@
+"""What became of calls whose training depends on what engine and learner declared."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from lightspan.lightning.episode import build_episode
+from lightspan.lightning.selection import Rejection, Selection, cover
+from lightspan.reports.views import _consumed
+from lightspan.schema.tokens import Sampling
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+
+
+def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
+    """The run does not note what they declared; its explanations say what was trained."""
+    records = [
+        make_record("plain"),
+        make_record("left", sequence=(3, 4)),
+        make_record("grammar", grammar="start: X", sequence=(5, 6)),
+        make_record("mismatch", grammar="start: X", sequence=(7, 8)),
+        make_record("truncated", sampling=Sampling(top_p=0.9), sequence=(9, 10)),
+    ]
+    episode = build_episode(make_attempt(), make_rollout(), [], records)
+    judge = partial(cover, episode, Selection.of().routing)
+
+    def rejections(*explained: str) -> list[Rejection | None]:
+        explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
+        return [entry.rejection for entry in _consumed(judge, explanations, {}).entries]
+
+    bound, truncated = Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING
+    assert rejections() == [None, None, bound, bound, truncated]
+    assert rejections("plain") == [None, Rejection.UNUSED, bound, bound, truncated]
+    learned = rejections("plain", "grammar", "truncated")
+    assert learned == [None, Rejection.UNUSED, None, bound, None]
+
+
+def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
+    """Also where nothing else was learned from in its step."""
+    records = [
+        make_record("plain"),
+        make_record("mismatch", grammar="start: X", sequence=(3, 4)),
+        make_record("bound", grammar="start: X", sequence=(5, 6)),
+    ]
+    episode = build_episode(make_attempt(), make_rollout(), [], records)
+    judge = partial(cover, episode, Selection.of().routing)
+    mismatches = {"at-1/mismatch/0": "token 3 is not allowed"}
+
+    def rejections(*explained: str) -> list[Rejection | None]:
+        explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
+        return [entry.rejection for entry in _consumed(judge, explanations, mismatches).entries]
+
+    unfit = Rejection.GRAMMAR_MISMATCH
+    assert rejections() == [None, unfit, Rejection.CONSTRAINED]
+    assert rejections("plain", "bound") == [None, unfit, None]
+    assert rejections("bound") == [Rejection.UNUSED, unfit, None]

@@ -1,0 +1,181 @@
+"""Apps that harm the process they run in. Each does it only where its task says so."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import io
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightspan.testing.conditions import until
+
+
+async def blocks(task: dict[str, Any]) -> float:
+    """Blocks its event loop when its neighbours are under way."""
+    if task["kind"] == "neighbour":
+        return await waits_once(task)
+    await seen(*task["when"])
+    if task["kind"] == "in a task of its own":
+        await asyncio.gather(blocks_later())
+    if task["kind"] == "in a callback":
+        asyncio.get_running_loop().call_soon(calls_back)
+        await asyncio.sleep(600)
+    if task["kind"] == "after it returned":
+        asyncio.get_running_loop().call_soon(calls_back)
+        return 1.0
+    if task["kind"] == "in a loop":
+        spins()
+    time.sleep(601)
+    return 0.0
+
+
+async def leaves_a_block(task: dict[str, Any]) -> float:
+    """It leaves a task that blocks when no attempt is under way; the next attempt does not."""
+    marker = Path(task["marker"])
+    if task["kind"] == "leaves":
+        marker.touch()
+        LEFT.append(asyncio.create_task(blocks_when_alone(Path(f"{marker}-reported"))))
+    return 1.0
+
+
+LEFT: list[asyncio.Task[None]] = []
+
+
+async def blocks_when_alone(reported: Path) -> None:
+    await until(reported.exists)
+    reported.rename(f"{reported}-seen")
+    time.sleep(605)
+
+
+async def blocks_later() -> None:
+    await asyncio.sleep(0)
+    time.sleep(602)
+
+
+def calls_back() -> None:
+    time.sleep(603)
+
+
+def spins() -> None:
+    number = 0
+    while True:
+        number += 1
+
+
+async def keeps_the_lock(task: dict[str, Any]) -> float:
+    """C code that never lets go of the interpreter's lock: no other thread runs."""
+    if task["kind"] == "neighbour":
+        return await waits_once(task)
+    await seen(*task["when"])
+    deque(itertools.count(), maxlen=0)
+    return 0.0
+
+
+async def waits_once(task: dict[str, Any]) -> float:
+    """Under way until its process ends; the next attempt returns."""
+    marker = Path(task["marker"])
+    if marker.exists():
+        return 1.0
+    marker.touch()
+    await asyncio.sleep(600)
+    return 0.0
+
+
+async def seen(*paths: str) -> None:
+    await until(lambda: all(map(os.path.exists, paths)))
+
+
+async def goes_on(task: dict[str, Any]) -> float:
+    """Swallows its cancellation, or waits for a file and says where it ran."""
+    while task["kind"] == "swallows":
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            Path(task["marker"]).touch()
+    await seen(*task["when"])
+    return float(os.getpid())
+
+
+async def blocks_for_a_while(task: dict[str, Any]) -> float:
+    Path(task["marker"]).touch()
+    while not all(map(os.path.exists, task["when"])):
+        time.sleep(0.01)
+    return 1.0
+
+
+async def crashes(task: dict[str, Any]) -> float:
+    """Kills its process when its neighbours are under way."""
+    if task["kind"] == "neighbour":
+        return await waits_once(task)
+    await seen(*task["when"])
+    if task["kind"] == "crashes":
+        ctypes.string_at(0)
+    if task["kind"] in ENDS:
+        ENDS[task["kind"]]()
+    await asyncio.sleep(600)
+    return 0.0
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "exits": lambda: os._exit(0),
+    "exits as if stuck": lambda: os._exit(3),
+    "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "is alarmed": lambda: signal.alarm(1),
+    "closes what is open": lambda: os.closerange(3, 256),
+}
+
+
+def harms(task: dict[str, Any]) -> float:
+    """Does something that only looks harmful, while its neighbours run."""
+    if task["kind"] in HARMLESS:
+        HARMLESS[task["kind"]](task)
+        Path(task["done"]).touch()
+    while not os.path.exists(task["done"]):
+        time.sleep(0.02)
+    return float(os.getpid())
+
+
+async def harms_async(task: dict[str, Any]) -> float:
+    if task["kind"] in HARMLESS:
+        HARMLESS[task["kind"]](task)
+        await asyncio.sleep(0)
+        Path(task["done"]).touch()
+    await seen(task["done"])
+    return float(os.getpid())
+
+
+def forks(task: dict[str, Any]) -> None:
+    child = os.fork()
+    if child:
+        Path(task["marker"]).write_text(str(child))
+
+
+def exits_in_a_thread(task: dict[str, Any]) -> None:
+    thread = threading.Thread(target=sys.exit)
+    thread.start()
+    thread.join()
+
+
+def closes_its_streams(task: dict[str, Any]) -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+    sys.stdout = sys.stderr = io.StringIO()
+
+
+HARMLESS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "forks": forks,
+    "exits in a thread": exits_in_a_thread,
+    "closes its streams": closes_its_streams,
+    "closes 0, 1 and 2": lambda task: os.closerange(0, 3),
+    "changes its folder": lambda task: os.chdir("/"),
+    "has no environment": lambda task: os.environ.clear(),
+}

@@ -1,0 +1,213 @@
+"""Apps that the runner's tests run, by name, in this process or another."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+
+import lightspan.capture.emit as emit
+from lightspan.runners.app import rollout
+from lightspan.runners.runner import GATEWAY_VARIABLE, TOKEN_VARIABLE
+
+not_callable = 5
+
+
+class Unreadable:
+    """What can be made neither a number nor a text."""
+
+    def __float__(self) -> float:
+        raise TypeError("no float")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def returns(task: dict[str, Any]) -> Any:
+    special = {
+        "nan": float("nan"),
+        "inf": float("inf"),
+        "object": object(),
+        "unreadable": Unreadable(),
+    }
+    value = task.get("value")
+    return special.get(value, value) if isinstance(value, str) else value
+
+
+async def returns_async(task: dict[str, Any]) -> Any:
+    await asyncio.sleep(0)
+    return returns(task)
+
+
+def raises(task: dict[str, Any]) -> float:
+    raise ValueError(task["text"])
+
+
+class Skipped(BaseException):
+    """As pytest's outcomes are."""
+
+
+def raises_no_exception(task: Any) -> float:
+    raise Skipped("no Exception at all")
+
+
+async def raises_no_exception_async(task: Any) -> float:
+    raise Skipped("no Exception at all")
+
+
+def shows_its_llm(task: Any, llm: Any) -> float:
+    emit.emit_object(llm)
+    emit.emit_object({"llm": llm})
+    emit.emit_message(f"{llm} {llm!r}")
+    emit.emit_annotation({"llm": llm})
+    raise ValueError(f"cannot use {llm}")
+
+
+def exits(task: Any) -> float:
+    sys.exit(7)
+
+
+async def exits_async(task: Any) -> float:
+    sys.exit(7)
+
+
+BUILTIN: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)
+}
+"""What futures, coroutines and event loops treat apart from other exceptions."""
+
+
+def raises_builtin(task: dict[str, Any]) -> float:
+    raise BUILTIN[task["kind"]]("by the app")
+
+
+async def raises_builtin_async(task: dict[str, Any]) -> float:
+    await asyncio.sleep(0)
+    return raises_builtin(task)
+
+
+def raises_builtin_later(task: dict[str, Any]) -> Any:
+    """A plain function that returns a coroutine."""
+    return raises_builtin_async(task)
+
+
+def raises_builtin_in_a_thread(task: dict[str, Any]) -> float:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(raises_builtin, task).result()
+
+
+async def ends_in_a_task_of_its_own(task: dict[str, Any]) -> float:
+    """asyncio lets these two out of the loop, past whoever awaits the task."""
+    kind = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}.get(task["kind"])
+
+    async def inner() -> float:
+        if kind is not None:
+            raise kind("by the app")
+        return float(os.getpid())
+
+    return await asyncio.create_task(inner())
+
+
+async def cancels_itself(task: Any) -> float:
+    raise asyncio.CancelledError
+
+
+def hands_on(task: Any) -> Any:
+    """A plain function that returns a coroutine."""
+    return returns_async(task)
+
+
+async def sleeps_async(task: dict[str, Any]) -> float:
+    await asyncio.sleep(task["seconds"])
+    return 1.0
+
+
+def sleeps(task: dict[str, Any]) -> float:
+    time.sleep(task["seconds"])
+    return float(os.getpid())
+
+
+def emits(task: Any) -> None:
+    with emit.agent("planner"), emit.tool("search", "{}"):
+        emit.emit_reward(0.5)
+        emit.emit_message("hello \ud800")
+
+
+def ask(llm: Any, text: str) -> str:
+    with openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key(), max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": text}]
+        )
+    return str(answer.choices[0].message.content)
+
+
+def asks(task: dict[str, Any], llm: Any) -> float:
+    with emit.agent("writer"):
+        return float(ask(llm, task["text"]))
+
+
+async def asks_async(task: dict[str, Any], llm: Any) -> float:
+    with emit.agent("writer"):
+        async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1") as client:  # no key
+            answer = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": task["text"]}]
+            )
+    return float(answer.choices[0].message.content or "nan")
+
+
+def asks_in_threads(task: dict[str, Any], llm: Any) -> float:
+    found: list[str] = []
+    with emit.agent("writer"):
+        with ThreadPoolExecutor(2) as pool:
+            found += pool.map(lambda text: ask(llm, text), ["1", "2"])
+        thread = threading.Thread(target=lambda: found.append(ask(llm, "3")))
+        thread.start()
+        thread.join()
+    return float(len(found))
+
+
+def catches_and_hides(task: dict[str, Any], llm: Any) -> float:
+    try:
+        ask(llm, task["text"])
+    except openai.OpenAIError as error:
+        raise RuntimeError("the model does not answer") from error
+    return 1.0
+
+
+def shows_environment(task: Any) -> dict[str, float]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # an app may have children
+        assert pool.map(abs, [-1]) == [1]
+    assert os.environ[TOKEN_VARIABLE]
+    assert os.environ[GATEWAY_VARIABLE] == "http://127.0.0.1:9"
+    assert not any(".db" in text for text in os.environ.values())  # where the store is
+    return {"reward": 1.0, "pid": float(os.getpid())}
+
+
+@rollout
+def decorated(task: Any, resources: Any, rollout: Any, prompt: Any) -> float:
+    assert rollout.rollout_id == "ro-0"
+    assert prompt.format(name="you") == "Hi you"
+    assert set(resources) == {"routing", "hello"}
+    return 1.0
+
+
+def kills_itself(task: dict[str, Any]) -> float:
+    if not os.path.exists(task["marker"]):
+        with open(task["marker"], "w"):
+            pass
+        os.kill(os.getpid(), 9)
+    return 1.0
+
+
+def dies(task: dict[str, Any]) -> float:
+    if task["dies"]:
+        os.kill(os.getpid(), 9)
+    return 1.0

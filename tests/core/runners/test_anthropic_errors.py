@@ -1,0 +1,54 @@
+"""What the gateway says to Anthropic's client, as the outcome of an app that does not catch it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from lightspan.runners.outcome import classify
+from lightspan.schema.records import Outcome
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.testing.gateway_suite import make_rig
+from lightspan.testing.scripted_engine import Say
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory:") as store:
+        yield store
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        pytest.param("a b " * 600, Outcome.CONTEXT_OVERFLOW, id="context"),
+        pytest.param("hi", Outcome.INFRASTRUCTURE, id="engine"),
+    ],
+)
+async def test_whose_fault_an_error_is(
+    store: Store, text: str, outcome: Outcome, streamed: bool
+) -> None:
+    """A context that is over is the app's; an engine that fails is not, in mid-stream neither."""
+
+    async def ask(client: anthropic.AsyncAnthropic) -> None:
+        said: Any = [{"role": "user", "content": text}]
+        answer: Any = await client.messages.create(
+            model="policy", max_tokens=9, messages=said, stream=streamed
+        )
+        assert [event async for event in answer]
+
+    say = Say(text="a b c d", errors={2: RuntimeError("broke")})
+    async with make_rig(store, lambda request: say) as rig:
+        url = rig.gateway.url
+        key = rig.attempt.call_token
+        async with anthropic.AsyncAnthropic(api_key=key, base_url=url, max_retries=0) as client:
+            with pytest.raises(anthropic.APIStatusError) as caught:
+                await ask(client)
+    assert classify(caught.value, url).outcome is outcome
+    elsewhere = classify(caught.value, "http://elsewhere").outcome
+    assert (elsewhere is Outcome.APP_ERROR) is (outcome is Outcome.INFRASTRUCTURE)

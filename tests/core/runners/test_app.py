@@ -1,0 +1,140 @@
+"""Apps: what they may ask for, and how they travel."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from lightspan.errors import AppError
+from lightspan.runners.app import App, Inputs, as_app, load_app, reference, rollout
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Rollout
+from lightspan.schema.resources import PromptTemplate
+
+ROLLOUT = Rollout(rollout_id="ro-1", task={"q": 1}, task_id="t")
+PROMPT = PromptTemplate(template="Hi")
+INPUTS = Inputs(ROLLOUT, {"hello": PROMPT}, LLM(base_url="http://x", model="m"))
+
+
+def plain(task: Any) -> Any:
+    return task
+
+
+@rollout
+def marked(task: Any, llm: Any) -> Any:
+    """Asks the model."""
+    return task, llm.model
+
+
+@rollout()
+async def marked_async(sample: Any) -> Any:
+    return sample
+
+
+class Holder:
+    @staticmethod
+    def inner(task: Any) -> Any:
+        return task
+
+
+def test_arguments_are_injected_by_name() -> None:
+    def everything(
+        task: Any, llm: Any, prompt: Any, resources: Any, rollout: Any, tries: int = 3, *a: Any
+    ) -> Any:
+        return task, llm.base_url, prompt, list(resources), rollout.rollout_id, tries, a
+
+    expected = ({"q": 1}, "http://x", PROMPT, ["hello"], "ro-1", 3, ())
+    assert App(everything).call(INPUTS) == expected
+
+
+def test_a_first_argument_of_any_name_gets_the_task() -> None:
+    assert App(lambda question, /: question).call(INPUTS) == {"q": 1}
+    assert App(lambda question, /, llm: (question, llm.model)).call(INPUTS) == ({"q": 1}, "m")
+    assert App(lambda: "nothing").call(INPUTS) == "nothing"
+    assert App(lambda limit=5: limit).call(INPUTS) == 5
+    assert App(lambda **options: options).call(INPUTS) == {}
+
+
+def test_an_argument_that_nothing_provides() -> None:
+    def app(task: Any, database: Any) -> None: ...
+
+    message = "asks for 'database', which nothing provides; it can ask for task, llm, prompt"
+    with pytest.raises(AppError, match=message):
+        rollout(app)
+
+
+def test_a_marked_app_stays_what_it_was() -> None:
+    assert marked({"q": 2}, INPUTS.llm) == ({"q": 2}, "m")
+    assert (marked.__name__, marked.__doc__) == ("marked", "Asks the model.")
+    assert as_app(marked) is marked
+    assert (as_app(marked).is_async, as_app(marked_async).is_async) == (False, True)
+
+
+def test_an_object_with_an_async_call_is_async() -> None:
+    class Callable:
+        async def __call__(self, task: Any) -> Any:
+            return task
+
+    assert App(Callable()).is_async
+
+
+async def test_async_apps() -> None:
+    assert await as_app(marked_async).call(INPUTS) == {"q": 1}
+
+
+@pytest.mark.parametrize(("app", "name"), [(plain, "plain"), (Holder.inner, "Holder.inner")])
+def test_references(app: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[plain.__module__])
+    assert reference(app) == f"{__name__}:{name}"
+    assert App(app).reference == f"{__name__}:{name}"
+
+
+def test_closures_cannot_travel() -> None:
+    def inner(task: Any) -> None: ...
+
+    with pytest.raises(AppError, match=r"defined inside a function: .* move it to the top level"):
+        reference(inner)
+    with pytest.raises(AppError, match="defined inside a function"):
+        reference(lambda task: task)
+
+
+def test_objects_cannot_travel() -> None:
+    with pytest.raises(AppError, match=r"the app is a partial object: .* write a function"):
+        _ = App(functools.partial(plain)).reference
+
+
+def test_notebooks_cannot_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = types.ModuleType("__main__")
+    exec("def app(task): return 1.0", vars(notebook))
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    with pytest.raises(AppError, match=r"notebook or an interactive session, .* my_app\.py"):
+        reference(notebook.app)
+
+
+def test_scripts_can_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = types.ModuleType("__main__")
+    script.__file__ = __file__
+    exec("def app(task): return 1.0", vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.setitem(sys.modules, "__mp_main__", script)
+    assert reference(script.app) == "__main__:app"
+    assert load_app("__main__:app").function is script.app
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json:dumps_all", "the app 'json:dumps_all' cannot be found: 'json' has no 'dumps_all'"),
+        ("json:decoder.scanner.nope", "has no 'decoder.scanner.nope'"),
+        ("no_such_module:x", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("json", "an app is named module:name, not 'json'"),
+        ("json:__version__", "an app must be callable, not str"),
+    ],
+)
+def test_apps_that_cannot_be_loaded(name: str, message: str) -> None:
+    with pytest.raises(AppError, match=message):
+        load_app(name)

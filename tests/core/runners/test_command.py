@@ -1,0 +1,592 @@
+"""Command: what it refuses, what its programs find, what their endings mean, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan import Command
+from lightspan.capture.scope import Scope
+from lightspan.errors import AppError, ConfigError
+from lightspan.runners.app import App, as_app, load_app
+from lightspan.runners.command.command import check_served
+from lightspan.runners.command.environment import program_environment
+from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
+from lightspan.runners.command.reward import ProgramError, complaint, last_line, shown
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Mode, Outcome
+from lightspan.schema.reward import parse_reward
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.testing.conditions import until
+
+TEXTS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+
+
+def shell(script: str, **options: Any) -> Command:
+    return Command(["sh", "-c", script], **options)
+
+
+def tail(text: str | bytes, kept: int = 8192) -> Tail:
+    found = Tail(kept)
+    found.add(text if isinstance(text, bytes) else text.encode())
+    return found
+
+
+async def outcome(command: Command, task: Any = None) -> tuple[Outcome, str]:
+    """How the program failed."""
+    with pytest.raises(ProgramError) as failed:
+        await command(task)
+    return failed.value.outcome, str(failed.value)
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status != "Z"
+
+
+# --- what a command may be ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"arguments": "node app.js"},
+            r"a command is a list of texts, not 'node app.js': write \['node', 'app.js'\], "
+            r"or \['sh', '-c', 'node app.js'\] for a shell",
+        ),
+        ({"arguments": []}, r"needs a program, such as \['node', 'app.js'\]"),
+        ({"arguments": ["a", 5]}, "arguments of a command holds 5: each must be a text"),
+        ({"arguments": ["a\0b"]}, "each must be a text"),
+        ({"arguments": ["\udc80"]}, "each must be a text"),
+        ({"task": "stdin"}, "task='stdin' of a command: use file or environment"),
+        ({"reward": "stdout"}, "reward='stdout' of a command: use last_line or exit"),
+        ({"timeout_s": 0}, "timeout_s=0 of a command must be above 0, or None"),
+        ({"timeout_s": math.nan}, "timeout_s=nan of a command must be above 0"),
+        ({"env": {"OPENAI_BASE_URL": "x"}}, "cannot set 'OPENAI_BASE_URL': lightspan sets it"),
+        ({"env": {"ANTHROPIC_BASE_URL": "x"}}, "cannot set 'ANTHROPIC_BASE_URL': lightspan sets"),
+        ({"env": {"LIGHTSPAN_STORE": "x"}}, "cannot set 'LIGHTSPAN_STORE'"),
+        ({"env": {"A=B": "x"}}, "cannot set 'A=B'"),
+        ({"env": {"SEARCH_KEY": "x"}}, "cannot hold 'SEARCH_KEY', because a command is written to"),
+        ({"env": {"N": 1}}, "env of a command holds 1: each must be a text"),
+        ({"agents": ["writer", None]}, "agents of a command holds None"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Command(**{"arguments": ["node", "app.js"], **options})
+
+
+def test_one_agent_is_a_list_of_one() -> None:
+    assert Command(["node", "app.js"], agents="writer").agents == ("writer",)
+
+
+@given(
+    st.builds(
+        Command,
+        st.lists(st.text(TEXTS), min_size=1).filter(lambda found: bool(found[0])),
+        task=st.sampled_from(["file", "environment"]),
+        reward=st.sampled_from(["last_line", "exit"]),
+        timeout_s=st.none() | st.floats(0.1, 1e6),
+        agents=st.lists(st.text(TEXTS)),
+        cwd=st.none() | st.just("/tmp") | st.builds(Path, st.just("somewhere")),
+        env=st.dictionaries(st.sampled_from(["MAX_TOKENS", "A"]), st.just("ü")),
+    )
+)
+def test_a_command_travels_as_text(command: Command) -> None:
+    assert Command.from_reference(command.reference) == command
+
+
+def test_a_reference_says_what_is_not_the_default() -> None:
+    assert Command(["node", "app.js"]).reference == 'command:{"arguments":["node","app.js"]}'
+    with pytest.raises(AppError, match=r"'command:\{\"argument\":1\}' is no command"):
+        load_app('command:{"argument":1}')
+    with pytest.raises(AppError, match="is no command"):
+        load_app("command:node app.js")
+
+
+def test_an_app_made_of_a_command() -> None:
+    app = as_app(shell("echo 1", agents=["writer"]))
+    assert (app.is_async, app.agents) == (True, ("writer",))
+    assert load_app(app.reference).function == app.function
+    assert (as_app(shell("echo 1")).agents, App(alive).agents) == (None, None)
+
+
+def test_a_command_may_stand_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lightspan dev my_app:command`."""
+    module = types.ModuleType("module_of_commands")
+    vars(module).update(good=shell("echo 1"), bad=Command(["no-such-program"]))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert load_app("module_of_commands:good").reference == shell("echo 1").reference
+    with pytest.raises(AppError, match="'no-such-program' is not on the PATH"):
+        load_app("module_of_commands:bad")
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "app.js").write_text("")
+    for command, message in {
+        Command(["no-such-program"]).reference: "'no-such-program' is not on the PATH: install it",
+        Command(["./app.js"], cwd=tmp_path).reference: "'./app.js' is not there, or not executable",
+        Command(["sh"], cwd=tmp_path / "gone").reference: "gone' does not exist here",
+    }.items():
+        with pytest.raises(AppError, match=message):
+            load_app(command)
+    (tmp_path / "app.js").chmod(0o755)
+    load_app(Command(["./app.js"], cwd=tmp_path).reference)
+
+
+# --- what a program finds -----------------------------------------------------------------------
+def test_the_environment_is_the_users_without_secrets_of_ours() -> None:
+    judge = LLM(base_url="http://judge", model="big", api_key_env="JUDGE_KEY")
+    scope = Scope(
+        rollout_id="ro-1",
+        attempt_id="at-1",
+        mode=Mode.VAL,
+        gateway_url="http://127.0.0.1:8123",
+        call_token="the-token",
+        routing=Routing(rules=[Rule("judge", Target(route=Route.ENDPOINT, endpoint=judge))]),
+    )
+    inherited = {
+        "PATH": "/bin",
+        "SEARCH_KEY": "users",
+        "OPENAI_API_KEY": "users-too",
+        "OPENAI_API_BASE": "http://elsewhere",
+        "ANTHROPIC_API_KEY": "users-too",
+        "ANTHROPIC_BASE_URL": "http://elsewhere",
+        "JUDGE_KEY": "ours",
+        "LIGHTSPAN_STORE": "postgres://user:password@host",
+        "LIGHTSPAN_API_KEY": "ours",
+    }
+    assert program_environment(
+        inherited, {"MORE": "1"}, scope, "policy", {"LIGHTSPAN_TASK": "5"}
+    ) == {
+        "PATH": "/bin",
+        "SEARCH_KEY": "users",
+        "MORE": "1",
+        "OPENAI_BASE_URL": "http://127.0.0.1:8123/v1",
+        "OPENAI_API_BASE": "http://127.0.0.1:8123/v1",
+        "OPENAI_API_KEY": "the-token",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:8123",
+        "ANTHROPIC_API_KEY": "the-token",
+        "LIGHTSPAN_GATEWAY_URL": "http://127.0.0.1:8123",
+        "LIGHTSPAN_MODEL": "policy",
+        "LIGHTSPAN_MODE": "val",
+        "LIGHTSPAN_ROLLOUT_ID": "ro-1",
+        "LIGHTSPAN_ATTEMPT_ID": "at-1",
+        "LIGHTSPAN_TASK": "5",
+    }
+
+
+def test_an_auth_token_of_the_users_is_not_handed_on() -> None:
+    """Anthropic's clients send it, the older ones beside the key."""
+    scope = Scope(rollout_id="r", attempt_id="a", gateway_url="http://h:9", call_token="the-token")
+    for inherited in ({"ANTHROPIC_AUTH_TOKEN": "users"}, {}):
+        found = program_environment(inherited, {}, scope, "", {})
+        assert found.get("ANTHROPIC_AUTH_TOKEN") == ("the-token" if inherited else None)
+        assert found["ANTHROPIC_API_KEY"] == "the-token"
+
+
+def test_a_proxy_does_not_stand_before_the_gateway() -> None:
+    scope = Scope(rollout_id="r", attempt_id="a", gateway_url="http://[::1]:9")
+    with_proxy = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "localhost"}
+    found = program_environment(with_proxy, {}, scope, "", {})
+    assert found["no_proxy"] == found["NO_PROXY"] == "localhost,::1"
+    assert "no_proxy" not in program_environment({}, {}, scope, "", {})
+
+
+async def test_the_task_in_a_file_of_its_own() -> None:
+    task = {"text": "ünïcode", "deep": [1, None]}
+    script = (
+        "import json, os, sys\n"
+        "path = os.environ['LIGHTSPAN_TASK_FILE']\n"
+        "task = json.load(open(path, encoding='utf-8'))\n"
+        f"assert task == {task!r}, task\n"
+        "assert 'LIGHTSPAN_TASK' not in os.environ\n"
+        "assert sys.stdin.read() == ''\n"
+        "modes = [os.stat(name).st_mode for name in (path, os.path.dirname(path))]\n"
+        "print(path)\n"
+        "print(json.dumps({'reward': modes[0] & 0o777, 'folder': modes[1] & 0o777}))\n"
+    )
+    command = Command([sys.executable, "-c", script])
+    async with guarding() as watchdog:
+        assert await command(task) == {"reward": 0o600, "folder": 0o700}
+        assert list(watchdog.folder.iterdir()) == []
+    assert not watchdog.folder.exists()
+
+
+async def test_the_task_in_the_environment() -> None:
+    command = shell('test -z "$LIGHTSPAN_TASK_FILE" && echo "$LIGHTSPAN_TASK"', task="environment")
+    assert await command({"reward": 0.25}) == {"reward": 0.25}
+    found = await outcome(command, "x" * 140_000)
+    assert found == (
+        Outcome.APP_ERROR,
+        "the task has 140002 bytes, more than fit into an environment variable: give it in a file "
+        '(task="file")',
+    )
+
+
+async def test_folder_and_variables(tmp_path: Path) -> None:
+    command = shell('pwd >&2; test "$PWD" = "$WANT"', reward="exit", cwd=tmp_path)
+    assert await command(None) == 0.0
+    there = Command(command.arguments, reward="exit", cwd=tmp_path, env={"WANT": str(tmp_path)})
+    assert await there(None) == 1.0
+
+
+# --- what an ending means -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("0.5", 0.5),
+        ("hello\n-1e-3\n\n  \n", -1e-3),
+        ("1.\r\n", 1.0),
+        (".5", 0.5),
+        ("+3", 3.0),
+        ("\ufeff0.5", 0.5),
+        ("true", 1.0),
+        ("false", 0.0),
+        ('{"reward": 1, "format": 0.5}', 1.0),
+        ('{"style": true, "length": 3}', 1.0),
+        ("nan", None),
+        ("NaN", None),
+        ("-inf", None),
+        ("Infinity", None),
+        ("-Infinity", None),
+        ('{"reward": NaN}', None),
+        ("1" + "0" * 5000, None),
+        ('{"reward": 1' + "0" * 5000 + "}", None),
+    ],
+)
+async def test_the_last_line_is_the_reward(
+    written: str, value: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text(written)
+    reward = parse_reward(await shell("cat text", cwd=tmp_path)(None))
+    assert reward is not None
+    assert reward.value == value
+
+
+async def test_null_is_no_reward() -> None:
+    assert await shell("echo null")(None) is None
+    named = parse_reward(await shell("""echo '{"reward": 1, "format": 0.5}'""")(None))
+    assert named is not None
+    assert named.dimensions == {"reward": 1.0, "format": 0.5}
+
+
+_LINE = "the program's last line"
+_LONG = "the last line of the program's output is longer than 8192 bytes"
+_WRITE = "write a number, or a JSON object of named numbers, as the last line of stdout"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("", f"the program wrote no line to stdout: {_WRITE}"),
+        ("\n \n", f"the program wrote no line to stdout: {_WRITE}"),
+        ("0.5\ndone", f"{_LINE} 'done': that is no reward; {_WRITE}"),
+        ("1_000", f"{_LINE} '1_000': that is no reward; {_WRITE}"),
+        ("٣", f"{_LINE} '٣': that is no reward; {_WRITE}"),
+        (
+            '"0.5"',
+            f"{_LINE} '\"0.5\"': a reward must be a number, not the text '0.5'",
+        ),
+        (
+            "[1]",
+            f"{_LINE} '[1]': a reward must be a number, a bool, None or a mapping",
+        ),
+        ("{}", f"{_LINE} '{{}}': a reward with named dimensions needs at least one"),
+        ('{"a": 1, "a": 2}', f"""'{{"a": 1, "a": 2}}': that is no reward; {_WRITE}"""),
+        ('{"a": null}', "a mapping of names to numbers, not NoneType: None"),
+        ("[" * 5000, f"…': that is no reward; {_WRITE}"),
+        ("\x1b[2J\xff", f"'\\x1b[2J\xff': that is no reward; {_WRITE}"),
+        ("1" * 9000, f"{_LONG}: {_WRITE}"),
+        (
+            "1" + " " * 9000,
+            f"{_LONG}: {_WRITE}",
+        ),
+    ],
+)
+async def test_a_last_line_that_is_no_reward(written: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(written)
+    what, text = await outcome(shell("cat text", cwd=tmp_path))
+    assert what is Outcome.BAD_REWARD
+    assert message in text
+
+
+async def test_exit_statuses() -> None:
+    assert await shell("exit 0", reward="exit")(None) == 1.0
+    assert await shell("exit 1", reward="exit")(None) == 0.0
+    for reward in ("exit", "last_line"):
+        assert await outcome(shell("echo 1; exit 2", reward=reward)) == (
+            Outcome.APP_ERROR,
+            "the program ended with exit status 2",
+        )
+        assert await outcome(shell("echo 1; kill -9 $$", reward=reward)) == (
+            Outcome.APP_ERROR,
+            "the program was ended by SIGKILL",
+        )
+    assert (await outcome(shell("echo 1; exit 1")))[1] == "the program ended with exit status 1"
+    assert (await outcome(shell("kill -40 $$")))[1] == "the program was ended by signal 40"
+
+
+NODE = (
+    "app.js:1\nthrow new Error('no such table')\n^\n\nError: no such table\n    at f (app.js:1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        ("", ""),
+        ("first\nlast\n\n", "last"),
+        (f"{NODE}    at error (x.js)\n\nNode.js v20.20.2\n", "Error: no such table"),
+        ("Traceback:\n  File x\nValueError: y\n", "ValueError: y"),
+    ],
+)
+def test_what_a_program_complains_of(stderr: str, said: str) -> None:
+    assert complaint(stderr) == said
+
+
+async def test_a_failure_says_what_the_program_complained_of() -> None:
+    _, text = await outcome(Command([sys.executable, "-c", "raise ValueError('x' * 1000)"]))
+    assert text == f"the program ended with exit status 1: ValueError: {'x' * 188}…"
+
+
+@given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 60))
+def test_a_tail_is_the_end(chunks: list[bytes], kept: int) -> None:
+    found, whole = Tail(kept), b"".join(chunks)
+    for chunk in chunks:
+        found.add(chunk)
+    assert (found.data, found.count) == (whole[-kept:], len(whole))
+    assert found.whole == (found.data == whole)
+
+
+def test_lines_that_are_not_kept_whole() -> None:
+    assert last_line(tail("12345", 5)) == "12345"
+    assert last_line(tail("012345", 5)) == ""
+    assert last_line(tail("0\n2345", 5)) == "2345"
+    assert last_line(tail("0     ", 5)) == ""
+    assert last_line(tail("     ", 5)) is None
+
+
+def test_output_is_shown_without_terminal_codes_and_without_the_token() -> None:
+    written = tail(b"\x1b[31mred\r\n\xff\0 key=secret-token\n")
+    assert shown(written, "secret-token") == "\\x1b[31mred\n\ufffd\\x00 key=<call token>\n"
+    assert shown(tail("x" * 30, 10)) == "[20 bytes before this are not kept]\nxxxxxxxxxx"
+
+
+# --- how it ends --------------------------------------------------------------------------------
+FOREVER = "while :; do sleep 0.1; done"
+STUBBORN = """
+trap '' TERM
+sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.1; done' &
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture
+def watchdog() -> Any:
+    made = Watchdog()
+    yield made
+    made.close()
+
+
+async def stubborn(watchdog: Watchdog, folder: Path) -> Ended:
+    return await run_program(
+        ["/bin/sh", "-c", STUBBORN],
+        watchdog=watchdog,
+        stdout=Tail(),
+        stderr=Tail(),
+        env=dict(os.environ),
+        cwd=str(folder),
+        grace_s=600,
+    )
+
+
+async def grandchild(folder: Path) -> int:
+    path = folder / "grandchild"
+    await until(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+async def test_a_timeout_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path) -> None:
+    command = shell(f"echo begun; {STUBBORN}", cwd=tmp_path, timeout_s=1)
+    started = time.monotonic()
+    ending = asyncio.create_task(outcome(command))
+    pid = await grandchild(tmp_path)
+    assert alive(pid)
+    assert await ending == (Outcome.TIMEOUT, "the program ran longer than 1 s")
+    assert time.monotonic() - started > 2.9  # the limit, SIGTERM, the grace, SIGKILL
+    await until(lambda: not alive(pid))
+
+
+async def test_cancelling_ends_a_grandchild_that_ignores_sigterm(tmp_path: Path) -> None:
+    running = asyncio.create_task(shell(STUBBORN, cwd=tmp_path)(None))  # type: ignore[arg-type]
+    pid = await grandchild(tmp_path)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not alive(pid))
+
+
+async def test_cancelling_twice_kills_at_once(watchdog: Watchdog, tmp_path: Path) -> None:
+    """Nobody waits for the grace, which is longer than the test may take."""
+    running = asyncio.create_task(stubborn(watchdog, tmp_path))
+    pid = await grandchild(tmp_path)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not alive(pid))
+
+
+async def test_a_program_that_ends_on_sigterm_has_time_to(tmp_path: Path) -> None:
+    script = (
+        "trap 'sleep 0.3; echo good > bye; exit 0' TERM; echo > ready; while :; do sleep 0.1; done"
+    )
+    running = asyncio.create_task(shell(script, cwd=tmp_path)(None))  # type: ignore[arg-type]
+    await until((tmp_path / "ready").exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (tmp_path / "bye").read_text() == "good\n"
+
+
+async def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    """It holds stdout open, too: nobody waits for it."""
+    script = "sh -c 'echo $$ > grandchild; sleep 600' & until [ -s grandchild ]; do :; done; echo 1"
+    assert await shell(script, cwd=tmp_path)(None) == 1.0
+    pid = await grandchild(tmp_path)
+    await until(lambda: not alive(pid))
+
+
+async def test_who_leaves_the_group_holds_nothing_up(tmp_path: Path) -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "sleeper = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "print(sleeper.pid, file=open('left', 'w'))\n"
+        "print(1)\n"
+    )
+    assert await Command([sys.executable, "-c", code], cwd=tmp_path)(None) == 1.0
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+async def test_huge_and_binary_output_is_bounded() -> None:
+    out, err = Tail(), Tail()
+    code = (
+        "import sys\n"
+        "for _ in range(400):\n"
+        "    sys.stdout.buffer.write(bytes(range(256)) * 256)\n"
+        "    sys.stderr.buffer.write(b'\\xff' * 65536)\n"
+        "print('\\n0.5')\n"
+    )
+    async with guarding() as watchdog:
+        ended = await run_program(
+            [sys.executable, "-c", code], watchdog=watchdog, stdout=out, stderr=err, env={}
+        )
+    assert ended == Ended(0, False)
+    assert (out.count, err.count) == (400 * 65536 + 5, 400 * 65536)
+    assert len(out.data) == len(err.data) == 8192
+    assert last_line(out) == "0.5"
+
+
+async def test_many_at_once_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    """Each waits until all have begun."""
+    script = f'echo > "{tmp_path}/$LIGHTSPAN_TASK"; ' + (
+        f'while [ "$(ls {tmp_path} | wc -l)" -lt 24 ]; do sleep 0.1; done; echo "$LIGHTSPAN_TASK"'
+    )
+    command = shell(script, task="environment")
+    rewards = await asyncio.gather(*(command(number) for number in range(24)))
+    assert rewards == [float(number) for number in range(24)]
+
+
+async def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of the program."""
+
+    def refuse(*_: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("lightspan.runners.command.process._start", refuse)
+    what, text = await outcome(shell("echo 1"))
+    assert what is Outcome.INFRASTRUCTURE
+    assert "could not be started: [Errno 11] Resource temporarily unavailable" in text
+
+
+async def test_no_descriptor_is_left() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    for _ in range(5):
+        await shell("echo 1")(None)
+        await outcome(shell("sleep 9", timeout_s=0.01))
+    assert open_files() == before
+
+
+async def test_attempts_share_a_watchdog_while_a_runner_works() -> None:
+    command = shell("echo 1")
+    async with command.opened() as first:
+        assert await command(None) == await command(None) == 1.0
+        async with guarding() as second:
+            assert second is first
+
+
+async def test_a_dead_watchdog_is_replaced() -> None:
+    async with guarding() as first:
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: not first.alive)
+        assert await shell("echo 1")(None) == 1.0
+        async with guarding() as second:
+            assert second is not first
+        assert not second.folder.exists()
+    assert not first.folder.exists()
+
+
+async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path) -> None:
+    """As if this process had died: its end of the pipe closes, with a program under way."""
+    (watchdog.folder / "task.json").write_text("{}")
+    program = asyncio.create_task(stubborn(watchdog, tmp_path))
+    pid = await grandchild(tmp_path)
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(watchdog.pid, name)  # which it does not hear
+    pipe, watchdog.pipe = watchdog.pipe, os.open(os.devnull, os.O_WRONLY)
+    assert watchdog.alive
+    os.close(pipe)
+    assert (await program).status == -signal.SIGKILL
+    await until(lambda: not alive(pid))
+    await until(lambda: not watchdog.alive)
+    assert not watchdog.folder.exists()
+
+
+# --- which agents are answered ------------------------------------------------------------------
+def test_agents_that_nobody_answers() -> None:
+    writer = Rule("writer", Target(route=Route.POLICY, policy="policy"))
+    routing = Routing(rules=[writer])
+    check_served(routing, ["writer", "team/writer"])
+    message = (
+        r"the command's agents \['planner'\] are neither optimised nor frozen to a model, so "
+        r"lightspan's endpoint refuses their calls: say frozen=\"base\", \"shared\" or an LLM"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_served(routing, ["planner", "writer"])
+    base = Routing(rules=[writer], default=Target(route=Route.BASE, policy="base"))
+    check_served(base, ["planner", "writer"])
+
+
+def test_naming_agents_changes_no_route() -> None:
+    everyone = Routing(rules=[Rule("*", Target(route=Route.POLICY, policy="policy"))])
+    named = everyone.naming(["writer", "team/editor", "any*"])
+    assert [rule.pattern for rule in named.rules] == ["writer", "team/editor", "*"]
+    for path in ("writer", "team/editor", "editor", "any*", "app"):
+        assert named.target(path) == everyone.target(path)

@@ -1,0 +1,139 @@
+"""Streams that an app in training leaves: cancelled, however late the gateway notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.capture import emit, threads, wire
+from lightspan.gateway import Gateway
+from lightspan.lightning import build_episode
+from lightspan.lightning.selection import cover
+from lightspan.runners.app import App
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import conventions as c
+from lightspan.schema.records import AttemptStatus, Rollout
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.stores import open_store
+from lightspan.testing.conditions import until
+from lightspan.testing.gateway_suite import shared_tokenizer
+from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine
+
+WRITER = Rule("writer", Target(route=Route.POLICY, policy="policy"))
+MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
+ASKED: dict[str, Any] = {"model": "m", "messages": MESSAGES, "stream": True}
+TEXT = "I am fine, thank you very much."
+KEPT: list[Any] = []
+"""Streams that apps leave open."""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OPENAI_API_KEY", "app-key")
+    yield
+    KEPT.clear()
+    threads.stop_carrying()
+    wire.uninstall()
+    wire.close()
+
+
+def first_word(stream: Any) -> None:
+    next(chunk for chunk in stream if chunk.choices[0].delta.content)
+
+
+def closes(task: Any) -> float:
+    with openai.OpenAI() as client, emit.agent("writer"):
+        stream = client.chat.completions.create(**ASKED)
+        first_word(stream)
+        stream.close()
+    return 1.0
+
+
+def leaves_a_streaming_response(task: Any) -> float:
+    with (
+        openai.OpenAI() as client,
+        emit.agent("writer"),
+        client.chat.completions.with_streaming_response.create(**ASKED) as response,
+    ):
+        first_word(response.parse())
+    return 1.0
+
+
+def leaves_it_open(task: Any) -> float:
+    with openai.OpenAI() as client, emit.agent("writer"):
+        KEPT.append(client.chat.completions.create(**ASKED))
+        first_word(KEPT[-1])
+    return 1.0
+
+
+async def leaves_it_open_async(task: Any) -> float:
+    async with openai.AsyncOpenAI() as client:
+        with emit.agent("writer"):
+            KEPT.append(await client.chat.completions.create(**ASKED))
+            async for chunk in KEPT[-1]:
+                if chunk.choices[0].delta.content:
+                    break
+    return 1.0
+
+
+async def is_cancelled(task: Any) -> float:
+    async def ask() -> None:
+        with emit.agent("writer"):
+            async for chunk in await client.chat.completions.create(**ASKED):
+                if chunk.choices[0].delta.content:
+                    has_begun.set()
+
+    has_begun = asyncio.Event()
+    async with openai.AsyncOpenAI() as client:
+        asking = asyncio.create_task(ask())
+        await has_begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        closes,
+        leaves_a_streaming_response,
+        leaves_it_open,
+        leaves_it_open_async,
+        is_cancelled,
+    ],
+)
+async def test_a_stream_that_the_app_leaves_is_cancelled(app: Any) -> None:
+    gate = Gate()
+    before_the_end = {len(shared_tokenizer().encode(TEXT)) - 1: gate}
+    engine = ScriptedEngine(shared_tokenizer(), [Say(text=TEXT, gates=before_the_end)])
+    async with open_store("memory:") as store:
+        async with Gateway(store, engine) as gateway:
+            routing = Routing(gateway_url=gateway.url, rules=[WRITER])
+            resources = await store.put_resources({"routing": routing})
+            rollout = Rollout(rollout_id="ro-1", task={}, task_id="t", resources_id=resources)
+            await store.enqueue([rollout])
+            runner = Runner(store, App(app), RunnerConfig())
+            running = asyncio.create_task(runner.run())
+            cursor = 0
+            while not (await store.rollouts())[0].status.final:
+                cursor = (await store.watch(cursor, timeout_s=5)).cursor
+            gate.open()  # what the engine goes on to say is late
+            await until(lambda: engine.finished or engine.cancelled)
+            runner.stop()
+            await running
+        [attempt] = await store.attempts(["ro-1"])
+        name = attempt.attempt_id
+        spans = (await store.spans([name]))[name]
+        records = (await store.token_records([name]))[name]
+    assert (attempt.status, attempt.damage) == (AttemptStatus.SUCCEEDED, [])
+    assert len(records) == 1
+    episode = build_episode(attempt, rollout, spans, records)
+    coverage = cover(episode, Routing(rules=[WRITER]))
+    assert coverage.counts() == {"rejected:cancelled": 1}
+    assert episode.late_calls == ()
+    said = [span for span in spans if c.CALL_ID in span.attributes and not span.late]
+    assert {span.attributes[c.CALL_OUTCOME] for span in said} == {"cancelled"}

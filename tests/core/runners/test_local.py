@@ -1,0 +1,276 @@
+"""Runner processes: started, fed, replaced, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.runners.local import LocalRunners, _without_interrupts
+from lightspan.runners.protocol import RunnerPlan, Runners
+from lightspan.schema.records import (
+    AttemptStatus,
+    Mode,
+    Outcome,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+)
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import Routing
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.testing.conditions import until
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
+        yield store
+
+
+Make = Callable[..., LocalRunners]
+
+
+@pytest.fixture(params=["this environment", "the app's own"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Makes runners of the tests' interpreter, and of one without anything but core."""
+    if request.param == "this environment":
+        return LocalRunners
+    python = request.getfixturevalue("app_python")
+    return partial(LocalRunners, python=python, app_dirs=[HERE])
+
+
+def plan(store: Store, app: str, **fields: Any) -> RunnerPlan:
+    return RunnerPlan(store_url=store.url, app=app, sys_path=[HERE], **fields)
+
+
+async def enqueue(store: Store, tasks: list[Any], first: int = 0, **fields: Any) -> None:
+    await store.enqueue(
+        [
+            Rollout(rollout_id=f"ro-{n}", task=task, task_id=f"t{n}", mode=Mode.VAL, **fields)
+            for n, task in enumerate(tasks, first)
+        ]
+    )
+
+
+def test_a_process_that_starts_hears_no_ctrl_c() -> None:
+    with _without_interrupts():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app may take long to import, or for ever."""
+    source = "import os, time\nopen(os.environ['SEEN'], 'w').write(str(os.getpid()))\n"
+    (tmp_path / "sleeping_app.py").write_text(f"{source}time.sleep(600)\n")
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    runners = make(1)
+    if runners.python is not None:
+        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
+    told = plan(store, "sleeping_app:answer")
+    told.sys_path.append(str(tmp_path))
+    starting = asyncio.create_task(runners.start(told))
+    await until(lambda: seen.exists() and seen.read_text() != "")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: not Path(f"/proc/{seen.read_text()}").exists())
+    await runners.stop()
+
+
+async def finished(store: Store, runners: LocalRunners) -> list[RolloutState]:
+    while True:
+        states = await store.rollouts()
+        if all(state.status.final for state in states):
+            return states
+        runners.check()
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def started(runners: LocalRunners, plan: RunnerPlan) -> AsyncIterator[LocalRunners]:
+    assert isinstance(runners, Runners)
+    await runners.start(plan)
+    try:
+        yield runners
+    finally:
+        await runners.stop()
+        await runners.stop()
+
+
+@pytest.mark.parametrize(("slots", "processes"), [(8, 1), (5, 2)])
+async def test_processes_share_the_work(
+    store: Store, make: Make, slots: int, processes: int
+) -> None:
+    await enqueue(store, [{"seconds": 0.01}] * 30)
+    made = make(slots, processes=processes)
+    async with started(made, plan(store, "runner_apps:sleeps")) as runners:
+        pids = runners.pids
+        states = await finished(store, runners)
+    assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
+    attempts = await store.attempts([f"ro-{n}" for n in range(30)])
+    found = {int(a.reward.value) for a in attempts if a.reward and a.reward.value}
+    assert found <= set(pids)
+    assert len(pids) == processes
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_every_attempt_its_process(store: Store, make: Make) -> None:
+    """With the call token in the environment, and children allowed."""
+    resources = await store.put_resources({"routing": Routing(gateway_url="http://127.0.0.1:9")})
+    await enqueue(store, [{}, {}], resources_id=resources)
+    made = make(2, isolation="process")
+    async with started(made, plan(store, "runner_apps:shows_environment")) as runners:
+        assert len(runners.pids) == 2
+        await finished(store, runners)
+    attempts = await store.attempts(["ro-0", "ro-1"])
+    assert [(attempt.message, attempt.status) for attempt in attempts] == [
+        ("", AttemptStatus.SUCCEEDED)
+    ] * 2
+
+
+async def test_a_stuck_process_is_replaced(store: Store, make: Make) -> None:
+    """A sync app that never returns costs its process, not the run; time and again."""
+    await enqueue(store, [{"seconds": 600}] * 3, timeout_s=0.3)
+    await enqueue(store, [{"seconds": 0}], first=3)
+    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
+        first = runners.pids
+        states = await finished(store, runners)
+        assert runners.pids != first
+    failed, succeeded = RolloutStatus.FAILED, RolloutStatus.SUCCEEDED
+    assert [state.status for state in states] == [failed, failed, failed, succeeded]
+    attempts = await store.attempts([f"ro-{n}" for n in range(3)])
+    assert [attempt.outcome for attempt in attempts] == [Outcome.TIMEOUT] * 3
+
+
+async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_path: Path) -> None:
+    """Its one attempt uses up a try, and the next one succeeds."""
+    await enqueue(store, [{"marker": str(tmp_path / "died")}])
+    async with started(make(1), plan(store, "runner_apps:kills_itself")) as runners:
+        [state] = await finished(store, runners)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.SUCCEEDED, 1)
+    lost, done = await store.attempts(["ro-0"])
+    assert (lost.status, lost.message) == (
+        AttemptStatus.LOST,
+        "only this attempt ran (rollout ro-0, task t0) when the runner's process died by signal 9 "
+        "(SIGKILL)",
+    )
+    assert done.reward == Reward(1.0)
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+async def test_an_app_whose_own_task_ends_the_program(store: Store, make: Make, kind: str) -> None:
+    """It costs its own attempt, at once; its neighbours and the process go on."""
+    await enqueue(store, [{"kind": "none"}, {"kind": kind}, {"kind": "none"}])
+    app = "runner_apps:ends_in_a_task_of_its_own"
+    async with started(make(2), plan(store, app)) as runners:
+        states = await finished(store, runners)
+        [pid] = runners.pids
+    succeeded, failed = RolloutStatus.SUCCEEDED, RolloutStatus.FAILED
+    assert [state.status for state in states] == [succeeded, failed, succeeded]
+    before, ended, after = await store.attempts(["ro-0", "ro-1", "ro-2"])
+    assert (before.reward, after.reward) == (Reward(float(pid)), Reward(float(pid)))
+    assert (ended.outcome, ended.message) == (Outcome.APP_ERROR, f"{kind}: by the app")
+
+
+@pytest.mark.parametrize("order", [b"no order", b'{"runs":["\xff"]}'])
+async def test_a_process_that_cannot_read_its_orders_is_replaced(
+    store: Store, make: Make, order: bytes
+) -> None:
+    await enqueue(store, [{"seconds": 0}])
+    async with started(make(1), plan(store, "runner_apps:sleeps")) as runners:
+        await finished(store, runners)
+        first = runners.pids
+        runners._workers[0].lifeline.send_bytes(order)
+        await until(lambda: runners.pids not in ([], first))
+
+
+async def test_processes_that_keep_dying(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they have run anything: the app itself cannot start, and no task is to blame."""
+    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
+    monkeypatch.setattr("lightspan.runners.local.QUICK_S", 600.0)
+    (tmp_path / "dying_app.py").write_text(
+        "import os, threading, time\n"
+        "def die():\n"
+        "    while not any(one.name == 'lightspan-guard' for one in threading.enumerate()):\n"
+        "        time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "threading.Thread(target=die, daemon=True).start()\n"
+        "def answer(task):\n"
+        "    return 1.0\n"
+    )
+    runners = make(1)
+    if runners.python is not None:
+        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
+    told = plan(store, "dying_app:answer")
+    told.sys_path.append(str(tmp_path))
+    message = (
+        r"died 2 times within 600 s of starting, before they ran anything \(the last one died by "
+        r"signal 9 \(SIGKILL\)\); run the app alone to see why"
+    )
+    await enqueue(store, [{}], run_id="another")
+    async with started(runners, msgspec.structs.replace(told, run_id="mine")):
+        with pytest.raises(LightspanError, match=message):
+            await finished(store, runners)
+
+
+async def test_a_task_that_kills_its_process_ends_no_run(
+    store: Store, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often: it is lost after its tries, and what follows is run."""
+    monkeypatch.setattr("lightspan.runners.local.MAX_QUICK_DEATHS", 2)
+    await enqueue(store, [{"dies": True}], max_infrastructure_tries=4)
+    await enqueue(store, [{"dies": False}], first=1)
+    async with started(make(1), plan(store, "runner_apps:dies")) as runners:
+        states = await finished(store, runners)
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.LOST, 4),
+        (RolloutStatus.SUCCEEDED, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        (
+            "no_such_module:app",
+            "the app 'no_such_module:app' cannot be imported: ModuleNotFoundError",
+        ),
+        ("runner_apps:nothing", "the app 'runner_apps:nothing' cannot be found"),
+        ("runner_apps:not_callable", "an app must be callable, not int: 5"),
+        ("runner_apps", "an app is named module:name, not 'runner_apps'"),
+    ],
+)
+async def test_apps_that_cannot_be_had(store: Store, app: str, message: str) -> None:
+    with pytest.raises(AppError, match=message):
+        await LocalRunners(2, processes=2).start(plan(store, app))
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match="slots=0 must be at least 1"):
+        LocalRunners(0)
+    with pytest.raises(ConfigError, match="slots='8' must be a whole number"):
+        LocalRunners("8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"processes=2\.5 must be a whole number"):
+        LocalRunners(2, processes=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='"thread" or "process", not \'cage\''):
+        LocalRunners(1, isolation="cage")

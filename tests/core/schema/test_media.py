@@ -1,0 +1,213 @@
+"""Images, sounds and files in messages: kept as references, never as their bytes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from lightspan.schema import conventions as c, media, messages
+from lightspan.schema.call_attributes import answer_attributes, request_attributes
+
+PICTURE = bytes(range(256)) * 8_192
+"""Two megabytes."""
+BASE64 = base64.b64encode(PICTURE).decode()
+DATA_URL = f"data:image/png;base64,{BASE64}"
+KNOWN = {"size": len(PICTURE), "sha256": hashlib.sha256(PICTURE).hexdigest()}
+PNG = {"mime_type": "image/png", **KNOWN}
+SIGNED = f"https://me:pass@cdn.test/a/cat.png?X-Amz-Signature={'0' * 64}#part"
+SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        (  # chat
+            {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "high"}},
+            {"type": "blob", "modality": "image", **PNG},
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": SIGNED}},
+            {
+                "type": "uri",
+                "modality": "image",
+                "uri": "https://cdn.test/a/cat.png",
+                "sha256": SIGNED_DIGEST,
+            },
+        ),
+        (
+            {"type": "image_url", "image_url": "https://cdn.test/cat.png"},
+            {"type": "uri", "modality": "image", "uri": "https://cdn.test/cat.png"},
+        ),
+        (
+            {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}},
+            {"type": "blob", "modality": "audio", "mime_type": "wav", **KNOWN},
+        ),
+        (
+            {"type": "file", "file": {"filename": "a.pdf", "file_data": DATA_URL}},
+            {"type": "blob", "modality": "file", "filename": "a.pdf", **PNG},
+        ),
+        (
+            {"type": "file", "file": {"file_id": "file-1"}},
+            {"type": "file", "modality": "file", "file_id": "file-1"},
+        ),
+        (  # Responses
+            {"type": "input_image", "image_url": DATA_URL, "detail": "auto"},
+            {"type": "blob", "modality": "image", **PNG},
+        ),
+        (
+            {"type": "input_image", "file_id": "file-2"},
+            {"type": "file", "modality": "image", "file_id": "file-2"},
+        ),
+        (
+            {"type": "input_file", "file_url": "https://cdn.test/a.pdf"},
+            {"type": "uri", "modality": "file", "uri": "https://cdn.test/a.pdf"},
+        ),
+        (
+            {"type": "image_generation_call", "id": "ig_1", "result": BASE64},
+            {"type": "blob", "modality": "image", **KNOWN},
+        ),
+        (
+            {
+                "type": "computer_call_output",
+                "call_id": "c1",
+                "output": {"type": "computer_screenshot", "image_url": DATA_URL},
+            },
+            {
+                "type": "computer_call_output",
+                "call_id": "c1",
+                "output": {"type": "computer_screenshot", "image_url": {"type": "blob", **PNG}},
+            },
+        ),
+        (  # Anthropic
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": BASE64},
+            },
+            {"type": "blob", "modality": "image", **PNG},
+        ),
+        # nobody's
+        ({"type": "x", "bytes": BASE64}, {"type": "x", "bytes": {"type": "blob", **KNOWN}}),
+        (
+            {"type": "x", "many": [DATA_URL, "a"]},
+            {"type": "x", "many": [{"type": "blob", **PNG}, "a"]},
+        ),
+        (
+            {"type": "refusal", "refusal": "no. " * 2000},
+            {"type": "refusal", "refusal": "no. " * 2000},
+        ),
+        # unusable
+        ({"type": "image_url"}, {"type": "image_url"}),
+        ({"type": "image_url", "image_url": 5}, {"type": "image_url", "image_url": 5}),
+        (
+            {"type": "image_url", "image_url": "data:,caf\u00e9"},
+            {
+                "type": "blob",
+                "modality": "image",
+                "size": 5,
+                "sha256": hashlib.sha256("caf\u00e9".encode()).hexdigest(),
+            },
+        ),
+        (
+            {"type": "image_url", "image_url": "http://[::1/cat.png?key=1"},
+            {
+                "type": "uri",
+                "modality": "image",
+                "uri": "http://[::1/cat.png",
+                "sha256": hashlib.sha256(b"http://[::1/cat.png?key=1").hexdigest(),
+            },
+        ),
+    ],
+)
+def test_references(part: dict[str, Any], kept: dict[str, Any]) -> None:
+    assert media.reference(part) == kept
+
+
+def test_every_place_of_a_chat() -> None:
+    """What a person says, what a tool gave, what a model said before."""
+    image = {"type": "image_url", "image_url": {"url": DATA_URL}}
+    kept = {"type": "blob", "modality": "image", **PNG}
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "what?"}, image]},
+        {"role": "tool", "tool_call_id": "t1", "content": [image, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "audio": {"id": "audio_1"}},
+    ]
+    asked = request_attributes({"model": "m", "messages": said})[c.INPUT_MESSAGES]
+    assert json.loads(str(asked)) == [
+        {"role": "user", "parts": [{"type": "text", "content": "what?"}, kept]},
+        {
+            "role": "tool",
+            "parts": [
+                {
+                    "type": "tool_call_response",
+                    "response": [kept, {"type": "text", "text": "b"}],
+                    "id": "t1",
+                }
+            ],
+        },
+        {
+            "role": "assistant",
+            "parts": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
+        },
+    ]
+    assert messages.load(str(asked)) == [
+        {"role": "user", "content": [{"type": "text", "text": "what?"}, kept]},
+        {"role": "tool", "tool_call_id": "t1", "content": [kept, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "file", "modality": "audio", "file_id": "audio_1"}],
+        },
+    ]
+
+
+def test_every_place_of_a_response() -> None:
+    image = {"type": "input_image", "image_url": DATA_URL}
+    kept = {"type": "blob", "modality": "image", **PNG}
+    given = [
+        {"role": "user", "content": [{"type": "input_text", "text": "what?"}, image]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [image]},
+        {"type": "image_generation_call", "id": "ig_1", "result": BASE64},
+    ]
+    asked = request_attributes({"model": "m", "input": given})[c.INPUT_MESSAGES]
+    assert json.loads(str(asked)) == [
+        {"role": "user", "parts": [{"type": "text", "content": "what?"}, kept]},
+        {
+            "role": "assistant",
+            "parts": [{"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"}],
+        },
+        {
+            "role": "tool",
+            "parts": [{"type": "tool_call_response", "response": [kept], "id": "c1"}],
+        },
+        {"role": "unknown", "parts": [{"type": "blob", "modality": "image", **KNOWN}]},
+    ]
+    answer = answer_attributes({"id": "r1", "status": "completed", "output": [given[3]]})
+    assert json.loads(str(answer[c.OUTPUT_MESSAGES])) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "blob", "modality": "image", **KNOWN}],
+            "finish_reason": "stop",
+        }
+    ]
+
+
+def test_a_spoken_answer() -> None:
+    audio = {"id": "audio_1", "data": BASE64, "transcript": "hi", "expires_at": 1}
+    choice = {"message": {"role": "assistant", "content": None, "audio": audio}}
+    known = answer_attributes({"choices": [{**choice, "finish_reason": "stop"}]})
+    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "blob", "modality": "audio", **KNOWN}],
+            "finish_reason": "stop",
+        }
+    ]
+
+
+@pytest.mark.parametrize("part", ["text", None, {}, {"type": []}, {"type": "text", "text": "a"}])
+def test_what_is_no_media(part: Any) -> None:
+    assert not media.is_media(part)

@@ -1,0 +1,102 @@
+"""OpenAI's chat messages and OpenTelemetry's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.schema import messages
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+CALL = st.fixed_dictionaries(
+    {
+        "id": TEXT,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": TEXT, "arguments": TEXT}),
+    }
+)
+MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": TEXT}),
+    st.fixed_dictionaries(
+        {"role": st.just("tool"), "tool_call_id": TEXT, "content": TEXT},
+    ),
+    st.fixed_dictionaries(
+        {
+            "role": st.just("assistant"),
+            "content": st.one_of(st.none(), TEXT),
+            "tool_calls": st.lists(CALL, min_size=1),
+        }
+    ),
+)
+
+
+@given(st.lists(MESSAGE))
+def test_round_trip(said: list[dict[str, Any]]) -> None:
+    assert messages.load(messages.dump(said)) == said
+
+
+def test_the_schema() -> None:
+    said: list[Any] = [
+        {"role": "user", "name": "me", "content": [{"type": "text", "text": "a"}, {"type": "x"}]},
+        {"role": "assistant", "content": "b", "finish_reason": "stop"},
+    ]
+    assert messages.to_genai(said) == [
+        {
+            "role": "user",
+            "name": "me",
+            "parts": [{"type": "text", "content": "a"}, {"type": "x"}],
+        },
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "b"}],
+            "finish_reason": "stop",
+        },
+    ]
+    assert messages.from_genai(messages.to_genai(said))[0] == said[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "text",
+        5,
+        None,
+        {"content": 5},
+        {"role": "user", "content": {"a": 1}},
+        {"role": "user", "content": ["plain", 3]},
+        {"role": "assistant", "tool_calls": "abc"},
+        {"role": "assistant", "tool_calls": [1, {"function": "x"}]},
+    ],
+)
+def test_what_is_no_message_is_kept_as_text(said: Any) -> None:
+    [parsed] = json.loads(messages.dump([said]))
+    assert set(parsed) >= {"role", "parts"}
+
+
+class Failing:
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, 2.5, None, "ä"]}, '{"a":[1,2.5,null,"ä"]}'),
+        ({"a": {1, 2}.__class__}, '{"a":"<class \'set\'>"}'),
+        (float("nan"), "null"),
+        ("\ud800", '"?"'),
+        ({(1, 2): 3}, '{"(1, 2)":3}'),
+        ({Failing: 1, "\ud800": 2}, '"<dict>"'),
+        (CIRCLE, '"<list>"'),
+        (Failing(), '"<Failing>"'),
+    ],
+)
+def test_json_never_fails(value: Any, text: str) -> None:
+    assert messages.dump_json(value) == text

@@ -1,0 +1,222 @@
+"""Spans: the codec, and attributes from whatever an app hands over."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan.errors import DataError
+from lightspan.schema.spans import (
+    SCHEMA_VERSION,
+    Span,
+    SpanEvent,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    clean_attributes,
+    decode_span,
+    decode_spans,
+    encode_span,
+    encode_spans,
+    new_span_id,
+    new_trace_id,
+    now_ns,
+)
+
+_VALUES = st.one_of(
+    st.text(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.lists(st.text(), max_size=3),
+    st.lists(st.booleans(), max_size=3),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.lists(st.floats(allow_nan=False), max_size=3),
+)
+_ATTRIBUTES = st.dictionaries(st.text(), _VALUES, max_size=4)
+_TIMES = st.integers(0, 2**63 - 1)
+_SPANS = st.builds(
+    Span,
+    span_id=st.text(),
+    trace_id=st.text(),
+    name=st.text(),
+    rollout_id=st.text(),
+    attempt_id=st.text(),
+    kind=st.sampled_from(SpanKind),
+    parent_id=st.none() | st.text(),
+    start_ns=_TIMES,
+    end_ns=_TIMES,
+    status=st.sampled_from(SpanStatus),
+    status_message=st.text(),
+    attributes=_ATTRIBUTES,
+    events=st.lists(st.builds(SpanEvent, st.text(), _TIMES, _ATTRIBUTES), max_size=2),
+    links=st.lists(st.builds(SpanLink, st.text(), st.text(), _ATTRIBUTES), max_size=2),
+    resource=_ATTRIBUTES,
+    sequence_start=st.none() | _TIMES,
+    sequence_end=st.none() | _TIMES,
+    late=st.booleans(),
+)
+
+
+@given(st.lists(_SPANS, max_size=3))
+def test_spans_survive_the_codec(spans: list[Span]) -> None:
+    decoded = decode_spans(encode_spans(spans))
+    assert decoded == spans
+    assert [decode_span(encode_span(span)) for span in spans] == spans
+    for before, after in zip(spans, decoded, strict=True):
+        assert _types(before.attributes) == _types(after.attributes)
+
+
+def _types(attributes: dict[str, Any]) -> dict[str, Any]:
+    """1, 1.0 and True are equal; their types tell them apart."""
+    return {
+        name: [type(one) for one in value] if isinstance(value, list) else type(value)
+        for name, value in attributes.items()
+    }
+
+
+def test_a_span_says_as_little_as_it_can() -> None:
+    data = encode_span(Span(span_id="a" * 16, trace_id="b" * 32, name="n"))
+    assert set(msgspec.msgpack.decode(data)) == {"span_id", "trace_id", "name"}
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81", b"\x90", b"\x80", b"text", b"\xff" * 100])
+def test_bytes_that_are_no_span(data: bytes) -> None:
+    with pytest.raises(DataError, match="not a span"):
+        decode_span(data)
+    with pytest.raises(DataError, match="not spans"):
+        decode_spans(data + b"\xc1")
+
+
+def test_a_newer_schema_is_refused() -> None:
+    span = Span(span_id="a", trace_id="b", name="n", schema=SCHEMA_VERSION + 1)
+    with pytest.raises(DataError, match=f"span a has schema {SCHEMA_VERSION + 1}.*upgrade"):
+        decode_span(encode_span(span))
+    with pytest.raises(DataError, match="upgrade"):
+        decode_spans(encode_spans([span]))
+
+
+def test_fields_of_a_later_writer_are_skipped() -> None:
+    fields = {"span_id": "a", "trace_id": "b", "name": "n", "novelty": [1]}
+    assert decode_span(msgspec.msgpack.encode(fields)).name == "n"
+
+
+def test_replace_and_duration() -> None:
+    span = Span(span_id="a", trace_id="b", name="n", start_ns=1, end_ns=2_000_000_001)
+    changed = span.replace(name="m", late=True)
+    assert (changed.name, changed.late, changed.span_id) == ("m", True, "a")
+    assert (span.name, span.late) == ("n", False)
+    assert span.duration_s == 2.0
+    with pytest.raises(AttributeError):
+        span.name = "x"  # type: ignore[misc]
+
+
+def test_ids() -> None:
+    ids = {new_span_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(one) == 16 and int(one, 16) >= 0 for one in ids)
+    assert len(new_trace_id()) == 32
+    assert now_ns() > 1_600_000_000 * 10**9
+
+
+# --- clean_attributes -----------------------------------------------------------------------
+class _Text(str):
+    __slots__ = ()
+
+
+class _Level(enum.StrEnum):
+    HIGH = "high"
+
+
+class _Colour(str, enum.Enum):  # noqa: UP042 - as apps write it
+    RED = "red"
+
+
+class _Number(enum.IntEnum):
+    ONE = 1
+
+
+class _Double(float):
+    """As numpy.float64: a float that MessagePack does not know."""
+
+
+class _Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("text", "text"),
+        ("naïve 🙂", "naïve 🙂"),
+        (True, True),
+        (7, 7),
+        (-(2**63), -(2**63)),
+        (2**63 - 1, 2**63 - 1),
+        (0.5, 0.5),
+        (math.inf, math.inf),
+        (2**63, "9223372036854775808"),
+        (2**70, "1180591620717411303424"),
+        (_Text("sub"), "sub"),
+        (_Level.HIGH, "high"),
+        (_Colour.RED, "red"),
+        (_Number.ONE, 1),
+        (_Double(0.5), 0.5),
+        ("half \ud83d a pair", "half \N{REPLACEMENT CHARACTER} a pair"),
+        (["a", "b"], ["a", "b"]),
+        (("a", "b"), ["a", "b"]),
+        ([], []),
+        ([1, 2], [1, 2]),
+        ([True, False], [True, False]),
+        ([_Level.HIGH, "low"], ["high", "low"]),
+        (["\udc00"], ["\N{REPLACEMENT CHARACTER}"]),
+        ([1, 2.0], "[1, 2.0]"),
+        ([True, 1], "[True, 1]"),
+        ([1, None], "[1, None]"),
+        ([2**70], "[1180591620717411303424]"),
+        ([[1]], "[[1]]"),
+        ({"a": 1}, "{'a': 1}"),
+        (b"raw", "b'raw'"),
+        (1j, "1j"),
+        (_Unprintable(), "<_Unprintable>"),
+    ],
+)
+def test_clean_attributes(value: Any, expected: Any) -> None:
+    cleaned = clean_attributes({"key": value})
+    assert cleaned == {"key": expected}
+    assert _types(cleaned) == _types({"key": expected})
+    span = Span(span_id="a", trace_id="b", name="n", attributes=cleaned)
+    assert decode_span(encode_span(span)) == span
+
+
+def test_none_is_left_out_and_keys_become_text() -> None:
+    values: dict[Any, Any] = {"a": None, 5: "five", "\ud800": "x", _Text("b"): 1}
+    assert clean_attributes(values) == {"5": "five", "\N{REPLACEMENT CHARACTER}": "x", "b": 1}
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters()),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats()
+            | st.text(st.characters())
+            | st.binary(),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+            ),
+        ),
+    )
+)
+def test_anything_cleaned_can_be_stored(values: dict[str, Any]) -> None:
+    attributes = clean_attributes(values)
+    span = Span(span_id="a", trace_id="b", name="n", attributes=attributes)
+    assert encode_span(decode_span(encode_span(span))) == encode_span(span)

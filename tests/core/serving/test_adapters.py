@@ -1,0 +1,125 @@
+"""LoRA results: PEFT adapters, merged models, and both served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan import LoRA, Optimizer
+from lightspan.errors import ConfigError, ModelError
+from lightspan.learners import SFTLoss
+from lightspan.learners.models import adapter_base, load_adapter, merge_adapter
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row
+from lightspan.testing.learner_suite import make_rows, published, token_logprobs
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TorchLearner, list[Row], Path]:
+    """A learner whose adapter is far from nothing, what it learned from, and its export."""
+    from lightspan.engines.weights import load_model
+
+    learner = TorchLearner(
+        {"writer": str(tiny)},
+        lora=LoRA(rank=4),
+        optimizer=Optimizer(learning_rate=2e-2, max_grad_norm=None),
+    )
+    rows = make_rows(load_model(tiny))
+    for _ in range(4):
+        learner.update(rows, SFTLoss())
+    folder = tmp_path_factory.mktemp("adapter") / "model"
+    learner.export("writer", folder)
+    return learner, rows, folder
+
+
+def scores_of(model: Any, rows: list[Row]) -> list[list[float]]:
+    with torch.no_grad():
+        return [token_logprobs(model, row).tolist() for row in rows]
+
+
+def close(first: list[list[float]], second: list[list[float]]) -> bool:
+    return all(a == pytest.approx(b, abs=1e-4) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_the_export_is_a_peft_adapter(trained: Any, tiny: Path) -> None:
+    """PEFT itself loads it on the base model that it names, and computes what the learner does."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    learner, rows, folder = trained
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["r"]) == (str(tiny), 4)
+    assert config["task_type"] == "CAUSAL_LM"
+    assert not (folder / "model.safetensors").exists()
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    base = AutoModelForCausalLM.from_pretrained(config["base_model_name_or_path"])
+    model = PeftModel.from_pretrained(base, folder).eval()
+    learned = learner.score(rows)
+    assert close(scores_of(model, rows), learned)
+    with model.disable_adapter():
+        assert not close(scores_of(model, rows), learned)
+    assert adapter_base(folder) == str(tiny)
+    assert adapter_base(tiny) is None
+
+
+def test_the_merged_model_equals_the_learner(trained: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    learner, rows, folder = trained
+    merge_adapter(folder, tmp_path / "merged")
+    learner.export("writer", tmp_path / "direct", merge=True)
+    for name in ("merged", "direct"):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        assert close(scores_of(model, rows), learner.score(rows))
+        assert AutoTokenizer.from_pretrained(tmp_path / name).chat_template
+        assert adapter_base(tmp_path / name) is None
+
+
+async def test_what_the_engine_serves_is_what_the_learner_publishes(trained: Any) -> None:
+    learner, _, folder = trained
+    weights = await published(learner)
+    merged = load_adapter(folder).state_dict()
+    assert merged.keys() == weights.keys()
+    for name, tensor in merged.items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def test_a_base_model_elsewhere(trained: Any, tiny: Path, tmp_path: Path) -> None:
+    learner, rows, folder = trained
+    moved = shutil.copytree(folder, tmp_path / "adapter")
+    path = moved / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "base_model_name_or_path": "/nowhere/model"}))
+    with pytest.raises(ModelError, match="/nowhere/model"):
+        load_adapter(moved)
+    assert close(scores_of(load_adapter(moved, base=tiny), rows), learner.score(rows))
+
+
+def test_what_is_no_adapter(trained: Any, tiny: Path, tmp_path: Path) -> None:
+    _, _, folder = trained
+    with pytest.raises(ModelError, match="holds no PEFT adapter"):
+        load_adapter(tiny)
+    with pytest.raises(ConfigError, match="another folder than the adapter's"):
+        merge_adapter(folder, folder / "." / "")
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    (damaged / "adapter_model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="does not fit its base model"):
+        load_adapter(damaged)
+    (damaged / "adapter_model.safetensors").unlink()
+    (damaged / "adapter_model.bin").write_bytes(b"a pickle")  # never read
+    with pytest.raises(ModelError, match="holds no PEFT adapter"):
+        load_adapter(damaged)
+    (damaged / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="does not say which model it is of"):
+        adapter_base(damaged)
+    (damaged / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        adapter_base(damaged)

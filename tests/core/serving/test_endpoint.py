@@ -1,0 +1,275 @@
+"""Serving a run: what its folder has to hold, what is printed, and the real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serve_process import serving  # type: ignore[import-not-found]
+
+import lightspan
+from lightspan import LoRA, Optimizer, Trainer
+from lightspan.capture import wire
+from lightspan.cli import main
+from lightspan.errors import ConfigError, ModelError
+from lightspan.schema.llm import LLM
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.serving.endpoint import ServeOptions, describe, load_served, serve
+from lightspan.training.manifest import KEY, Served, ServedPolicy
+
+POLICY = Target(route=Route.POLICY, policy="policy")
+MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]
+
+
+def write_run(folder: Path, served: Served | None, **result: Any) -> Path:
+    """A folder as a complete run leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    if served is not None:
+        result[KEY] = served.as_json()
+    (folder / "result.json").write_text(json.dumps({"steps": 1, **result}))
+    return folder
+
+
+def served_by(model: Path, routing: Routing, **policies: str) -> Served:
+    """Policies → folder of each."""
+    known = {
+        name: ServedPolicy(folder=folder, model=str(model), version=3)
+        for name, folder in policies.items()
+    }
+    return Served(policies=known, base_model=str(model), routing=routing)
+
+
+# --- the folder -----------------------------------------------------------------------------
+def test_how_to_serve_survives_its_file(tmp_path: Path) -> None:
+    judge = LLM(base_url="http://127.0.0.1:9/v1", model="m", api_key_env="K", sampling={"n": 1})
+    routing = Routing(
+        rules=[Rule("writer", POLICY), Rule("judge", Target(route=Route.ENDPOINT, endpoint=judge))],
+        default=Target(route=Route.BASE, policy="base"),
+    )
+    written = served_by(tmp_path / "base", routing, policy="model")
+    folder = write_run(tmp_path / "run", written)
+    assert load_served(folder) == (written, folder)
+
+
+def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run of lightspan"):
+        load_served(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is not complete.*resume=True, --resume"):
+        load_served(tmp_path)
+    old = write_run(tmp_path / "old", None)
+    with pytest.raises(ConfigError, match="train it again"):
+        load_served(old)
+    odd = write_run(tmp_path / "odd", None, **{KEY: {"policies": 3}})
+    with pytest.raises(ConfigError, match="does not say how"):
+        load_served(odd)
+
+
+def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="model"))
+    with pytest.raises(ConfigError, match=r"policy 'policy' is in .*model, which is gone"):
+        serve(folder, ServeOptions(port=0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "without a key anybody there could use the model"),
+        (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
+        (["--upstream-key-env", "X"], "--upstream-key-env is of --upstream"),
+        (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
+        (["--upstream", "foo"], "--upstream 'foo' is no http or https URL"),
+        (["--upstream", ""], "--upstream '' is no http or https URL"),
+        (["--port", "70000"], "--port 70000 is no port"),
+        (["--device", "tpu"], 'device=\'tpu\' is unknown: use "cpu", or "cuda" for a GPU'),
+        (["--max-tokens", "0"], "--max-tokens 0 must be at least 1"),
+    ],
+)
+def test_options_are_checked_before_anything_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["serve", str(tmp_path / "nothing"), *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
+    (tmp_path / "no-model").mkdir()
+    folder = write_run(tmp_path / "run", served_by(tmp_path, Routing(), policy="../no-model"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use; give another"
+        ):
+            serve(folder, ServeOptions(port=port))
+    with pytest.raises(ModelError):
+        serve(folder, ServeOptions(port=port))
+
+
+# --- what is printed ------------------------------------------------------------------------
+def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
+    routing = Routing(
+        rules=[
+            Rule("writer", POLICY),
+            Rule("team/*", POLICY),
+            Rule("judge", Target(route=Route.SHARED, policy="policy")),
+            Rule("own", Target(route=Route.APP)),
+        ],
+        default=Target(route=Route.BASE, policy="base"),
+    )
+    served = served_by(tmp_path, routing, policy="model")
+    lines = describe(served, Path("runs/x"), "http://127.0.0.1:8000", ServeOptions())
+    assert lines == [
+        "agents, as in training:",
+        "  writer -> policy",
+        "  team/* -> policy",
+        "  judge -> policy (untrained, shared)",
+        "  own -> where the app points (not answered here)",
+        "  other agents -> the starting weights",
+        "one line in an app whose agents lightspan knows (adapter, or `with lightspan.agent(…)`):",
+        '  lightspan.connect("http://127.0.0.1:8000")',
+        "without lightspan in the app, by environment alone:",
+        "  writer: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/writer/v1 OPENAI_API_KEY=unused",
+        "  judge: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/judge/v1 OPENAI_API_KEY=unused",
+        "  or any OpenAI client: base_url=http://127.0.0.1:8000/v1, model=policy",
+        "  or any Anthropic client: base_url=http://127.0.0.1:8000, model=policy",
+        "serving runs/x at http://127.0.0.1:8000/v1 (Ctrl-C stops)",
+    ]
+
+
+def test_one_policy_for_all_takes_one_variable(tmp_path: Path) -> None:
+    served = served_by(tmp_path, Routing(rules=[Rule("*", POLICY)]), policy="model")
+    options = ServeOptions(api_key_env="SERVE_KEY")
+    lines = describe(served, Path("runs/x"), "http://h:1", options)
+    assert '  lightspan.connect("http://h:1", api_key_env="SERVE_KEY")' in lines
+    whole = "OPENAI_BASE_URL=http://h:1/agents/app/v1 OPENAI_API_KEY=$SERVE_KEY"
+    assert f"  the whole app: {whole}" in lines
+
+
+# --- the real process -----------------------------------------------------------------------
+def greedy(url: str, path: str, **fields: Any) -> list[int]:
+    """The token ids of a greedy answer."""
+    with openai.OpenAI(base_url=f"{url}{path}", api_key="unused", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="policy",
+            messages=MESSAGES,
+            temperature=0,
+            max_tokens=12,
+            extra_body={"return_token_ids": True, **fields},
+        )
+    ids: list[int] = answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
+    return ids
+
+
+def expected_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The same by transformers alone."""
+    asked = tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    made = model.generate(**asked, do_sample=False, max_new_tokens=12)
+    return list(made[0, asked["input_ids"].shape[1] :].tolist())
+
+
+@pytest.fixture(scope="module")
+def lora_run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two policies with adapters that differ from each other and from the starting weights."""
+    from lightspan import LightningRL
+
+    algorithm = LightningRL(
+        tiny,
+        optimize={"writer": "writing", "checker": "checking"},
+        frozen="base",
+        group_size=4,
+        tasks_per_step=2,
+        optimizer=Optimizer(learning_rate=3e-2, max_grad_norm=None),
+        lora=LoRA(rank=4),
+    )
+    folder = tmp_path_factory.mktemp("runs") / "lora"
+    tasks = [{"q": f"question {number}"} for number in range(6)]
+    Trainer(algorithm, runners=2, steps=2, folder=folder).fit(apps.two, tasks)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_trained_run_says_how_to_serve_it(lora_run: Path, tiny: Path) -> None:
+    served, _ = load_served(lora_run)
+    assert served.base_model == str(tiny)
+    folders = {name: policy.folder for name, policy in served.policies.items()}
+    assert folders == {"writing": "model/writing", "checking": "model/checking"}
+    assert all(policy.version > 0 for policy in served.policies.values())
+    assert served.routing.target("x/writer").policy == "writing"
+    assert served.routing.default.route is Route.BASE
+    for folder in folders.values():
+        assert (lora_run / folder / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_of_two_policies_and_the_starting_weights(lora_run: Path, tiny: Path) -> None:
+    """Each agent's answers are those that PEFT gives for its adapter."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    expected = {"helper": expected_ids(AutoModelForCausalLM.from_pretrained(tiny), tokenizer)}
+    for agent, policy in {"writer": "writing", "checker": "checking"}.items():
+        base = AutoModelForCausalLM.from_pretrained(tiny)
+        adapted = PeftModel.from_pretrained(base, lora_run / "model" / policy).eval()
+        expected[agent] = expected_ids(adapted, tokenizer)
+    assert expected["writer"] != expected["helper"]
+    with serving(lora_run, "--port", "0") as (url, lines):
+        answered = {agent: greedy(url, f"/agents/{agent}/v1") for agent in expected}
+        assert answered == expected
+        port = url.rpartition(":")[2]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            serve(lora_run, ServeOptions(port=int(port)))
+    assert any("merging the adapter of writing" in line for line in lines)
+    assert lines[-2:] == [
+        "stopping",
+        "calls answered: checker 1 (checking), helper 1 (base), writer 1 (writing)",
+    ]
+
+
+@pytest.mark.slow
+def test_a_key_other_options_and_a_connected_app(
+    tiny: Path, apps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routing = Routing(rules=[Rule("writer", POLICY)], default=Target(route=Route.BASE))
+    folder = write_run(tmp_path / "run", served_by(tiny, routing, policy=str(tiny)))
+    monkeypatch.setenv("SERVE_KEY", "open sesame")
+    options = ["--port=0", "--api-key-env=SERVE_KEY", "--max-tokens=5", "--dtype=float32"]
+    with serving(folder, *options) as (url, lines):
+        with pytest.raises(openai.AuthenticationError):
+            greedy(url, "/v1")
+        try:
+            with lightspan.connect(url, api_key_env="SERVE_KEY"):
+                assert apps.two({"q": "question 1"}) >= 0
+        finally:
+            wire.uninstall()
+            wire.close()
+    assert f'  lightspan.connect("{url}", api_key_env="SERVE_KEY")' in lines
+    assert lines[-1] == "calls answered: checker 1 (base), writer 1 (policy)"
+    assert "open sesame" not in "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_it(tiny: Path, tmp_path: Path) -> None:
+    routing = Routing(rules=[Rule("*", POLICY)])
+    folder = write_run(tmp_path / "run", served_by(tiny, routing, policy=str(tiny)))
+    command = [sys.executable, "-m", "lightspan.cli", "serve", str(folder), "--port", "0"]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert served.stdout is not None
+    for line in served.stdout:
+        if line.startswith("serving "):
+            break
+    served.send_signal(signal.SIGINT)
+    rest, _ = served.communicate(timeout=30)
+    assert served.returncode == 0
+    assert rest.splitlines() == ["stopping", "calls answered: none"]

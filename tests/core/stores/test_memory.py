@@ -1,0 +1,40 @@
+"""MemoryStore against the suite."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from lightspan.schema.records import RolloutStatus
+from lightspan.stores.memory import MemoryStore
+from lightspan.testing.store_suite import LEASE_S, StoreSuite, make_report, make_rollout
+
+
+class TestMemoryStore(StoreSuite):
+    def make_store(self, name: str, clock: Callable[[], float]) -> MemoryStore:
+        return MemoryStore(clock=clock)
+
+
+async def test_capabilities_and_url() -> None:
+    store = MemoryStore()
+    assert not store.capabilities.durable
+    assert not store.capabilities.multi_process
+    assert store.url == "memory:"
+
+
+def test_threads_with_event_loops_of_their_own() -> None:
+    store = MemoryStore()
+    asyncio.run(store.open())
+    asyncio.run(store.enqueue([make_rollout(f"ro-{i}") for i in range(200)]))
+
+    async def drain() -> int:
+        done = 0
+        while claims := await store.claim("runner", 3, LEASE_S):
+            done += sum(await store.report([make_report(claim.attempt) for claim in claims]))
+        return done
+
+    with ThreadPoolExecutor(4) as threads:
+        counts = list(threads.map(lambda _: asyncio.run(drain()), range(4)))
+    assert sum(counts) == 200
+    assert asyncio.run(store.count()) == {RolloutStatus.SUCCEEDED: 200}

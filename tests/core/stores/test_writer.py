@@ -1,0 +1,295 @@
+"""Who writes to a SQLite file, and when: the event loop's thread, or the writer's."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.errors import NotFoundError, StoreClosedError
+from lightspan.schema.records import RolloutStatus
+from lightspan.stores._encoding import pack_rollout
+from lightspan.stores.sqlite import SQLiteStore, writer as sqlite_writer
+from lightspan.testing.conditions import until
+from lightspan.testing.store_suite import make_rollout, make_span, ref, start
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes any write slow."""
+    monkeypatch.setattr(sqlite_writer, "_LONG_S", 3600.0)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+    async with SQLiteStore(tmp_path / "x.db") as store:
+        yield store
+
+
+def spying(store: SQLiteStore) -> list[int]:
+    """The thread of every transaction from here on."""
+    threads: list[int] = []
+    writer = store._opened._writer
+    begin = writer._on_begin
+
+    def on_begin() -> None:
+        threads.append(threading.get_ident())
+        begin()
+
+    writer._on_begin = on_begin
+    return threads
+
+
+async def test_a_small_write_is_written_in_the_loops_thread(store: SQLiteStore) -> None:
+    threads = spying(store)
+    await store.enqueue([make_rollout()])
+    [claim] = await store.claim("runner", 1, 60.0)
+    await store.add_spans(ref(claim.attempt), [make_span(claim.attempt)])
+    assert threads == [threading.get_ident()] * 3
+
+
+@pytest.mark.parametrize(("items", "here"), [(16, True), (17, False)])
+async def test_a_large_write_is_the_writers(store: SQLiteStore, items: int, here: bool) -> None:
+    threads = spying(store)
+    await store.enqueue([make_rollout(f"ro-{n}") for n in range(items)])
+    assert [thread == threading.get_ident() for thread in threads] == [here]
+
+
+async def test_a_long_text_is_the_writers(store: SQLiteStore) -> None:
+    attempt = await start(store)
+    threads = spying(store)
+    await store.add_spans(ref(attempt), [make_span(attempt, attributes={"text": "x" * 70_000})])
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_what_waits_for_the_disk_is_the_writers(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "x.db", power_loss=True) as store:
+        threads = spying(store)
+        await store.enqueue([make_rollout()])
+        assert len(threads) == 1
+        assert threads[0] != threading.get_ident()
+
+
+@pytest.mark.parametrize("tasks", [8, 200])
+async def test_one_turn_of_the_loop_is_one_transaction(store: SQLiteStore, tasks: int) -> None:
+    threads = spying(store)
+    await asyncio.gather(*(store.enqueue([make_rollout(f"ro-{n}")]) for n in range(tasks)))
+    assert len(threads) == 1
+    assert await store.count() == {RolloutStatus.QUEUED: tasks}
+
+
+async def test_a_lock_held_elsewhere_is_waited_for_in_the_writers_thread(
+    store: SQLiteStore,
+) -> None:
+    threads = spying(store)
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(store.enqueue([make_rollout()]))
+    await asyncio.sleep(0.01)
+    assert threads == []
+    other.execute("ROLLBACK")
+    other.close()
+    await writing
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def slowly(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None]) -> None:
+    """Every transaction takes long from here on: it waits, or has no processor."""
+    monkeypatch.setattr(sqlite_writer, "_LONG_S", 0.0)
+    monkeypatch.setattr(sqlite_writer, "_PAUSE", 1e9)
+    begin = store._opened._writer._on_begin
+
+    def on_begin() -> None:
+        wait()
+        begin()
+
+    store._opened._writer._on_begin = on_begin
+
+
+async def test_after_a_write_that_waited_the_thread_writes_for_a_while(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second long one on: only then is it known whether it waited."""
+    slowly(store, monkeypatch, lambda: time.sleep(0.001))
+    threads = spying(store)
+    for name in ("ro-1", "ro-2", "ro-3"):
+        await store.enqueue([make_rollout(name)])
+    monkeypatch.setattr(sqlite_writer, "_LONG_S", 3600.0)
+    store._opened._writer._here_from = 0.0
+    await store.enqueue([make_rollout("ro-4")])
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, True, False, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody counts the waits of a thread")
+async def test_a_write_that_had_no_processor_is_not_handed_over(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(store, monkeypatch, lambda: None)
+    monkeypatch.setattr(sqlite_writer, "_waits", lambda: 7)
+    threads = spying(store)
+    for name in ("ro-1", "ro-2", "ro-3"):
+        await store.enqueue([make_rollout(name)])
+    assert threads == [threading.get_ident()] * 3
+
+
+async def test_what_one_task_writes_alone_waits_for_no_turn_of_the_loop(store: SQLiteStore) -> None:
+    """But once in `_AT_ONCE`, for the others' sake."""
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    seen = []
+    for number in range(2 * sqlite_writer._AT_ONCE + 1):
+        before = turns
+        await store.enqueue([make_rollout(f"ro-{number}")])
+        seen.append(turns > before)
+    others = [False] * (sqlite_writer._AT_ONCE - 1)
+    assert seen == [True, *others, True, *others, True]
+    assert await store.count() == {RolloutStatus.QUEUED: len(seen)}
+
+
+async def test_a_write_at_once_overtakes_nothing(store: SQLiteStore) -> None:
+    """The task that wrote last writes again while another's write waits for the loop."""
+    await store.enqueue([make_rollout("ro-1")])
+    store._opened._writer.submit(store._opened.enqueue, [pack_rollout(make_rollout("ro-2"))], 1)
+    await store.enqueue([make_rollout("ro-3")])
+    names = [state.rollout.rollout_id for state in await store.rollouts()]
+    assert names == ["ro-1", "ro-2", "ro-3"]
+
+
+async def test_no_small_write_overtakes_a_large_one(store: SQLiteStore) -> None:
+    order: list[str] = []
+
+    def work(name: str) -> Callable[[Sequence[Any]], list[None]]:
+        def write(items: Sequence[Any]) -> list[None]:
+            order.append(name)
+            return [None for _ in items]
+
+        return write
+
+    large = asyncio.create_task(store._write(work("large"), range(100)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    small = asyncio.create_task(store._write(work("small"), range(1)))
+    await asyncio.gather(large, small)
+    assert order == ["large", "small"]
+
+
+async def test_the_one_to_blame_does_not_take_its_neighbours_along(store: SQLiteStore) -> None:
+    attempt = await start(store)
+    answers = await asyncio.gather(
+        store.add_spans(ref(attempt), [make_span(attempt, 1)]),
+        store.mark_damaged("at-unknown", "why"),
+        store.add_spans(ref(attempt), [make_span(attempt, 2)]),
+        return_exceptions=True,
+    )
+    assert [type(answer) for answer in answers] == [int, NotFoundError, int]
+    found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    assert found == [make_span(attempt, 1), make_span(attempt, 2)]
+
+
+async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
+    """Many large writes of one turn are cut by their cost; every one is answered."""
+    threads = spying(store)
+    writes = [store.enqueue([make_rollout(f"ro-{n}-{i}") for i in range(100)]) for n in range(20)]
+    await asyncio.gather(*writes)
+    assert len(threads) >= 20 * 100 // (sqlite_writer.GROUP_COST + 100)
+    assert await store.count() == {RolloutStatus.QUEUED: 2000}
+    assert store._opened._writer._unanswered == 0
+
+
+async def test_a_write_cancelled_in_time_is_not_written(store: SQLiteStore) -> None:
+    writing = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
+    lock = store._opened._writer._turn
+    lock.acquire()  # nobody writes now
+    await asyncio.sleep(0)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    other = asyncio.create_task(store.enqueue([make_rollout("ro-2")]))
+    await asyncio.sleep(0.01)
+    lock.release()
+    await other
+    assert [state.rollout.rollout_id for state in await store.rollouts()] == ["ro-2"]
+
+
+async def test_close_writes_what_was_submitted(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db")
+    await store.open()
+    small = asyncio.create_task(store.enqueue([make_rollout("ro-1")]))
+    large = asyncio.create_task(store.enqueue([make_rollout(f"ro-{n}") for n in range(2, 100)]))
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(small, large)
+    async with SQLiteStore(tmp_path / "x.db") as again:
+        assert await again.count() == {RolloutStatus.QUEUED: 99}
+
+
+async def test_a_closed_writer_refuses(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db")
+    await store.open()
+    writer = store._opened._writer
+    await store.close()
+    with pytest.raises(StoreClosedError):
+        writer.submit(lambda items: [None for _ in items], [1], 1)
+
+
+def test_two_event_loops_share_a_store(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db")
+    asyncio.run(store.open())
+    failures: list[BaseException] = []
+
+    async def work(name: str) -> None:
+        for number in range(100):
+            size = 1 + 20 * (number % 5 == 0)
+            await store.enqueue([make_rollout(f"{name}-{number}-{i}") for i in range(size)])
+
+    def run(name: str) -> None:
+        try:
+            asyncio.run(work(name))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert asyncio.run(store.count()) == {RolloutStatus.QUEUED: 3 * (80 + 20 * 21)}
+    asyncio.run(store.close())
+
+
+async def test_the_log_is_moved_into_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit does it (`keep_log`), the writer's thread does."""
+    monkeypatch.setattr(sqlite_writer, "_LOG_PAGES", 100)
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        [automatic] = store._opened.tables._db.execute("PRAGMA wal_autocheckpoint").fetchone()
+        assert automatic == 0
+        threads = spying(store)
+        attempt = await start(store)
+        for number in range(100):
+            text = {"text": "x" * 20_000}
+            await store.add_spans(ref(attempt), [make_span(attempt, number, attributes=text)])
+        assert threads.count(threading.get_ident()) > 50
+        log = path.with_name("x.db-wal")
+        async with asyncio.timeout(10):
+            await until(lambda: path.stat().st_size > 1_500_000)
+        assert log.stat().st_size < 1_500_000  # of about 2.7 MB that were written

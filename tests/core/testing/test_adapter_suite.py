@@ -1,0 +1,286 @@
+"""The adapters' suite itself: what it checks can fail, and its stage says what is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan.schema.tokens import TokenRecord
+from lightspan.testing.adapter_suite import (
+    IMPOSSIBLE,
+    SCENARIOS,
+    AdapterSuite,
+    App,
+    Tally,
+    instructions,
+    tree,
+)
+from lightspan.testing.adapter_suite.checks import changed
+from lightspan.testing.adapter_suite.trees import inside, ordered
+from lightspan.testing.stage import ByteTokenizer, Part, Played, Stage, Turn, sampled_text
+
+TREE = """
+    invoke_agent writer @writer
+      chat @writer
+      execute_tool look @writer
+"""
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as running:
+        yield running
+
+
+async def nothing(text: str) -> None:
+    """An app that is not run."""
+
+
+APP = App(run=nothing, tree=TREE)
+
+
+def play(stage: Stage) -> Played:
+    """One attempt of an app in plain Python, as an adapter that makes no mistake records it."""
+    played = stage.open(Part({"writer": ["A draft of {task}."]}), through_gateway=True)
+    messages: Any = [
+        {"role": "system", "content": instructions("writer")},
+        {"role": "user", "content": played.text},
+    ]
+
+    async def attempt() -> None:
+        async with openai.AsyncOpenAI(base_url=stage.url, api_key="key") as client:
+            with open_scope(played.scope), lightspan.agent("writer"):
+                await client.chat.completions.create(model="m", messages=messages)
+                with lightspan.tool("look", '{"what": "seven"}') as span:
+                    assert span is not None
+        await wire.aclose()
+
+    asyncio.run(attempt())
+    stage.close(played)
+    result = {c.TOOL_CALL_RESULT: "seven: 7"}
+    played.spans = [
+        span.replace(attributes={**span.attributes, **result}) if is_tool(span) else span
+        for span in played.spans
+    ]
+    return played
+
+
+def is_tool(span: Any) -> bool:
+    return bool(span.kind is SpanKind.TOOL)
+
+
+def is_call(span: Any) -> bool:
+    return bool(span.kind is SpanKind.LLM)
+
+
+def is_agent(span: Any) -> bool:
+    return bool(span.kind is SpanKind.AGENT)
+
+
+def with_attribute(which: Callable[[Any], bool], key: str, value: Any) -> Callable[[Played], None]:
+    """Change (or with None drop) an attribute of a span."""
+
+    def spoil(played: Played) -> None:
+        for number, span in enumerate(played.spans):
+            if which(span):
+                kept = {k: v for k, v in span.attributes.items() if k != key}
+                new = kept if value is None else {**kept, key: value}
+                played.spans[number] = span.replace(attributes=new)
+
+    return spoil
+
+
+def with_fields(which: Callable[[Any], bool], **fields: Any) -> Callable[[Played], None]:
+    """Change fields of a span."""
+
+    def spoil(played: Played) -> None:
+        played.spans = [s.replace(**fields) if which(s) else s for s in played.spans]
+
+    return spoil
+
+
+def with_record(**fields: Any) -> Callable[[Played], None]:
+    """Change the token record."""
+
+    def spoil(played: Played) -> None:
+        (record,) = played.records
+        old = {name: getattr(record, name) for name in ("prompt_ids", "response_ids", "logprobs")}
+        more = {
+            name: getattr(record, name)
+            for name in ("versions", "attempt_id", "call_id", "span_id", "agent_path", "policy")
+        }
+        new = {"choice": record.choice, **old, **more, **fields}
+        played.records = [TokenRecord.create(**new)]
+
+    return spoil
+
+
+def without(which: Callable[[Any], bool]) -> Callable[[Played], None]:
+    def spoil(played: Played) -> None:
+        played.spans = [span for span in played.spans if not which(span)]
+
+    return spoil
+
+
+def doubled(played: Played) -> None:
+    (call,) = (span for span in played.spans if is_call(span))
+    played.spans.append(call.replace(span_id="b" * 16))
+
+
+def without_records(played: Played) -> None:
+    played.records = []
+
+
+def check(played: Played, stage: Stage) -> None:
+    AdapterSuite().check(played, "single", APP, stage)
+
+
+def test_what_is_right_passes(stage: Stage) -> None:
+    check(play(stage), stage)
+    assert stage.brain.problems == []
+
+
+SPOILED: dict[str, Callable[[Played], None]] = {
+    "a call under another name": with_attribute(is_call, c.AGENT_PATH, "checker"),
+    "a call under another path": with_attribute(is_call, c.AGENT_PATH, "team/writer"),
+    "a call of another attempt": with_fields(is_call, attempt_id="at-other"),
+    "a call of another trace": with_fields(is_call, trace_id="0" * 31 + "1"),
+    "a call that asks of another task": with_attribute(
+        is_call,
+        c.INPUT_MESSAGES,
+        '[{"role":"system","parts":[{"content":"You are writer. task-0"}]}]',
+    ),
+    "a call that is lost": without(is_call),
+    "a call that is doubled": doubled,
+    "a call beside its agent": with_fields(is_call, parent_id="00000000000000aa"),
+    "a call whose parent is unknown": with_fields(is_call, parent_id="c" * 16),
+    "an agent that is lost": without(is_agent),
+    "an agent that failed": with_fields(is_agent, status=SpanStatus.ERROR),
+    "an agent without its name": with_attribute(is_agent, c.AGENT_NAME, None),
+    "an agent that says more": with_attribute(is_agent, c.TOOL_NAME, "look"),
+    "an agent with an error that is none": with_attribute(is_agent, c.ERROR_TYPE, "KeyError"),
+    "a tool without its arguments": with_attribute(is_tool, c.TOOL_CALL_ARGUMENTS, None),
+    "a tool with other arguments": with_attribute(is_tool, c.TOOL_CALL_ARGUMENTS, "{}"),
+    "a tool with another result": with_attribute(is_tool, c.TOOL_CALL_RESULT, "8"),
+    "a tool under another name": with_attribute(is_tool, c.TOOL_NAME, "count"),
+    "an end before the start": with_fields(is_tool, end_ns=0),
+    "a token record that is lost": without_records,
+    "a prompt that is not what was asked": with_record(prompt_ids=[1, 2]),
+    "an answer that is not what was sampled": with_record(
+        response_ids=[1], logprobs=[-0.125], versions=[(1, 1)]
+    ),
+    "a record of another agent": with_record(agent_path="checker"),
+    "a record of another call": with_record(call_id="call-other"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_what_is_wrong_fails(stage: Stage, what: str) -> None:
+    played = play(stage)
+    SPOILED[what](played)
+    with pytest.raises((AssertionError, KeyError)):
+        check(played, stage)
+
+
+def test_a_prompt_of_two_attempts_is_a_problem(stage: Stage) -> None:
+    first = stage.open(Part({"writer": ["A"]}), through_gateway=False)
+    second = stage.open(Part({"writer": ["A"]}), through_gateway=False)
+    for prompt in (
+        f"You are writer. {first.tag} {second.tag}",
+        f"You are checker. {first.tag}",
+        "You are writer.",
+        f"{first.tag}",
+    ):
+        stage.brain.says(prompt)
+    assert len(stage.brain.problems) == 4
+    stage.brain.problems.clear()
+
+
+def test_turns() -> None:
+    turn = Turn(text="Let me see.", calls=[("look", '{"what": "it"}')])
+    assert sampled_text(turn) == (
+        'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"what": "it"}}\n</tool_call>'
+    )
+
+
+def test_every_byte_is_a_token() -> None:
+    tokenizer = ByteTokenizer()
+    text = "naïve 日本 🙂"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids = tokenizer.render([{"role": "user", "content": text}], [{"name": "look"}])
+    assert text in tokenizer.decode(ids)
+    assert ids.count(ByteTokenizer.END) == 2
+
+
+def test_siblings_without_an_order() -> None:
+    lines = ["b", "  d", "  c", "a"]
+    assert ordered(lines, is_ordered=True) == lines
+    assert ordered(lines, is_ordered=False) == ["a", "b", "  c", "  d"]
+    assert tree([]) == []
+
+
+def test_an_expected_tree_inside_another_agent() -> None:
+    inner = "\n    invoke_agent a @a\n      chat @a error\n    chat @app\n"
+    assert inside("outer", inner).splitlines() == [
+        "invoke_agent outer @outer",
+        "  invoke_agent a @outer/a",
+        "    chat @outer/a error",
+        "  chat @outer",
+    ]
+
+
+def test_what_is_no_longer_what_it_was() -> None:
+    one, other = object(), object()
+    before = {"kept": one, "changed": one, "gone": one, "equal": [one, 1]}
+    after = {"kept": one, "changed": other, "new": one, "equal": [one, 1]}
+    assert changed(before, after) == ["changed", "gone", "new"]
+    assert changed(before, before) == []
+
+
+def test_every_impossibility_has_a_reason_and_a_row() -> None:
+    for framework, reasons in IMPOSSIBLE.items():
+        for cell, reason in reasons.items():
+            assert len(reason) > 20, (framework, cell)
+    assert all(row.about and (row.says or row.bypassing) for row in SCENARIOS.values())
+
+
+# --- the count ------------------------------------------------------------------------------
+def test_every_call_is_counted(stage: Stage) -> None:
+    tally = Tally()
+    tally.add(play(stage), APP, stage)
+    assert tally == Tally(made=1, recorded=1, named=1, answered=1, joined=1)
+    assert str(tally) == (
+        "1 model calls made, 1 recorded, 1 named; 1 answered by the gateway, 1 joined to their "
+        "tokens"
+    )
+    tally.assert_complete()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "counted"),
+    [
+        (lambda p: p.spans.remove(next(filter(is_call, p.spans))), (0, 0, 0)),
+        (with_attribute(is_call, c.AGENT_PATH, "checker"), (1, 0, 0)),
+        (lambda p: p.records.clear(), (1, 1, 0)),
+    ],
+    ids=["a call that is lost", "a call that is misnamed", "tokens that are lost"],
+)
+def test_what_is_missing_shows_in_the_count(
+    stage: Stage, spoil: Callable[[Played], None], counted: tuple[int, int, int]
+) -> None:
+    played, tally = play(stage), Tally()
+    spoil(played)
+    tally.add(played, APP, stage)
+    assert (tally.recorded, tally.named, tally.joined) == counted
+    assert (tally.made, tally.answered) == (1, 1)
+    with pytest.raises(AssertionError):
+        tally.assert_complete()

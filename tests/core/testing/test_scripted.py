@@ -1,0 +1,156 @@
+"""The scripted server and the scripted engine do what their scripts say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan.engines.protocol import GenerationRequest, TokenEngine
+from lightspan.errors import ContextOverflowError, EngineClosedError, NotFoundError
+from lightspan.schema.tokens import FinishReason, Sampling
+from lightspan.testing.gateway_suite import shared_tokenizer
+from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine, logprob_of
+
+MESSAGES: Any = [{"role": "user", "content": "hi there"}]
+
+
+def client_of(server: ScriptedServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+
+
+def test_a_server_answers_in_turn() -> None:
+    script: list[Any] = ["one", Reply(text="two"), ["a", "b"]]
+    with ScriptedServer(script) as server, client_of(server) as client:
+        ask = client.chat.completions.create
+        first = ask(model="m", messages=MESSAGES)
+        assert first.choices[0].message.content == "one"
+        assert first.usage is not None
+        assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (2, 1)
+        assert ask(model="m", messages=MESSAGES).choices[0].message.content == "two"
+        both = ask(model="m", messages=MESSAGES, n=2)
+        assert [choice.message.content for choice in both.choices] == ["a", "b"]
+        with pytest.raises(openai.InternalServerError, match="no answer for call 4"):
+            ask(model="m", messages=MESSAGES)
+        assert [model.id for model in client.models.list()] == ["scripted"]
+    assert [request.last_text for request in server.requests] == ["hi there"] * 4
+
+
+def test_a_server_asks_its_script() -> None:
+    def script(request: Request) -> str:
+        return request.last_text.upper()
+
+    with (
+        ScriptedServer(script) as server,
+        client_of(server) as client,
+        client.chat.completions.stream(model="m", messages=MESSAGES) as stream,
+    ):
+        assert stream.get_final_completion().choices[0].message.content == "HI THERE"
+
+
+def test_a_server_calls_tools() -> None:
+    reply = Reply(tool_calls=[ToolCall(name="f", arguments="{"), ToolCall(name="g", call_id="x")])
+    with ScriptedServer([reply, reply]) as server, client_of(server) as client:
+        answer = client.chat.completions.create(model="m", messages=MESSAGES)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        calls: Any = answer.choices[0].message.tool_calls
+        found = [(call.id, call.function.name, call.function.arguments) for call in calls]
+        assert found == [("call_0", "f", "{"), ("x", "g", "{}")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_drops(stream: bool) -> None:
+    def ask(client: openai.OpenAI) -> None:
+        create: Any = client.chat.completions.create
+        list(create(model="m", messages=MESSAGES, stream=stream))
+
+    with (
+        ScriptedServer([Reply(text="a b c", drop=True)]) as server,
+        client_of(server) as client,
+        pytest.raises(Exception),  # noqa: B017 - the SDK's or its transport's
+    ):
+        ask(client)
+
+
+# --- the engine -----------------------------------------------------------------------------
+def request_of(name: str = "call-0-1", prompt: list[int] | None = None, **sampling: Any) -> Any:
+    return GenerationRequest(
+        request_id=name,
+        policy="policy",
+        prompt_ids=[1, 5, 6] if prompt is None else prompt,
+        sampling=Sampling(**{"max_tokens": 100, **sampling}),
+    )
+
+
+async def collect(engine: ScriptedEngine, request: Any, *, stream: bool = True) -> list[Any]:
+    return [chunk async for chunk in engine.generate(request, stream=stream)]
+
+
+async def test_an_engine_says_its_text() -> None:
+    engine = ScriptedEngine(shared_tokenizer(), "abc")
+    assert isinstance(engine, TokenEngine)
+    ids = engine.ids("abc")
+    assert shared_tokenizer().decode(ids, skip_special_tokens=False) == "abc<|im_end|>"
+    chunks = await collect(engine, request_of())
+    assert [chunk.ids for chunk in chunks] == [[token] for token in ids]
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(ids) - 1)
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    [whole] = await collect(engine, request_of("call-1-1"), stream=False)
+    assert (whole.ids, whole.logprobs) == (ids, [logprob_of(token) for token in ids])
+    assert engine.usage() == {"tokens": 2.0 * len(ids), "requests": 2.0, "cpu_s": 0.0}
+    assert (engine.finished, engine.cancelled) == (["call-0-1", "call-1-1"], [])
+
+
+async def test_an_engine_stops_and_is_cut() -> None:
+    engine = ScriptedEngine(shared_tokenizer(), "abcdef", chunk=2)
+    stopped = await collect(engine, request_of("a-0-1", stop=("cd",)))
+    ids = engine.ids("abcdef")
+    assert [chunk.ids for chunk in stopped] == [ids[:2], ids[2:4]]
+    assert stopped[-1].finish_reason is FinishReason.STOP
+    short = await collect(engine, request_of("b-0-1", max_tokens=3))
+    assert [chunk.ids for chunk in short] == [ids[:2], ids[2:3]]
+    assert short[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_an_engine_goes_on_from_part_of_its_answer() -> None:
+    engine = ScriptedEngine(shared_tokenizer(), ["abcdef", "other"])
+    ids = engine.ids("abcdef")
+    iterator: Any = engine.generate(request_of("a-0-1"), stream=True)
+    first = [await anext(iterator), await anext(iterator)]
+    await iterator.aclose()
+    assert engine.cancelled == ["a-0-1"]
+    sampled = [token for chunk in first for token in chunk.ids]
+    rest = await collect(engine, request_of("a-0-2", [1, 5, 6, *sampled]))
+    assert [token for chunk in rest for token in chunk.ids] == ids[2:]
+    other = await collect(engine, request_of("a-0-3"), stream=False)
+    assert other[0].ids == engine.ids("other")
+
+
+async def test_an_engine_waits_at_gates_and_changes_versions() -> None:
+    gate = Gate()
+    engine = ScriptedEngine(shared_tokenizer(), [Say(text="abc", gates={1: gate})])
+    task = asyncio.create_task(collect(engine, request_of(), stream=False))
+    await gate.reached.wait()
+    assert engine.policies() == {"policy": 1}
+    await engine.update("policy", {}, 2)
+    gate.open()
+    assert [(chunk.version, len(chunk.ids)) for chunk in await task] == [(1, 1), (2, 3)]
+
+
+async def test_an_engine_fails() -> None:
+    failing = Say(text="abc", errors={1: ValueError("bad")})
+    engine = ScriptedEngine(shared_tokenizer(), [failing])
+    with pytest.raises(ValueError, match="bad"):
+        await collect(engine, request_of())
+    with pytest.raises(AssertionError, match="the script has no answer for call-0-2"):
+        await collect(engine, request_of("call-0-2"))
+    with pytest.raises(ContextOverflowError, match="has 512 tokens, the context 512"):
+        await collect(engine, request_of(prompt=[5] * 512))
+    with pytest.raises(NotFoundError, match="'x' is served here"):
+        engine.tokenizer("x")
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await collect(engine, request_of())

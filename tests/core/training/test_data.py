@@ -1,0 +1,85 @@
+"""Tasks: what is read, what is refused, and the order of epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.errors import DataError
+from lightspan.training.data import Epochs, fingerprint, load_distinct, load_tasks, task_id
+
+
+@dataclass
+class Question:
+    text: str
+    tags: tuple[str, ...]
+
+
+def test_tasks_are_what_json_gives_back() -> None:
+    given = iter([Question("a", ("x",)), {1: (2, 3)}, "text", 4, None, [True]])
+    expected = [{"text": "a", "tags": ["x"]}, {"1": [2, 3]}, "text", 4, None, [True]]
+    assert load_tasks(given) == expected
+
+
+def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"q": "a\u2028b"}\r\n\n"c"\n', encoding="utf-8")
+    assert load_tasks(path) == load_tasks(str(path)) == [{"q": "a\u2028b"}, "c"]
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"q": "a"}\n')
+    assert load_tasks(path) == [{"q": "a"}]
+
+
+@pytest.mark.parametrize("empty", [[], "", "\n\n"])
+def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
+    if isinstance(empty, str):
+        path = tmp_path / "tasks.jsonl"
+        path.write_text(empty)
+        empty = path
+    with pytest.raises(DataError, match=r"^train: there is no task; give at least one$"):
+        load_tasks(empty, "train")
+
+
+def test_first_task_that_is_no_json_is_named() -> None:
+    with pytest.raises(DataError, match=r"^val\[1\] is not JSON: .*: <object object at"):
+        load_tasks(["a", object()], "val")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_lacks_are_not_changed_to_none(value: float) -> None:
+    with pytest.raises(DataError, match=r"^tasks\[0\] is not JSON"):
+        load_tasks([{"x": [value]}])
+
+
+def test_equal_tasks_have_one_id_whatever_the_order_of_keys() -> None:
+    assert task_id({"a": 1, "b": [2]}) == task_id({"b": [2], "a": 1})
+    assert task_id({"a": 1}) != task_id({"a": 2})
+    assert task_id({"id": 7, "a": 1}) == task_id({"id": "7"}) == "7"
+    assert task_id({"id": None}) == fingerprint({"id": None})
+    assert len(task_id("text")) == 16
+
+
+def test_distinct_tasks() -> None:
+    assert load_distinct(["a", "b"]) == ["a", "b"]
+    with pytest.raises(DataError, match=r"val\[0\] and val\[2\] are equal, or have one id \(7\)"):
+        load_distinct([{"id": 7, "q": "a"}, "b", {"id": "7", "q": "c"}], "val")
+
+
+def test_epochs_use_every_task_before_any_again() -> None:
+    epochs = Epochs(list("abcde"), seed=1)
+    first, second = epochs.take(0, 5), epochs.take(5, 5)
+    assert sorted(first) == sorted(second) == list("abcde")
+    assert first != second
+    assert epochs.take(3, 4) == [*first[3:], *second[:2]]
+
+
+def test_epochs_depend_on_the_seed_and_the_place_alone() -> None:
+    tasks = list(range(100))
+    assert Epochs(tasks, seed=1).take(250, 7) == Epochs(tasks, seed=1).take(0, 300)[250:257]
+    assert Epochs(tasks, seed=1).take(0, 100) != Epochs(tasks, seed=2).take(0, 100)

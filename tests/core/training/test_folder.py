@@ -1,0 +1,154 @@
+"""The folder of a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from lightspan.errors import ConfigError
+from lightspan.lightning.advantages import Explanation
+from lightspan.training.folder import RunFolder
+from lightspan.training.results import Evaluation
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "runs" / "one")
+    folder.create()
+    yield folder
+    folder.release()
+
+
+def _explanation(rollout: str) -> Explanation:
+    return Explanation(
+        rollout_id=rollout,
+        group_id="g",
+        agent_path="writer",
+        estimator="grpo",
+        unit="rollout",
+        credit_rule="terminal",
+        weighting="rollout",
+        credit=1.0,
+        value=1.0,
+        baseline=0.25,
+        scale=0.5,
+        size=4,
+        zero=None,
+        tokens=3,
+        token_weight=0.1,
+        share=1.0,
+    )
+
+
+def test_only_the_owner_may_look(folder: RunFolder) -> None:
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.checkpoints.stat().st_mode) == 0o700
+
+
+def test_names(folder: RunFolder) -> None:
+    assert folder.store_url == f"sqlite:///{folder.path}/store.db"
+    assert folder.model == folder.path / "model"
+    assert folder.curve == folder.path / "learning_curve.png"
+
+
+def test_lock_names_its_owner_and_ends_with_release(folder: RunFolder) -> None:
+    second = RunFolder(folder.path)
+    with pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) trains in"):
+        second.create()
+    folder.release()
+    second.create()
+    second.release()
+
+
+def _hold(path: Path, held: Event) -> None:
+    folder = RunFolder(path)
+    folder.create()
+    held.set()
+    multiprocessing.Event().wait(60)
+
+
+def test_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path / "run", held))
+    process.start()
+    assert held.wait(60)
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"\(pid {process.pid}\)"):
+        folder.create()
+    process.kill()
+    process.join()
+    folder.create()
+    folder.release()
+
+
+def test_config_and_result_are_whole_files(folder: RunFolder) -> None:
+    with pytest.raises(ConfigError, match=r"runs/one is no run of lightspan: it has no config"):
+        folder.read_config()
+    assert folder.read_result() is None
+    folder.write_config({"steps": 3, "path": Path("/x")})
+    folder.write_result({"steps": 3})
+    assert folder.read_config() == {"steps": 3, "path": "/x"}
+    assert folder.read_result() == {"steps": 3}
+    (folder.path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"runs/one/config\.json is damaged, it is not JSON: "):
+        folder.read_config()
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "lock",
+        "result.json",
+    ]
+
+
+def test_line_of_metrics_that_was_cut_off_is_ignored(folder: RunFolder) -> None:
+    assert folder.metrics() == []
+    folder.add_metrics({"kind": "train", "step": 1, "reward": 0.5})
+    with (folder.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind":"train","step":2,"rew')
+    assert folder.metrics() == [{"kind": "train", "step": 1, "reward": 0.5}]
+
+
+def test_evaluation_counts_once_its_line_is_there(folder: RunFolder) -> None:
+    first = Evaluation(step=0, rewards={"a": 0.5, "b": 1.0}, unscored=1)
+    folder.add_evaluation(first, {"kind": "eval", "step": 0, **first.metrics()})
+    folder.write("evaluations/step-000005.json", b"{}")
+    assert folder.evaluations() == [first]
+    [line] = folder.metrics()
+    assert (line["mean"], line["n"], line["unscored"], line["failed"]) == (0.75, 2, 1, 0)
+
+
+def test_explanations_come_back_with_their_advantage(folder: RunFolder) -> None:
+    assert folder.explanations(1) == {}
+    folder.write_explanations(1, [("at/call/0", _explanation("r"))])
+    found = folder.explanations(1)
+    assert found == {"at/call/0": _explanation("r")}
+    assert found["at/call/0"].advantage == 1.5
+
+
+def test_rewind_forgets_what_came_after_a_step(folder: RunFolder) -> None:
+    for step in range(3):
+        evaluation = Evaluation(step=step, rewards={"a": 1.0})
+        folder.add_metrics({"kind": "train", "step": step})
+        folder.add_evaluation(evaluation, {"kind": "eval", "step": step})
+        folder.write_explanations(step, [("at/call/0", _explanation("r"))])
+        folder.write_mismatches(step, {"at/call/1": "token 3"})
+    with (folder.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind"')
+    folder.rewind(1)
+    assert [line["step"] for line in folder.metrics()] == [0, 0, 1, 1]
+    assert [evaluation.step for evaluation in folder.evaluations()] == [0, 1]
+    assert folder.explanations(1)
+    assert not folder.explanations(2)
+    assert folder.mismatches(1) == {"at/call/1": "token 3"}
+    assert folder.mismatches(2) == {}
+    (folder.path / "notes.txt").write_text("mine")
+    folder.rewind(-1)
+    assert folder.metrics() == []
+    assert (folder.path / "notes.txt").read_text() == "mine"

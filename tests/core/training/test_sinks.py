@@ -1,0 +1,149 @@
+"""Metric sinks get what `metrics.jsonl` gets, and can do no harm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import LightningRL, Trainer
+from lightspan.errors import ConfigError, LightspanError
+from lightspan.progress import SilentReporter
+from lightspan.training.folder import RunFolder
+from lightspan.training.sinks import (
+    MetricSink,
+    SinkRun,
+    Sinks,
+    TensorBoard,
+    metric_values,
+    send_metrics,
+)
+
+RUN = SinkRun(run_id="run-1", folder=Path("runs/a"), config={}, first_step=0)
+
+
+class Kept(MetricSink):
+    """A sink in memory; fails at the calls it is told to."""
+
+    def __init__(self, *fails: str) -> None:
+        self.fails = fails
+        self.events: list[tuple[Any, ...]] = []
+
+    def _do(self, name: str, *values: Any) -> None:
+        if name in self.fails:
+            raise ConnectionError(f"{name}: the service is down")
+        self.events.append((name, *values))
+
+    def open(self, run: SinkRun) -> None:
+        self._do("open", run.run_id, run.first_step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._do("log", step, dict(values))
+
+    def close(self) -> None:
+        self._do("close")
+
+
+def test_the_numbers_of_a_line() -> None:
+    line = {"kind": "train", "step": 3, "reward": 0.5, "n": 2, "odd": float("nan"), "text": "x"}
+    assert metric_values(line) == {"train/reward": 0.5, "train/n": 2.0}
+
+
+@pytest.mark.parametrize("call", ["open", "log", "close"])
+def test_a_sink_that_fails_is_left_out_and_said(call: str) -> None:
+    said: list[str] = []
+    good, bad = Kept(), Kept(call)
+    sinks = Sinks([bad, good], said.append)
+    sinks.open(RUN)
+    for step in (1, 2):
+        sinks.add({"kind": "train", "step": step, "reward": 0.5})
+    sinks.close()
+    assert [event[0] for event in good.events] == ["open", "log", "log", "close"]
+    (text,) = said
+    assert text.startswith("Kept ")
+    assert text.endswith(f"(metrics.jsonl has everything): {call}: the service is down")
+
+
+def test_unknown_sinks_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'tensorbord' is unknown; use one of mlflow, tensorb"):
+        Sinks(["tensorbord"], print)
+    with pytest.raises(ConfigError, match="is no sink; it needs open, log and close"):
+        Sinks([object()], print)  # type: ignore[list-item]
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"needs mlflow, .*: pip install mlflow$"):
+        send_metrics([], RUN, "mlflow")
+
+
+class Half:
+    def open(self, run: SinkRun) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (None, r"sinks=None is no list of sinks: give names \(mlflow, "),
+        (Kept, r"sinks=<class .*Kept'> is no list of sinks"),
+        ([Kept], r"sinks: Kept is a class; give a sink, Kept\(…\)$"),
+        ([Half()], r"sinks: <.*Half object .*> is no sink; .*, and lacks log, close$"),
+        ("tensorboard", r"needs tensorboard, .*: pip install tensorboard$"),
+        ([TensorBoard("there")], r"needs tensorboard, .*: pip install tensorboard$"),
+    ],
+)
+def test_what_is_no_sink_is_said_by_the_trainer(
+    sinks: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=message):
+        Trainer(LightningRL("no-model"), sinks=sinks, reporter=SilentReporter())
+
+
+def test_only_what_was_opened_is_closed() -> None:
+    said: list[str] = []
+    never = Kept()
+    Sinks([never], said.append).close()
+    assert (never.events, said) == ([], [])
+
+
+@pytest.mark.parametrize("call", ["open", "log", "close"])
+def test_metrics_that_did_not_arrive_are_an_error(call: str) -> None:
+    with pytest.raises(LightspanError, match=rf"^not all metrics were sent: Kept .*: {call}: the"):
+        send_metrics([{"kind": "train", "step": 1, "reward": 0.5}], RUN, Kept(call))
+
+
+def test_a_run_and_its_resumption(tiny: Path, apps: Any, tmp_path: Path) -> None:
+    def train(steps: int, *, resume: bool) -> Kept:
+        sink = Kept()
+        algorithm = LightningRL(
+            tiny, optimize="writer", frozen="base", group_size=2, tasks_per_step=1, seed=3
+        )
+        trainer = Trainer(
+            algorithm,
+            steps=steps,
+            folder=tmp_path / "run",
+            sinks=[sink],
+            reporter=SilentReporter(),
+        )
+        trainer.fit(apps.two, [{"q": "one"}, {"q": "two"}], [{"q": "held"}], resume=resume)
+        return sink
+
+    first = train(1, resume=False)
+    run = RunFolder(tmp_path / "run")
+    lines = run.metrics()
+    run_id = run.read_config()["run_id"]
+    assert [line["kind"] for line in lines] == ["eval", "train", "eval"]
+    assert first.events == [
+        ("open", run_id, 0),
+        *(("log", line["step"], metric_values(line)) for line in lines),
+        ("close",),
+    ]
+    second = train(2, resume=True)
+    added = run.metrics()[len(lines) :]
+    assert [line["kind"] for line in added] == ["train", "eval"]
+    assert second.events == [
+        ("open", run_id, 2),
+        *(("log", line["step"], metric_values(line)) for line in added),
+        ("close",),
+    ]

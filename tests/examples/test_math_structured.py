@@ -1,0 +1,23 @@
+"""An app on AutoGen whose every call is structured learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("autogen_agentchat", reason="AutoGen is in an environment of its own")
+
+from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_learns(tmp_path: Path) -> None:
+    check_it_learns("autogen", tmp_path)
+
+
+@pytest.mark.controls
+@pytest.mark.timeout(3600)
+def test_permuted_rewards_teach_nothing(tmp_path: Path) -> None:
+    check_control("autogen", tmp_path)

@@ -1,0 +1,95 @@
+"""What callers see of classes whose parameters are spelled elsewhere, in their settings.
+
+mypy checks this file too: a call that it would let pass makes the comment beside it superfluous,
+which is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from lightspan import LightningRL, Optimizer, PolicyLoss, Trainer
+from lightspan.algorithms.lightning_rl import LightningSettings
+from lightspan.errors import ConfigError
+from lightspan.training.folder import RunFolder
+from lightspan.training.settings import TrainerSettings
+
+CLASSES = [(Trainer, TrainerSettings), (LightningRL, LightningSettings)]
+
+
+def rl() -> LightningRL:
+    return LightningRL(Path("a/model"), group_size=2, loss=None, optimizer=None)
+
+
+@pytest.mark.parametrize(("made", "settings"), CLASSES)
+def test_the_signature_has_every_setting_and_its_default(
+    made: type, settings: type[TrainerSettings] | type[LightningSettings]
+) -> None:
+    first, *rest = inspect.signature(made).parameters.values()
+    assert [first.name, *(p.name for p in rest)] == [field.name for field in fields(settings)]
+    assert {p.name: p.default for p in rest} == {f.name: f.default for f in fields(settings)[1:]}
+    assert first.kind is first.POSITIONAL_OR_KEYWORD
+    assert {p.kind for p in rest} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize(("made", "settings"), CLASSES)
+def test_help_says_what_each_setting_is(
+    made: type, settings: type[TrainerSettings] | type[LightningSettings]
+) -> None:
+    arguments = inspect.cleandoc(made.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    said = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
+    assert said == [field.name for field in fields(settings)]
+
+
+def test_a_setting_that_does_not_exist_is_an_error() -> None:
+    wrong = "LightningRL.__init__() got an unexpected keyword argument 'group_sizes'"
+    with pytest.raises(TypeError, match=re.escape(wrong)):
+        LightningRL("a/model", group_sizes=3)  # type: ignore[call-arg]
+    wrong = "Trainer.__init__() got an unexpected keyword argument 'runner'"
+    with pytest.raises(TypeError, match=re.escape(wrong)):
+        Trainer(rl(), runner=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional argument"):
+        LightningRL("a/model", "*")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="positional argument"):
+        Trainer(rl(), 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="algorithm"):
+        Trainer(runners=3)  # type: ignore[call-arg]
+
+
+def test_a_value_of_another_type_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="group_size='3' must be a whole number"):
+        LightningRL("a/model", group_size="3")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="epochs='2' must be a finite number"):
+        Trainer(rl(), epochs="2")  # type: ignore[arg-type]
+
+
+def test_what_was_left_out_is_read_filled_in(tmp_path: Path) -> None:
+    algorithm = rl()
+    model: str = algorithm.model
+    loss: PolicyLoss = algorithm.loss
+    optimizer: Optimizer = algorithm.optimizer
+    assert (model, loss, optimizer) == ("a/model", PolicyLoss(), Optimizer(learning_rate=1e-6))
+    folder: RunFolder = Trainer(algorithm, folder=tmp_path).folder
+    assert folder.path == tmp_path
+
+
+def test_a_setting_that_would_change_nothing_any_more_cannot_be_set(tmp_path: Path) -> None:
+    algorithm = rl()
+    with pytest.raises(AttributeError):
+        algorithm.unit = "agent"  # type: ignore[misc]
+    trainer = Trainer(algorithm, folder=tmp_path)
+    with pytest.raises(AttributeError):
+        trainer.folder = RunFolder(tmp_path / "other")  # type: ignore[misc]
+
+
+def test_options_are_as_they_were_given(tmp_path: Path) -> None:
+    options = {"num_blocks": 8}
+    trainer = Trainer(rl(), folder=tmp_path, engine_options=options)
+    options["num_blocks"] = 1
+    assert trainer.settings.engine_options == {"num_blocks": 8}
+    assert trainer.settings.learner_options == {}
