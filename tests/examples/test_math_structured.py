@@ -10,6 +10,9 @@ pytest.importorskip("autogen_agentchat", reason="AutoGen is in an environment of
 
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
+# AutoGen's client logs the SDK's parsed answer as a plain completion, of which pydantic warns.
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)

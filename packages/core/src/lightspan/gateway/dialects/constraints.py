@@ -113,7 +113,7 @@ def constraint_of(
         format=wanted,
         tools=offered,
         calls=calls,
-        parallel=one_call is None,
+        parallel=one_call is None and not _forces_one(choice),
     )
 
 
@@ -172,7 +172,7 @@ def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
         return None, "required"
     if not isinstance(choice, Mapping):
         raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
-    if choice.get("type") == "allowed_tools":
+    if not _forces_one(choice):
         allowed = choice.get("allowed_tools", choice)
         listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
         chosen = {_named(tool) for tool in listed or ()}
@@ -182,6 +182,11 @@ def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
     if not chosen or not chosen <= names:
         raise _no_tool(choice, names)
     return {name for name in chosen if name is not None}, calls
+
+
+def _forces_one(choice: Any) -> bool:
+    """It names the function to call: that one, once, as OpenAI has it ("exactly one")."""
+    return isinstance(choice, Mapping) and choice.get("type") != "allowed_tools"
 
 
 def _named(choice: Any) -> str | None:
