@@ -75,5 +75,5 @@ def installed() -> Iterator[None]:
     with instrument():
         yield
     assert [vars(owner).get(name) for owner, name in WATCHED] == before
-    assert _hook.resolve not in scope.resolvers()
+    assert _hook.note_call not in scope.call_listeners()
     assert _hook._state.watches == []

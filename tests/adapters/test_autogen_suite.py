@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from autogen_agentchat.teams import DiGraphBuilder, GraphFlow, RoundRobinGroupCh
 from autogen_agentchat.teams._group_chat._sequential_routed_agent import SequentialRoutedAgent
 from autogen_agentchat.tools import AgentTool
 from autogen_core import BaseAgent, CancellationToken, SingleThreadedAgentRuntime
-from autogen_core.models import ChatCompletionClient
+from autogen_core.models import ChatCompletionClient, CreateResult, RequestUsage
 from autogen_core.tools import BaseTool, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_ext.models.replay import ReplayChatCompletionClient
@@ -31,6 +31,7 @@ from lightspan.testing.adapter_suite import (
     Impossible,
     Model,
     broken,
+    bypassed,
     count,
     instructions,
     look,
@@ -336,6 +337,15 @@ def cancelled(cast: Cast) -> App:
 class Other(ReplayChatCompletionClient):
     """A client that does not use the OpenAI SDK."""
 
+    async def create(self, *args: Any, **kwargs: Any) -> CreateResult:
+        usage = RequestUsage(prompt_tokens=0, completion_tokens=0)
+        return CreateResult(content=bypassed(), usage=usage, finish_reason="stop", cached=False)
+
+    async def create_stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        yield bypassed()
+        usage = RequestUsage(prompt_tokens=0, completion_tokens=0)
+        yield CreateResult(content=BYPASSED, usage=usage, finish_reason="stop", cached=False)
+
 
 @scenario
 def bypassing(cast: Cast) -> App:
@@ -353,6 +363,8 @@ def bypassing(cast: Cast) -> App:
     tree = """
         invoke_agent writer @writer
           chat @writer
+          lightspan.message @writer unset
+          find means @writer
         """
     return App(run=run, tree=tree, target=writer())
 

@@ -23,13 +23,13 @@ from crewai.telemetry import Telemetry
 from crewai.tools import tool
 
 from lightspan.testing.adapter_suite import (
-    BYPASSED,
     AdapterSuite,
     App,
     Impossible,
     Model,
     Turn,
     broken,
+    bypassed,
     count,
     instructions,
     look,
@@ -144,10 +144,10 @@ class Posting(BaseLLM):
     """A client of the user's own that does not use the OpenAI SDK."""
 
     def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-        return BYPASSED
+        return bypassed()
 
     async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-        return BYPASSED
+        return bypassed()
 
 
 class TestSuite(AdapterSuite):
@@ -418,6 +418,8 @@ class TestSuite(AdapterSuite):
             """
             invoke_agent writer @writer
               chat @writer
+              lightspan.message @writer unset
+              find means @writer
             """,
         )
 

@@ -29,12 +29,12 @@ from pydantic import SecretStr
 
 from lightspan.capture import scope
 from lightspan.testing.adapter_suite import (
-    BYPASSED,
     AdapterSuite,
     App,
     Impossible,
     Model,
     broken,
+    bypassed,
     count,
     instructions,
     look,
@@ -344,10 +344,10 @@ class Own(BaseChatModel):
         return "own"
 
     def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(BYPASSED))])
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(bypassed()))])
 
     def _stream(self, messages: Any, *args: Any, **more: Any) -> Iterator[ChatGenerationChunk]:
-        for word in BYPASSED.split(" "):
+        for word in bypassed().split(" "):
             tail = "" if word == "means." else " "
             yield ChatGenerationChunk(message=AIMessageChunk(word + tail))
 
@@ -360,6 +360,8 @@ def bypassing(cast: Cast) -> App:
         """
         invoke_agent writer @writer
           chat @writer
+          lightspan.message @writer unset
+          find means @writer
         """,
     )
 

@@ -40,6 +40,7 @@ from lightspan.testing.adapter_suite import (
     Model,
     Turn,
     broken,
+    bypassed,
     count,
     instructions,
     look,
@@ -60,7 +61,7 @@ class Own(agents.Model):
             {"role": "user", "content": str(input)},
         ]
         with agents.generation_span(model="mine", input=asked) as span:
-            span.span_data.output = [{"role": "assistant", "content": BYPASSED}]
+            span.span_data.output = [{"role": "assistant", "content": bypassed()}]
         return agents.ModelResponse(output=[_message()], usage=agents.Usage(), response_id=None)
 
     async def stream_response(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
@@ -261,7 +262,9 @@ class Builder:
 
     def bypassing(self) -> App:
         writer = Agent(name="writer", instructions=instructions("writer"), model=Own())
-        return self.alone(writer, WRITER)
+        meanwhile = "  lightspan.message @writer unset\n  find means @writer"
+        # the client uses lightspan's own blocks, which may name agents
+        return self.alone(writer, f"{WRITER}\n{meanwhile}", complete=False)
 
 
 WRITER = "invoke_agent writer @writer\n  chat @writer"

@@ -18,12 +18,16 @@ from lightspan.capture.scope import (
     Resolver,
     Scope,
     acting,
+    add_call_listener,
+    call_begins,
+    call_listeners,
     connect,
     disconnect,
     make_span,
     push,
     pushed,
     register_resolver,
+    remove_call_listener,
     reset_acting,
     resolved,
     set_acting,
@@ -71,7 +75,7 @@ def test_what_an_adapter_notes_comes_and_goes_with_the_frames() -> None:
         assert team.notes == {}
 
 
-def test_resolvers_are_asked_in_order_and_those_that_are_named_are_not() -> None:
+def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
     def named(name: str) -> Resolver:
         return lambda one: replace(one, frames=(*one.frames, Frame(name, name)))
 
@@ -85,10 +89,28 @@ def test_resolvers_are_asked_in_order_and_those_that_are_named_are_not() -> None
             assert acting() == resolved(current)
             assert resolved(current).path == "a/b/c"
             assert resolved(current, before=resolvers[1]).path == "a"
-            assert resolved(current, besides=resolvers[1]).path == "a/c"
     finally:
         for resolver in resolvers:
             unregister_resolver(resolver)
+
+
+def test_who_is_told_of_calls() -> None:
+    told: list[str] = []
+    first, second = (lambda one: told.append(f"1 {one.path}")), (lambda _: told.append("2"))
+    for listener in (first, second, first):
+        add_call_listener(listener)
+    try:
+        with open_scope(SCOPE), push(Frame("team", "1")) as team:
+            assert team is not None
+            assert acting() is team
+            assert told == []
+            call_begins(team)
+            call_begins(team, besides=second)
+            assert call_listeners()[-2:] == (first, second)
+    finally:
+        for listener in (first, second, first):
+            remove_call_listener(listener)
+    assert told == ["1 team", "2", "1 team"]
 
 
 def test_connections_may_end_in_any_order() -> None:

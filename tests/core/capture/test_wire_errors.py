@@ -20,7 +20,14 @@ from tests.core.capture.clients import (
 
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Acting, Frame, register_resolver, unregister_resolver
+from lightspan.capture.scope import (
+    Acting,
+    Frame,
+    add_call_listener,
+    register_resolver,
+    remove_call_listener,
+    unregister_resolver,
+)
 from lightspan.schema import conventions as c
 from lightspan.testing.scripted import ScriptedServer
 
@@ -41,6 +48,23 @@ def test_a_resolver_that_fails_damages_the_attempt_and_not_the_app(
         unregister_resolver(resolver)
     assert set(scope.recorder.damages()) == {
         "who is acting could not be resolved: ValueError('no idea')"
+    }
+
+
+def test_a_listener_that_fails_damages_the_attempt_and_not_the_app(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    def listener(asking: Acting) -> None:
+        raise ValueError(f"not for {asking.path}")
+
+    add_call_listener(listener)
+    try:
+        with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
+            assert WAYS["create"](client) == "from the gateway"
+    finally:
+        remove_call_listener(listener)
+    assert set(scope.recorder.damages()) == {
+        "a model call could not be told of: ValueError('not for writer')"
     }
 
 

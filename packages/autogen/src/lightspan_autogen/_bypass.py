@@ -71,8 +71,8 @@ NAME: Final = "lightspan_autogen"
 """Of the adapter: its note is the client's call that is under way in a context."""
 
 
-def notice(acting: Acting) -> None:
-    """A resolver that resolves nothing: who asks for the acting agent records the call."""
+def note_call(acting: Acting) -> None:
+    """Somebody records the call of the client that is under way (`scope.CallListener`)."""
     ask: Ask | None = acting.notes.get(NAME)
     if ask is not None:
         ask.seen()
@@ -81,6 +81,7 @@ def notice(acting: Acting) -> None:
 def begin(around: Acting, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
     """The call that begins; None where nothing is recorded."""
     acting = scope.resolved(around)
+    scope.call_begins(acting)
     if not acting.scope.recorder.keeps:
         return None
     messages = kwargs["messages"] if "messages" in kwargs else args[0]

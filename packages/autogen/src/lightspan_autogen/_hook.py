@@ -396,7 +396,7 @@ def uninstrument() -> None:
     """Undo `instrument`, and silence every `LightspanRuntime`; AutoGen is left as it was."""
     with _state.lock:
         _state.is_everywhere = False
-        scope.unregister_resolver(_bypass.notice)
+        scope.remove_call_listener(_bypass.note_call)
         while _state.patches:
             _state.patches.pop().undo()
     record.release(__name__)
@@ -428,7 +428,7 @@ def _install() -> None:
             for known in [wrapping.base, *subclasses(wrapping.base)]:
                 _wrap_class(known, wrapping)
             _state.patches.append(follow(wrapping.base, partial(_wrap_new, wrapping)))
-        scope.register_resolver(_bypass.notice)
+        scope.add_call_listener(_bypass.note_call)
 
 
 def _wrap_class(known: type, wrapping: _Wrapping) -> None:

@@ -108,9 +108,11 @@ def note(event: Start | End | None) -> None:
         return
     try:
         if isinstance(event, Start):
-            scope.register_resolver(resolve)
+            scope.add_call_listener(note_call)
             name = event.name.filled if event.name is not None else str(event.kind)
-            around, root = scope.begin(current, name, event.given, besides=resolve)
+            around, root = scope.begin(current, name, event.given)
+            if event.kind is Kind.CALL:
+                scope.call_begins(around, besides=note_call)
             if root is not None:
                 _state.roots[id(root.acting.scope)] = root
                 current = root.acting
@@ -386,9 +388,9 @@ def _arguments(arguments: Any) -> str:
     return shown(arguments)
 
 
-# --- who is acting --------------------------------------------------------------------------
-def resolve(acting: scope.Acting) -> None:
-    """Frames are pushed, so there is nothing to add: it notes that a client asks (`Resolver`)."""
+# --- calls that somebody records --------------------------------------------------------------
+def note_call(acting: scope.Acting) -> None:
+    """Somebody records the call that is under way in this context (`scope.CallListener`)."""
     for entry in reversed(_opened(acting).trail):
         if entry.start.kind is not Kind.CALL:
             return
@@ -600,7 +602,7 @@ def instrument() -> Instrumentation:
         _state.watches.append(_watch(Crew, "akickoff", _crew_kicking_off_async))
         for owner in (Agent, Flow):
             _state.watches.append(_watch(owner, "kickoff_async", _kicking_off))
-        scope.register_resolver(resolve)
+        scope.add_call_listener(note_call)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
@@ -612,7 +614,7 @@ def uninstrument() -> None:
             watch.undo()
         _state.watches.clear()
         _state.clients.clear()
-        scope.unregister_resolver(resolve)
+        scope.remove_call_listener(note_call)
     record.release(__name__)
 
 

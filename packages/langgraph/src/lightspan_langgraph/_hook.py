@@ -194,6 +194,7 @@ def _note_start(
         _state.owners.pop(forgotten, None)
         attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
+        scope.call_begins(current, besides=_note_call)
         attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, attempt.asks)
 
 
@@ -288,22 +289,15 @@ def _attempt(current: scope.Scope) -> _AttemptRuns:
 # --- who is acting --------------------------------------------------------------------------
 def resolve(acting: scope.Acting) -> scope.Acting | None:
     """Who really acts, by LangChain's runs; None where no run is known (`scope.Resolver`)."""
-    return _resolved(acting, is_call=True)
-
-
-def _resolved(acting: scope.Acting, *, is_call: bool) -> scope.Acting | None:
-    """The same; `is_call`: for somebody who records a model call."""
     root = _root_around() if acting.scope.is_outside else None
     if root is not None:
         inside = replace(root.acting, notes=acting.notes)  # which other adapters' resolvers read
-        return _resolved(inside, is_call=is_call) or inside
+        return resolve(inside) or inside
     attempt = _state.attempts.get(acting.scope.recorder)
     if attempt is None:
         return None
     try:
         ask = _bypass.asking.get()
-        if ask is not None and is_call:
-            ask.is_seen = True
         model = None if ask is None else ask.last
         place = attempt.tree.place(place_of(acting), _current_run(), model)
     except Exception as error:
@@ -324,6 +318,13 @@ def _current_run() -> UUID | None:
     """The chain or tool run of the calling context."""
     config = var_child_runnable_config.get()
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
+
+
+def _note_call(_: scope.Acting) -> None:
+    """Somebody records a model call: the one that LangChain told of (`scope.CallListener`)."""
+    ask = _bypass.asking.get()
+    if ask is not None:
+        ask.is_seen = True
 
 
 # --- installing -----------------------------------------------------------------------------
@@ -368,6 +369,7 @@ def uninstrument() -> None:
         hooks = langchain_context._configure_hooks
         hooks[:] = [hook for hook in hooks if hook[0] is not _everywhere]
         scope.unregister_resolver(resolve)
+        scope.remove_call_listener(_note_call)
         while _state.patches:
             _state.patches.pop().undo()
     record.release(__name__)
@@ -383,6 +385,7 @@ class Instrumentor(AdapterInstrumentor):
 def _watch() -> None:
     """What a callback alone needs too: to be asked who acts, and no cache where none may answer."""
     scope.register_resolver(resolve)
+    scope.add_call_listener(_note_call)
     if not _state.patches:
         with _state.lock:
             _state.patches = _state.patches or _cache.switch(_is_cache_off)
@@ -393,8 +396,7 @@ def _is_cache_off() -> bool:
     if current is None or current.scope.gateway_url is None:
         return False
     try:
-        acting = scope.resolved(current, besides=resolve)
-        return is_routed(_resolved(acting, is_call=False) or acting)
+        return is_routed(scope.resolved(current))
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
         return False

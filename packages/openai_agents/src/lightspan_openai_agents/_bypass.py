@@ -161,6 +161,7 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
         return None
     try:
         acting, root = scope.begin(current, None)
+        scope.call_begins(acting)
         current = acting
         if not acting.scope.recorder.keeps:
             return None

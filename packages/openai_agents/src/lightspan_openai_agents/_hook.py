@@ -123,11 +123,11 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
         return None
     recorder = current.scope.recorder
     try:
-        scope.register_resolver(_resolve)  # the processor may be all that there is
-        acting, root = scope.resolved(current, besides=_resolve), None  # no model is asked now
+        scope.add_call_listener(_note_call)  # the processor may be all that there is
+        acting, root = scope.resolved(current), None
         if is_current:
             label = str(getattr(data, "name", None) or data.type)
-            acting, root = scope.begin(acting, label, besides=_resolve)
+            acting, root = scope.begin(acting, label)
         recorder = acting.scope.recorder
         name = str(getattr(data, "name", None) or "")
         parent = acting.notes.get(NAME)
@@ -474,7 +474,7 @@ class _WatchedTrace:
     def start(self, mark_as_current: bool = False) -> None:
         self._handled = sys.exception()
         current = scope.pushed() if mark_as_current else None
-        root = None if current is None else scope.begin(current, self._name, besides=_resolve)[1]
+        root = None if current is None else scope.begin(current, self._name)[1]
         if root is not None:
             self._root, self._token = root, scope.set_acting(root.acting)
         self._start(mark_as_current)
@@ -595,7 +595,7 @@ def instrument() -> Instrumentation:
         _wrap_provider()
         _wrap_tool_context()
         _state.models = _bypass.wrap()
-        scope.register_resolver(_resolve)
+        scope.add_call_listener(_note_call)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
@@ -604,7 +604,7 @@ def uninstrument() -> None:
     """Undo `instrument`; the SDK is left as it was, with the processors that the app gave it."""
     record.release(__name__)
     with _state.lock:
-        scope.unregister_resolver(_resolve)
+        scope.remove_call_listener(_note_call)
         if _state.tool_context is not None:
             _state.tool_context.undo()
             _state.tool_context = None
@@ -643,20 +643,20 @@ def _wrap_tool_context() -> None:
         _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
 
 
-def _resolve(acting: scope.Acting) -> scope.Acting | None:
-    """Asked at every model call of the OpenAI SDK, which core records.
+def _note_call(acting: scope.Acting) -> None:
+    """Somebody records a model call (`scope.CallListener`).
 
-    Who acts is pushed, so there is nothing to say. It is noted that this call did not bypass the
-    SDK, and seen to that the app has not put another provider in our place.
+    It is noted that this call did not bypass the clients that core sees, and seen to that the app
+    has not put another provider in our place.
     """
     operation: Operation | None = acting.notes.get(NAME)
     note_asked(operation)
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
-        return None
+        return
     with _state.lock:
         replaced = setup.GLOBAL_TRACE_PROVIDER
         if replaced is _state.provider or _state.provider is None:
-            return None
+            return
         _state.provider.on = False
         _wrap_provider()
     if replaced is not None and replaced.get_current_trace() is not None:
@@ -664,4 +664,3 @@ def _resolve(acting: scope.Acting) -> scope.Acting | None:
             "lightspan_openai_agents: the app called set_trace_provider() after instrument(), so "
             "it is not known which agent made this call; call instrument() after it"
         )
-    return None

@@ -2,11 +2,12 @@
 
 A runner opens a *scope* around the app. Adapters (and `lightspan.agent`) push *frames*, one per
 agent; the innermost frame is the acting agent and the names of all frames are its path. A framework
-whose hooks cannot push reliably registers a *resolver* instead, which is asked when the model is
-called. What they are, `stack` says; it is offered here too.
+whose hooks cannot push reliably registers a *resolver* instead, which is asked whenever somebody
+wants to know. What they are, `stack` says; it is offered here too.
 
-`acting` says who acts now. `pushed` and `resolved` are its two halves, for adapters: a resolver of
-their own must not be asked, or not told of a model call that is none.
+`acting` says who acts now; `pushed` and `resolved` are its two halves. Asking changes nothing. Who
+begins to record a model call says so with `call_begins`: a framework that heard of the same call
+leaves it to them, and records itself what nobody else saw.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Final
 from lightspan.capture.recorder import Nowhere
 from lightspan.capture.stack import (
     Acting as Acting,
+    CallListener as CallListener,
     Frame as Frame,
     Opener as Opener,
     Resolver as Resolver,
@@ -57,21 +59,16 @@ def acting() -> Acting | None:
     return None if current is None else resolved(current)
 
 
-def resolved(
-    current: Acting, *, before: Resolver | None = None, besides: Resolver | None = None
-) -> Acting:
+def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
     """Who is really acting where the pushed frames say `current`.
 
     Args:
         current: see `pushed`.
         before: ask only the resolvers that were registered before this one: what it will be given.
-        besides: ask all but this one.
     """
     for resolver in state.resolvers:
         if resolver is before:
             break
-        if resolver is besides:
-            continue
         try:
             current = resolver(current) or current
         except Exception as error:  # an adapter's; it must not reach the app
@@ -127,7 +124,6 @@ def begin(
     given: Any = None,
     *,
     before: Resolver | None = None,
-    besides: Resolver | None = None,
 ) -> tuple[Acting, Root | None]:
     """Who is around what begins now; in production, in an attempt of its own unless it is in one.
 
@@ -139,12 +135,11 @@ def begin(
         name: of what begins; None for a model call that nothing is around.
         given: its input, if it is known.
         before: see `resolved`.
-        besides: see `resolved`.
 
     Returns:
         Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
     """
-    around = resolved(current, before=before, besides=besides)
+    around = resolved(current, before=before)
     if state.opener is None or not around.scope.is_outside:
         return around, None
     root = state.opener(around, name, given)
@@ -181,7 +176,7 @@ def push(frame: Frame) -> Iterator[Acting | None]:
 
 
 def register_resolver(resolver: Resolver) -> None:
-    """Ask `resolver` whenever a model is called. Registering twice is a no-op."""
+    """Ask `resolver` who is acting, too. Registering twice is a no-op."""
     if resolver not in state.resolvers:
         state.resolvers.append(resolver)
 
@@ -195,6 +190,40 @@ def unregister_resolver(resolver: Resolver) -> None:
 def resolvers() -> Sequence[Resolver]:
     """The registered resolvers, in the order of registration."""
     return tuple(state.resolvers)
+
+
+# --- model calls ----------------------------------------------------------------------------
+def call_begins(asking: Acting, *, besides: CallListener | None = None) -> None:
+    """Say that a model call begins which the caller records, or its inner call's recorder.
+
+    Args:
+        asking: who asks.
+        besides: tell all listeners but this one, the caller's own.
+    """
+    for listener in state.call_listeners:
+        if listener is besides:
+            continue
+        try:
+            listener(asking)
+        except Exception as error:  # an adapter's; it must not reach the app
+            asking.scope.recorder.damage(f"a model call could not be told of: {error!r}")
+
+
+def add_call_listener(listener: CallListener) -> None:
+    """Tell `listener` of every model call that begins and is recorded. Twice is once."""
+    if listener not in state.call_listeners:
+        state.call_listeners.append(listener)
+
+
+def remove_call_listener(listener: CallListener) -> None:
+    """Undo `add_call_listener`."""
+    if listener in state.call_listeners:
+        state.call_listeners.remove(listener)
+
+
+def call_listeners() -> Sequence[CallListener]:
+    """Who is told, in the order in which they were added."""
+    return tuple(state.call_listeners)
 
 
 # --- spans ----------------------------------------------------------------------------------

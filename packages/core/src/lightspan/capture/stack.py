@@ -67,6 +67,9 @@ class Acting:
 Resolver = Callable[[Acting], Acting | None]
 """Given who is acting by the pushed frames alone, says who really is; None if it does not know."""
 
+CallListener = Callable[[Acting], None]
+"""Told who asks a model now, in a call that somebody records."""
+
 
 class Root(Protocol):
     """An attempt that began by itself; whoever opened it closes it, once."""

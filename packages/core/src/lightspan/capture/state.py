@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lightspan.capture.patch import Patch
-from lightspan.capture.stack import Acting, Opener, Resolver
+from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class State:
     )
     """Event loop → SDK and origin → our clean client."""
     resolvers: list[Resolver] = field(default_factory=list)
+    call_listeners: list[CallListener] = field(default_factory=list)
     connections: list[Acting] = field(default_factory=list)
     """The servers that the process is connected to; the last one answers."""
     opener: Opener | None = None

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting, Root, begin, make_span, pushed
+from lightspan.capture.scope import Acting, Root, begin, call_begins, make_span, pushed
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.capture.state import state
 from lightspan.schema import conventions as c
@@ -143,6 +143,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         if not _asks_a_model(sdk, options):
             return None
         current, root = begin(current, None)
+        call_begins(current)
         address = getattr(client, "base_url", None)
         target = _target(current, address)
         if target.route is Route.APP and not current.scope.recorder.keeps:

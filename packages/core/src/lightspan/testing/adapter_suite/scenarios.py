@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lightspan.capture.emit import current_attempt_id, emit_message, operation
 from lightspan.testing.stage import Says, Turn
 
 MODES: Final = ("async", "sync", "stream")
@@ -49,6 +50,16 @@ def broken(what: str) -> str:
 
 BYPASSED: Final = "Done by other means."
 """What a model client says that does not use the OpenAI SDK."""
+
+
+def bypassed() -> str:
+    """What such a client says; as it does, it asks who acts in every way that is no model call."""
+    emit_message("I look for means")
+    with operation("find means"):
+        current_attempt_id()
+    return BYPASSED
+
+
 LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 
