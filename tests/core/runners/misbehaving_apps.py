@@ -112,6 +112,23 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
     return 1.0
 
 
+async def blocks_its_neighbours(task: dict[str, Any]) -> float:
+    """Blocks until it is let go; the others need the loop once more then."""
+    Path(task["marker"]).touch()
+    await seen(*task["when"])
+    while task["kind"] == "blocks" and not Path(task["marker"] + "-go").exists():
+        time.sleep(0.02)
+    await asyncio.sleep(0.1)
+    return 1.0
+
+
+async def waits_for_its_neighbours(task: dict[str, Any]) -> float:
+    if task["kind"] == "unlimited":
+        Path(task["marker"]).touch()
+    await seen(*task["when"])
+    return 1.0
+
+
 async def crashes(task: dict[str, Any]) -> float:
     """Kills its process when its neighbours are under way."""
     if task["kind"] == "neighbour":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,9 +90,9 @@ async def finished(store: Store, runners: LocalRunners) -> list[RolloutState]:
         await asyncio.sleep(0.02)
 
 
-async def reaches(store: Store, status: RolloutStatus) -> None:
+async def reaches(store: Store, status: RolloutStatus, count: int = 1) -> None:
     while True:
-        if (await store.count()).get(status) == 1:
+        if (await store.count()).get(status) == count:
             return
         await asyncio.sleep(0.02)
 
@@ -193,6 +194,59 @@ async def test_an_app_that_blocks_its_loop_in_its_own_environment(
     assert (await attempt_of(store, 0)).message == (
         f"the app ran longer than 1 s and blocked its event loop: {place}"
     )
+
+
+async def test_a_block_costs_the_neighbours_no_time(store: Store, tmp_path: Path) -> None:
+    """It was over before the guilty attempt's own limit, and after theirs."""
+    neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=3) for number in (1, 2)]
+    await store.enqueue([rollout(0, "blocks", tmp_path, timeout_s=600), *neighbours])
+    async with runners_of(store, "blocks_its_neighbours") as runners:
+        for number in range(3):
+            await until((tmp_path / f"marker-{number}").exists)
+        await asyncio.sleep(4)
+        (tmp_path / "marker-0-go").touch()
+        states = await finished(store, runners)
+    assert [state.status for state in states] == [RolloutStatus.SUCCEEDED] * 3
+    for number in range(3):
+        assert (await attempt_of(store, number)).reward == Reward(1.0)
+
+
+async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
+    """Nobody more than once more its limit, and not who blocked the loop itself."""
+    await store.enqueue(
+        [
+            rollout(0, "unlimited", tmp_path),
+            *(rollout(number, "limited", tmp_path, timeout_s=600) for number in (1, 2)),
+        ]
+    )
+    runner = Runner(store, App(apps.waits_for_its_neighbours), RunnerConfig(guarded=True))
+    guard = Guard(runner, store.url, lambda: None, lambda _: None)
+    working = asyncio.create_task(runner.run())
+    await until((tmp_path / "marker-0").exists)
+    blocking = {(await attempt_of(store, 1)).attempt_id}
+    attempts = {each.claim.rollout.rollout_id: each for each in runner.attempts}
+    limits = {name: each.deadline for name, each in attempts.items()}
+
+    def given() -> dict[str, float]:
+        return {
+            name: each.deadline - before
+            for name, each in attempts.items()
+            if each.deadline is not None and (before := limits[name]) is not None
+        }
+
+    now = time.monotonic()
+    guard._turn(now, set())  # the loop's own pace
+    assert given() == {"ro-1": 0, "ro-2": 0}
+    guard._turn(now - 200, blocking)
+    guard._turn(now - 300, blocking)
+    assert given() == {"ro-1": 0, "ro-2": pytest.approx(500, abs=10)}
+    guard._turn(now - 300, set())
+    assert given() == {"ro-1": pytest.approx(300, abs=10), "ro-2": pytest.approx(600)}
+    for number in (1, 2):
+        (tmp_path / f"marker-{number}").touch()
+    await reaches(store, RolloutStatus.SUCCEEDED, 3)
+    runner.stop()
+    await working
 
 
 async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path: Path) -> None:

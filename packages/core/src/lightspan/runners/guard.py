@@ -3,6 +3,7 @@
 It extends the leases, tells the parent that the process lives, and looks at the app's loop: one
 that is blocked runs no timeout and no neighbour. When the attempt that blocks it is past its time
 limit, the guard reports it, gives its neighbours back, and ends the process, which is replaced.
+When the loop turns again before that, its neighbours get the time that they have lost.
 
 What blocks Python itself (C code that keeps the interpreter's lock) blocks the guard too: then the
 parent hears nothing, and ends the process (`local`).
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
 """How often a guard looks at the app's loop."""
+_LOST_S: Final = 1.0
+"""From when on a block is time that its neighbours have lost, and not the pace of a busy loop."""
 WARN_S: Final = 10.0
 """How long an attempt may block the loop before it is warned of."""
 
@@ -63,6 +66,8 @@ class Guard:
         """The app's loop has turned since it was asked to."""
         self._turned.set()
         self._asked = time.monotonic()
+        self._blocking: set[str] = set()
+        """The attempts that were seen to execute since."""
         self._warned: set[str] = set()
         self._over = asyncio.Event()
         # of the standard library, whatever policy the app has set
@@ -106,19 +111,31 @@ class Guard:
         if self._turned.is_set():
             self._turned.clear()
             self._asked = now
-            self._loop.call_soon_threadsafe(self._turned.set)
+            self._blocking = set()
+            self._loop.call_soon_threadsafe(self._turn, now, self._blocking)
             return
+        frame = sys._current_frames().get(self._guarded)
+        guilty = self._acting_in(frame)
+        if guilty is not None:
+            self._blocking.add(guilty.ref.attempt_id)
         grace_s = self._runner.config.grace_s
         blocked_s = now - self._asked
         if blocked_s < min(grace_s, WARN_S):
             return
-        frame = sys._current_frames().get(self._guarded)
         where = in_words(list(of_frame(frame)))
-        guilty = self._acting_in(frame)
         if blocked_s >= grace_s and self._is_over(guilty, now):
             await self._give_back(store, guilty, where)
         elif blocked_s >= WARN_S and guilty is not None:
             self._warn(guilty.ref.attempt_id, where)
+
+    def _turn(self, asked: float, blocking: set[str]) -> None:
+        """The app's loop turns, which executes this before the timeouts that are due by now."""
+        blocked_s = time.monotonic() - asked
+        if blocked_s >= _LOST_S:
+            for attempt in self._runner.attempts:
+                if attempt.ref.attempt_id not in blocking:
+                    attempt.give_time(blocked_s)
+        self._turned.set()
 
     def _is_over(self, guilty: AttemptRun | None, now: float) -> bool:
         """Whether the attempt is past its limit, or over; any that waits, where nobody is known to

@@ -17,9 +17,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -311,6 +311,11 @@ class AttemptRun:
         self._store = runner._store
         self._scope: Scope | None = None
         self._stopping = False
+        self._limit: asyncio.Timeout | None = None
+        """Ends the app when its time is over; None while there is no limit."""
+        self._expecting: asyncio.TimerHandle | None = None
+        """Sees to it that it has ended soon after."""
+        self._given_s = 0.0
         self._root = new_span_id()
         self._started = now_ns()
 
@@ -329,8 +334,7 @@ class AttemptRun:
             return
         self._scope = scope
         try:
-            with self._limited():
-                ending = await self._execute(scope, inputs)
+            ending = await self._execute(scope, inputs)
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
@@ -354,22 +358,50 @@ class AttemptRun:
         text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
         return Ending(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
 
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """See to it that the app ends soon after its time, within the block."""
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+        """Cancel the app when its time is over, and see to it that it has then ended soon."""
         timeout = self.claim.rollout.timeout_s
-        if timeout is None:
-            yield
-            return
-        self.deadline = time.monotonic() + timeout
-        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(timeout) as limit:
+            if timeout is None:
+                yield limit
+                return
+            self._limit, self.deadline = limit, time.monotonic() + timeout
+            self._expect_end_at(limit)
+            try:
+                yield limit
+            finally:
+                self._limit = None
+                assert self._expecting is not None
+                self._expecting.cancel()
+
+    def _expect_end_at(self, limit: asyncio.Timeout) -> None:
         # The grace begins when the timeout is being handled: a loop that was blocked for long would
         # otherwise come to both at once.
-        timer = loop.call_later(timeout, self._expect_end, self.too_long())
-        try:
-            yield
-        finally:
-            timer.cancel()
+        when = limit.when()
+        assert when is not None
+        loop = asyncio.get_running_loop()
+        self._expecting = loop.call_at(when, self._expect_end, self.too_long())
+
+    def give_time(self, seconds: float) -> None:
+        """Let it end that much later: a neighbour has kept the loop from it for so long.
+
+        No attempt gets more than its limit once more, whatever its neighbours do. To be called in
+        the loop.
+        """
+        limit, limit_s = self._limit, self.claim.rollout.timeout_s
+        if limit is None or limit_s is None or limit.expired() or self._stopping:
+            return
+        more = min(seconds, limit_s - self._given_s)
+        when = limit.when()
+        assert when is not None
+        assert self.deadline is not None
+        assert self._expecting is not None
+        self._given_s += more
+        self.deadline += more
+        self._expecting.cancel()
+        limit.reschedule(when + more)
+        self._expect_end_at(limit)
 
     def _expect_end(self, ending: Ending) -> None:
         """The app is being cancelled: report it so if it goes on all the same."""
@@ -409,7 +441,7 @@ class AttemptRun:
             os.environ[TOKEN_VARIABLE] = scope.call_token
             os.environ[GATEWAY_VARIABLE] = scope.gateway_url or ""
         try:
-            async with asyncio.timeout(self.claim.rollout.timeout_s) as limit:
+            async with self._limited() as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
         except asyncio.CancelledError as error:
             if _being_cancelled():
