@@ -36,6 +36,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_autogen import _hook
 from lightspan_autogen._messages import ENVELOPES, PROCESSING
 
 INFO: Any = {
@@ -371,6 +372,7 @@ def bypassing(cast: Cast) -> App:
 
 class TestSuite(AdapterSuite):
     framework: ClassVar[str] = "autogen"
+    notes_starts = (_hook, "_note")
     silent_environment: ClassVar[Mapping[str, str]] = {
         "OTEL_SDK_DISABLED": "true",
         "AUTOGEN_DISABLE_RUNTIME_TRACING": "true",

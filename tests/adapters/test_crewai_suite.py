@@ -35,6 +35,7 @@ from lightspan.testing.adapter_suite import (
     look,
 )
 from lightspan.testing.stage import Stage
+from lightspan_crewai import _hook
 
 # CrewAI warns of fields of its own that it reads itself.
 warnings.filterwarnings("ignore", category=DeprecationWarning, module="crewai")
@@ -152,6 +153,7 @@ class Posting(BaseLLM):
 
 class TestSuite(AdapterSuite):
     framework = "crewai"
+    notes_starts = (_hook, "_begin")
     silent_environment: ClassVar[Mapping[str, str]] = {
         "OTEL_SDK_DISABLED": "true",
         "CREWAI_DISABLE_TELEMETRY": "true",

@@ -39,6 +39,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_langgraph import _hook
 from lightspan_langgraph._cache import METHODS
 
 
@@ -368,6 +369,7 @@ def bypassing(cast: Cast) -> App:
 
 class TestSuite(AdapterSuite):
     framework: ClassVar[str] = "langgraph"
+    notes_starts = (_hook, "_note_start")
 
     def build(self, scenario: str, model: Model) -> App:
         if scenario not in BUILDERS:

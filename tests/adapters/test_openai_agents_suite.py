@@ -45,6 +45,7 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
+from lightspan_openai_agents import _hook
 
 RunOne = Callable[[Agent[Any], Any], Awaitable[Any]]
 """Runs an agent to its end."""
@@ -308,6 +309,7 @@ def _with(app: App, **changes: Any) -> App:
 
 class TestChatCompletions(AdapterSuite):
     framework = "openai_agents"
+    notes_starts = (_hook, "begin")
     kind: ClassVar[type[Any]] = OpenAIChatCompletionsModel
 
     @pytest.fixture(autouse=True)

@@ -164,6 +164,18 @@ def test_parsed_twice_is_recorded_once(gateway: ScriptedServer, elsewhere: Scrip
     assert said_of(span) == whole("chat", streamed=True)
 
 
+def test_parsed_and_read_line_by_line_all_the_same(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    with client_of(elsewhere) as client, acting_as(gateway, "checker") as scope:
+        create = client.chat.completions.with_streaming_response.create
+        with create(**ASKED["chat"], stream=True) as raw:
+            raw.parse()
+            assert len(list(raw.iter_lines())) > 2
+        [span] = llm_spans(scope)
+    assert said_of(span) == whole("chat", streamed=True)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_answers_from_memory(gateway: ScriptedServer, streamed: bool) -> None:
     """As caches do: its response has been read before the app gets it."""

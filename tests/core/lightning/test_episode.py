@@ -328,6 +328,17 @@ def test_what_the_app_says_in_time_of_a_stream_it_left_stands():
     assert episode.late == 2
 
 
+def test_a_stream_of_several_choices_that_was_left_is_a_call_for_each():
+    said = {c.CALL_OUTCOME: "cancelled", c.REQUEST_CHOICES: 3}
+    left = make_call_span("c1", attributes=said, span_id="app")
+    records = [make_record("c1", choice=choice, late=True) for choice in range(3)]
+    episode = build([left], records)
+    assert [(call.choice, call.outcome, call.record) for call in episode.calls] == [
+        (choice, CallOutcome.CANCELLED, None) for choice in range(3)
+    ]
+    assert episode.late_calls == ()
+
+
 def test_a_late_span_alone_is_a_late_call():
     episode = build([make_call_span("c1", late=True)])
     assert episode.calls == ()

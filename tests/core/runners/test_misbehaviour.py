@@ -220,33 +220,33 @@ async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
         ]
     )
     runner = Runner(store, App(apps.waits_for_its_neighbours), RunnerConfig(guarded=True))
-    guard = Guard(runner, store.url, lambda: None, lambda _: None)
-    working = asyncio.create_task(runner.run())
-    await until((tmp_path / "marker-0").exists)
-    blocking = {(await attempt_of(store, 1)).attempt_id}
-    attempts = {each.claim.rollout.rollout_id: each for each in runner.attempts}
-    limits = {name: each.deadline for name, each in attempts.items()}
+    async with Guard(runner, store.url, lambda: None, lambda _: None) as guard:
+        working = asyncio.create_task(runner.run())
+        await until((tmp_path / "marker-0").exists)
+        blocking = {(await attempt_of(store, 1)).attempt_id}
+        attempts = {each.claim.rollout.rollout_id: each for each in runner.attempts}
+        limits = {name: each.deadline for name, each in attempts.items()}
 
-    def given() -> dict[str, float]:
-        return {
-            name: each.deadline - before
-            for name, each in attempts.items()
-            if each.deadline is not None and (before := limits[name]) is not None
-        }
+        def given() -> dict[str, float]:
+            return {
+                name: each.deadline - before
+                for name, each in attempts.items()
+                if each.deadline is not None and (before := limits[name]) is not None
+            }
 
-    now = time.monotonic()
-    guard._turn(now, set())  # the loop's own pace
-    assert given() == {"ro-1": 0, "ro-2": 0}
-    guard._turn(now - 200, blocking)
-    guard._turn(now - 300, blocking)
-    assert given() == {"ro-1": 0, "ro-2": pytest.approx(500, abs=10)}
-    guard._turn(now - 300, set())
-    assert given() == {"ro-1": pytest.approx(300, abs=10), "ro-2": pytest.approx(600)}
-    for number in (1, 2):
-        (tmp_path / f"marker-{number}").touch()
-    await reaches(store, RolloutStatus.SUCCEEDED, 3)
-    runner.stop()
-    await working
+        now = time.monotonic()
+        guard._turn(now, set())  # the loop's own pace
+        assert given() == {"ro-1": 0, "ro-2": 0}
+        guard._turn(now - 200, blocking)
+        guard._turn(now - 300, blocking)
+        assert given() == {"ro-1": 0, "ro-2": pytest.approx(500, abs=10)}
+        guard._turn(now - 300, set())
+        assert given() == {"ro-1": pytest.approx(300, abs=10), "ro-2": pytest.approx(600)}
+        for number in (1, 2):
+            (tmp_path / f"marker-{number}").touch()
+        await reaches(store, RolloutStatus.SUCCEEDED, 3)
+        runner.stop()
+        await working
 
 
 async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
             },
             {"type": "blob", "modality": "image", **PNG},
         ),
+        (
+            {
+                "type": "document",
+                "source": {"type": "text", "media_type": "text/plain", "data": "All of it."},
+            },
+            {"type": "text", "content": "All of it."},
+        ),
         # nobody's
         ({"type": "x", "bytes": BASE64}, {"type": "x", "bytes": {"type": "blob", **KNOWN}}),
         (
@@ -98,6 +105,11 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
         (
             {"type": "refusal", "refusal": "no. " * 2000},
             {"type": "refusal", "refusal": "no. " * 2000},
+        ),
+        ({"type": "x", "said": "Donaudampf" * 500}, {"type": "x", "said": "Donaudampf" * 500}),
+        (
+            {"type": "x", "hex": "0123456789abcdef" * 300},
+            {"type": "x", "hex": "0123456789abcdef" * 300},
         ),
         # unusable
         ({"type": "image_url"}, {"type": "image_url"}),

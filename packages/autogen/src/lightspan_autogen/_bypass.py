@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from autogen_core import Image
 from autogen_core.models import (
     AssistantMessage,
     CreateResult,
@@ -166,10 +167,13 @@ def _messages(message: Any) -> list[dict[str, Any]]:
 def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
-    return [
-        {"type": "text", "text": part if isinstance(part, str) else f"<{type(part).__name__}>"}
-        for part in content
-    ]
+    return [_part(part) for part in content]
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "image_url", "image_url": {"url": part.data_uri}}
+    return {"type": "text", "text": part if isinstance(part, str) else f"<{type(part).__name__}>"}
 
 
 def _assistant(content: Any) -> dict[str, Any]:

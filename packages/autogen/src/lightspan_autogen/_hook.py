@@ -148,6 +148,8 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None
         return opened
     except Exception as error:
         damage(around.scope.recorder, _bypass.NAME, error)
+        if root is not None:
+            root.close()
         return None
 
 

@@ -106,6 +106,7 @@ def note(event: Start | End | None) -> None:
     current = scope.pushed()
     if current is None or event is None:
         return
+    root = None
     try:
         if isinstance(event, Start):
             scope.add_call_listener(note_call)
@@ -121,6 +122,9 @@ def note(event: Start | End | None) -> None:
             _end(current, event)
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
+        if root is not None:  # its end would not be told
+            _state.roots.pop(id(root.acting.scope), None)
+            root.close()
 
 
 def _left(current: scope.Scope, error: BaseException | str | None) -> None:

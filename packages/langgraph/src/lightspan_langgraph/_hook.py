@@ -150,6 +150,9 @@ def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any 
         _note_start(current, kind, name, event, given)
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
+        root = _state.roots.pop(event.get("run_id"), None)  # nobody would tell of its end
+        if root is not None:
+            root.close()
 
 
 def _attempted(
@@ -201,8 +204,20 @@ def _note_start(
 def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
     root, attempt = _state.roots.pop(run_id, None), _state.owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
-    if attempt is None or recorder is None:
-        return
+    if attempt is not None and recorder is not None:
+        _note_end(attempt, recorder, run_id, describe, what)
+    if root is not None:
+        is_error = isinstance(what, BaseException) and not isinstance(what, _NO_ERRORS)
+        root.close(what if is_error else None)
+
+
+def _note_end(
+    attempt: _AttemptRuns,
+    recorder: Recorder,
+    run_id: UUID,
+    describe: Callable[[UUID, Any], End],
+    what: Any,
+) -> None:
     try:
         end, ask = describe(run_id, what), attempt.asks.pop(run_id, None)
         if ask is not None and not ask.is_seen:
@@ -211,9 +226,6 @@ def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
             recorder.add(span)
     except Exception as error:
         damage(recorder, _NAME, error)
-    if root is not None:
-        is_error = isinstance(what, BaseException) and not isinstance(what, _NO_ERRORS)
-        root.close(what if is_error else None)
 
 
 def _record_bypassing(

@@ -159,6 +159,7 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
     current = scope.pushed()
     if current is None:
         return None
+    root = None
     try:
         acting, root = scope.begin(current, None)
         scope.call_begins(acting)
@@ -172,6 +173,8 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
         return ask
     except Exception as error:
         damage(current.scope.recorder, NAME, error)
+        if root is not None:
+            root.close()
         return None
 
 

@@ -121,10 +121,10 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
     kind = _KINDS.get(data.type)
     if current is None or kind is None:
         return None
-    recorder = current.scope.recorder
+    recorder, root = current.scope.recorder, None
     try:
         scope.add_call_listener(_note_call)  # the processor may be all that there is
-        acting, root = scope.resolved(current), None
+        acting = scope.resolved(current)
         if is_current:
             label = str(getattr(data, "name", None) or data.type)
             acting, root = scope.begin(acting, label)
@@ -139,6 +139,8 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
         return opened
     except Exception as error:
         damage(recorder, NAME, error)
+        if root is not None:
+            root.close()
         return None
 
 

@@ -135,7 +135,6 @@ async def _parsed_later(made: Any, answer: _PassingAnswer) -> Any:
 def _parsed(made: Any, answer: _PassingAnswer) -> Any:
     iterator = getattr(made, "_iterator", None)
     if iterator is not None and not isinstance(iterator, _PassingChunks):  # parsed twice is one
-        answer.body = None
         made._iterator = _PassingChunks(iterator, answer)
     return made
 
@@ -162,6 +161,7 @@ class _PassingAnswer:
 
     def taking(self) -> None:
         """Somebody waits for a chunk."""
+        self.body = None  # not before: whoever parsed may read the lines all the same
         self._taker = _flow()
 
     def taken(self) -> None:

@@ -353,7 +353,6 @@ def _calls(
     """(calls in time, late calls), unordered."""
     records = _once(intake.records, notes)
     calls = [_from_record(record, intake.llm, rewards) for record in records]
-    calls += _empty_choices(calls)
     recorded = {record.call_id for record in records}
     # What the app says of a stream that it left, or never got, is in time where the gateway, which
     # notices later, is not.
@@ -364,6 +363,7 @@ def _calls(
     for call_id, spans in intake.llm.items():
         if call_id not in recorded:
             calls.append(_from_spans(call_id, spans, rewards))
+    calls += _empty_choices(calls)
     for call_id, spans in intake.late_llm.items():
         if call_id not in recorded and call_id not in intake.llm:
             late.append(_from_spans(call_id, spans, {}))
@@ -374,12 +374,12 @@ def _empty_choices(calls: Sequence[Call]) -> list[Call]:
     """Choices that the client asked for (n > 1) and of which no token was recorded: without them
     the coverage would pass over them in silence."""
     several = {call.call_id: call for call in calls if _choices(call) > 1}
-    recorded = {call.key for call in calls if call.call_id in several}
+    there = {call.key for call in calls if call.call_id in several}
     return [
         msgspec.structs.replace(call, choice=choice, record=None)
         for call in several.values()
         for choice in range(_choices(call))
-        if (call.call_id, choice) not in recorded
+        if (call.call_id, choice) not in there
     ]
 
 

@@ -33,6 +33,8 @@ from lightspan.stores.protocol import Store
 SHOW: Final = signal.SIGUSR2
 """Has a process note where it is, even one in which something keeps Python's lock."""
 _HIGHEST: Final = 1000
+_SUSPECTED: Final = 4
+"""Attempts of a rollout after which one that was alone is to blame, whatever ran there before."""
 _BECAUSE: Final = "lightspan: "
 
 
@@ -68,6 +70,7 @@ class Death:
         exit_code: its own, or a signal's number, negative.
         faults: where it was to write why and where it ended.
         alone: the attempt that it ran alone, if it did.
+        claimed: attempts that it had begun in its life.
         is_single: it runs one attempt at a time.
         silent_s: how long it had said nothing when it was ended for that.
         leaves: it gave itself up, for this reason, and no attempt that is left is to blame.
@@ -77,6 +80,7 @@ class Death:
     exit_code: int | None
     faults: Path
     alone: str
+    claimed: int
     is_single: bool
     silent_s: float | None
     leaves: str
@@ -108,20 +112,24 @@ class Death:
         return f"died by signal {-self.exit_code} ({name})"
 
     def _blames(self, attempt: Attempt) -> bool:
-        return self.is_single or attempt.attempt_id == self.alone
+        """Whether nobody else can have done it: what ran there before may have left an alarm."""
+        is_alone = self.is_single or attempt.attempt_id == self.alone
+        return is_alone and (self.claimed == 1 or attempt.number > _SUSPECTED)
 
     def reports(self, running: Sequence[tuple[Rollout, Attempt]]) -> list[Report]:
         """What becomes of the attempts that it had under way."""
         if self.leaves:
             return [attempt.report(**STOPPED._asdict()) for _, attempt in running]
         others = len(running) - 1
+        before = f"after {self.claimed - 1} others in one process"
+        company = f"beside {others} others" if others else before
         return [
             self._blamed(rollout, attempt)
             if self._blames(attempt)
             else attempt.report(
                 AttemptStatus.LOST,
                 Outcome.INFRASTRUCTURE,
-                f"it is run again, alone, because it ran beside {others} others when the runner's "
+                f"it is run again, alone, because it ran {company} when the runner's "
                 f"process {self}",
                 counts=False,
                 alone=True,

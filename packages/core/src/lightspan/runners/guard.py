@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from lightspan.capture.scope import pushed_in
 from lightspan.runners.outcome import STOPPED
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
 """How often a guard looks at the app's loop."""
+_AWAY_S: Final = 1.0
+"""From when on the process was stopped, as by Ctrl-Z, and no app has blocked its loop."""
 _LOST_S: Final = 1.0
 """From when on a block is time that its neighbours have lost, and not the pace of a busy loop."""
 WARN_S: Final = 10.0
@@ -74,8 +76,9 @@ class Guard:
         self._own_loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._run, name="lightspan-guard", daemon=True)
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         self._thread.start()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         self._own_loop.call_soon_threadsafe(self._over.set)
@@ -92,7 +95,11 @@ class Guard:
     async def _work(self) -> None:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
+            looked = time.monotonic()
             while not await within(LOOK_S, self._over):
+                away_s, looked = time.monotonic() - looked - LOOK_S, time.monotonic()
+                if away_s > _AWAY_S:
+                    self._asked += away_s
                 self._beat()
                 await self._look(store)
                 if extending.done():

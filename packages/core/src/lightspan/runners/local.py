@@ -47,6 +47,8 @@ _NOTE_S: Final = 2.0
 """How long a process may take to note where it is."""
 _SILENT_S: Final = 5.0
 """No process is taken for dead before, however short the lease."""
+_AWAY_S: Final = 1.0
+"""From when on we have not been listening, rather than that a process said nothing."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class _Worker:
             exit_code=self.process.exitcode,
             faults=Path(self.plan.faults),
             alone=self.latest.alone,
+            claimed=self.latest.claimed,
             is_single=self.plan.slots == 1,
             silent_s=silent_s,
             leaves=self.latest.leaves,
@@ -153,6 +156,8 @@ class LocalRunners:
         self._runs: list[str] | None = None
         self._claimed_before = 0
         """By processes that are gone."""
+        self._listened = 0.0
+        """When we last did, by `time.monotonic`."""
 
     async def start(self, plan: RunnerPlan) -> None:
         """Spawn the processes and wait until each has imported the app.
@@ -175,7 +180,7 @@ class LocalRunners:
                     worker.process.kill()
             shutil.rmtree(self._faults, ignore_errors=True)
             raise
-        self._workers = starting
+        self._workers, self._listened = starting, time.monotonic()
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
@@ -202,13 +207,14 @@ class LocalRunners:
         await self._end_supervision()
         for worker in self._workers:
             _order(worker, Order(stop=True))
-        while alive := [worker for worker in self._workers if worker.process.is_alive()]:
-            self._hear()
-            for worker in alive:
-                if worker.latest.running and worker.silent_s is not None:
-                    await asyncio.to_thread(worker.silence)
+        leaving = list(self._workers)
+        while leaving:
+            for worker in list(leaving):
+                death = await self._death(worker, is_silence_allowed=not worker.latest.running)
+                if death is not None:
+                    leaving.remove(worker)
+                    await self._bury_in_passing(worker, death)
             await asyncio.sleep(0.05)
-        self._hear()
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:
@@ -298,36 +304,60 @@ class LocalRunners:
         if self._runs is not None:
             _order(worker, Order(runs=self._runs))
 
-    def _hear(self) -> None:
-        for worker in self._workers:
-            worker.hear()
-
     async def _supervise(self) -> None:
         while True:
             await asyncio.sleep(0.1)
             for worker in list(self._workers):
-                # Its death is seen before what it has said is read: nothing of it is missed.
-                is_dead = not worker.process.is_alive()
-                worker.hear()
-                silent_s = None if is_dead else worker.silent_s
-                if silent_s is not None:
-                    await asyncio.to_thread(worker.silence)
-                if is_dead or silent_s is not None:
+                death = await self._death(worker)
+                if death is not None:
                     try:
-                        await self._replace(worker, worker.death(silent_s))
+                        await self._replace(worker, death)
                     except Exception as error:
                         self._failure = _explained(error)
                         return
+
+    async def _death(self, worker: _Worker, *, is_silence_allowed: bool = False) -> Death | None:
+        """How a process has ended, or was ended for its silence; None while it lives."""
+        self._excuse_silence()
+        # Its death is seen before what it has said is read: nothing of it is missed.
+        is_dead = not worker.process.is_alive()
+        worker.hear()
+        silent_s = None if is_dead or is_silence_allowed else worker.silent_s
+        if silent_s is not None:
+            await asyncio.to_thread(worker.silence)
+        return worker.death(silent_s) if is_dead or silent_s is not None else None
+
+    def _excuse_silence(self) -> None:
+        """While we were stopped, as by Ctrl-Z, so were the processes."""
+        now = time.monotonic()
+        away_s, self._listened = now - self._listened, now
+        if away_s > _AWAY_S:
+            for worker in self._workers:
+                worker.heard += away_s
+
+    async def _bury_in_passing(self, dead: _Worker, death: Death) -> None:
+        """The same for a process that is not replaced: it should have left nothing."""
+        if not dead.latest.running:
+            return
+        log.warning("runner %s %s", dead.name, death)
+        try:
+            await self._bury(death)
+        except LightspanError as error:
+            log.warning("the attempts of runner %s end with their leases: %s", dead.name, error)
+
+    async def _bury(self, death: Death) -> None:
+        """End the attempts that a process had under way."""
+        assert self._plan is not None
+        async with open_store(self._plan.store_url) as store:
+            for report in await bury(death, store, self._plan.run_id):
+                log.warning("attempt %s: %s", report.attempt_id, report.message)
 
     async def _replace(self, dead: _Worker, death: Death) -> None:
         is_quick = time.monotonic() - dead.started < QUICK_S
         is_useless = is_quick and not death.leaves and not dead.latest.claimed
         self._useless = self._useless + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death)
-        assert self._plan is not None
-        async with open_store(self._plan.store_url) as store:
-            for report in await bury(death, store, self._plan.run_id):
-                log.warning("attempt %s: %s", report.attempt_id, report.message)
+        await self._bury(death)
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
         _end([dead])

@@ -328,17 +328,18 @@ class AttemptRun:
             await self.finish(STOPPED._replace(message=text))
             return
         try:
-            scope, inputs = await self._prepare()
-        except LightspanError as error:
-            await self.finish(Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error)))
-            return
-        self._scope = scope
-        try:
-            ending = await self._execute(scope, inputs)
+            ending = await self._prepared_and_executed()
         except asyncio.CancelledError:
             await asyncio.shield(self.finish(STOPPED))
             raise
         await self.finish(ending)
+
+    async def _prepared_and_executed(self) -> Ending:
+        try:
+            self._scope, inputs = await self._prepare()
+        except LightspanError as error:
+            return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
+        return await self._execute(self._scope, inputs)
 
     def stop(self) -> None:
         """Cancel it: it is lost, and its rollout queued again without using up a try."""

@@ -22,6 +22,9 @@ LONGEST_TEXT: Final = 1_024
 
 _LONGEST_OPAQUE: Final = 4_096
 """Characters of base64 that are taken for text, in a part of no known kind."""
+_FEWEST_KINDS: Final = 48
+"""Different characters of base64's 64 that so many bytes need: words without spaces, a hash in
+hexadecimal or a long number have fewer."""
 _MODALITIES: Final = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_generation_call"), "image"),
     **dict.fromkeys(("input_audio", "audio", "audio_url"), "audio"),
@@ -57,6 +60,8 @@ def reference(part: Mapping[str, Any]) -> Part:
     for key in _INSIDE:
         if isinstance(part.get(key), Mapping):
             fields = {**fields, **part[key]}
+    if _is_text(part.get("source")):
+        return {"type": "text", "content": part["source"]["data"]}
     known: Part = {"modality": modality}
     media_type = _first(fields, _MEDIA_TYPES)
     if media_type:
@@ -72,6 +77,13 @@ def reference(part: Mapping[str, Any]) -> Part:
     if isinstance(file_id, str):
         return {"type": "file", **known, "file_id": kept_text(file_id, LONGEST_TEXT)}
     return {key: _without_bytes(value) for key, value in part.items()}
+
+
+def _is_text(source: Any) -> bool:
+    """Whether a document is plain text, which stands in it as it is."""
+    if not isinstance(source, Mapping) or source.get("type") != "text":
+        return False
+    return isinstance(source.get("data"), str)
 
 
 def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -94,7 +106,9 @@ def _without_bytes(value: Any) -> Any:
 def _is_bytes(text: str) -> bool:
     if text[:5].lower() == "data:":
         return _DATA_URL.match(text) is not None
-    return len(text) > _LONGEST_OPAQUE and _BASE64.fullmatch(text) is not None
+    if len(text) <= _LONGEST_OPAQUE or _BASE64.fullmatch(text) is None:
+        return False
+    return len(set(text[:_LONGEST_OPAQUE])) >= _FEWEST_KINDS
 
 
 def _digest(text: str) -> Part:

@@ -58,6 +58,9 @@ class AdapterTests:
         """OpenInference's instrumentation of the framework, for the duration of a block."""
         pytest.skip("no OpenInference instrumentation is named for this framework")
 
+    notes_starts: ClassVar[tuple[Any, str]]
+    """The adapter's module and function that take note of what begins, once it is in an attempt."""
+
     silent_environment: ClassVar[Mapping[str, str]] = {"OTEL_SDK_DISABLED": "true"}
     """Variables that switch off all telemetry, the framework's own too."""
 

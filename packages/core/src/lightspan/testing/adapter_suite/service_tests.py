@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,26 @@ class ServiceTests(AdapterTests):
             attempt = kept.pop(found.spans[0].trace_id)
             assert set(re.findall(r"task-\d+", json.dumps(found.rollout.task))) == {attempt.tag}
             self.check(inside_root(found, attempt), "team", apps[0], stage)
+
+    def test_an_error_of_ours_leaves_no_attempt_open(
+        self, stage: Stage, production: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the adapter opened and then cannot follow ends at once, as damaged."""
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("a bug of ours")
+
+        owner, name = self.notes_starts
+        monkeypatch.setattr(owner, name, fail)
+        with self.adapter.instrument():
+            play_outside(stage, self.app(stage, "single"), "single", "async")
+            for _ in range(1_000):  # the journal writes from time to time
+                found = read_recorded(production)
+                if found and all(one.attempt.status.final for one in found):
+                    break
+                time.sleep(0.01)
+        assert all(one.attempt.status.final for one in found)
+        assert any("a bug of ours" in line for one in found for line in one.attempt.damage)
 
     def test_production_without_telemetry(
         self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
