@@ -133,6 +133,9 @@ async def crashes(task: dict[str, Any]) -> float:
     """Kills its process when its neighbours are under way."""
     if task["kind"] == "neighbour":
         return await waits_once(task)
+    if task["kind"] == "leaves an alarm":
+        signal.alarm(1)
+        return 1.0
     await seen(*task["when"])
     if task["kind"] == "crashes":
         ctypes.string_at(0)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import os
 import re
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +18,7 @@ from typing import Any
 import pytest
 
 from lightspan.runners.app import App
+from lightspan.runners.deaths import Death
 from lightspan.runners.guard import Guard
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
@@ -418,3 +423,149 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: s
     if kind == "forks":
         child = (tmp_path / "marker-0").read_text()
         await until(lambda: not Path(f"/proc/{child}").exists())
+
+
+# --- who is to blame, and who is not --------------------------------------------------------
+async def test_what_an_attempt_left_behind_is_not_the_next_ones_fault(
+    store: Store, tmp_path: Path
+) -> None:
+    """One at a time in one process: an alarm of the first kills it during the second."""
+    first = rollout(0, "leaves an alarm", tmp_path)
+    await store.enqueue([first, rollout(1, "neighbour", tmp_path)])
+    async with runners_of(store, "crashes", slots=1) as runners:
+        states = await finished(store, runners)
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.SUCCEEDED, 0)
+    ] * 2
+    killed, done = await store.attempts(["ro-1"])
+    assert killed.message == (
+        "it is run again, alone, because it ran after 1 others in one process when the runner's "
+        "process died by signal 14 (SIGALRM)"
+    )
+    assert done.reward == Reward(1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "number", "is_blamed"),
+    [
+        ({"claimed": 1}, 1, True),
+        ({"claimed": 2}, 1, False),
+        ({"claimed": 2}, 4, False),
+        ({"claimed": 2}, 5, True),  # enough is enough
+        ({"claimed": 1, "is_single": False}, 1, False),
+        ({"claimed": 1, "is_single": False, "alone": "at-0"}, 1, True),
+    ],
+)
+def test_who_is_to_blame(
+    tmp_path: Path, fields: dict[str, Any], number: int, is_blamed: bool
+) -> None:
+    told = {"alone": "", "is_single": True, "silent_s": None, "leaves": "", **fields}
+    death = Death(runner="r", exit_code=1, faults=tmp_path / "faults", **told)
+    attempt = Attempt(
+        rollout_id="ro-0",
+        attempt_id="at-0",
+        number=number,
+        epoch=1,
+        status=AttemptStatus.RUNNING,
+    )
+    [report] = death.reports([(rollout(0, "any", tmp_path), attempt)])
+    assert (report.status, report.alone) == (AttemptStatus.LOST, True)
+    assert report.counts is is_blamed
+
+
+async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_path: Path) -> None:
+    """Its attempts are queued again at once, not when their leases end."""
+    both = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    await store.enqueue(both)
+    async with runners_of(store, "crashes", slots=2, lease_s=3600) as runners:
+        for number in (1, 2):
+            await until((tmp_path / f"marker-{number}").exists)
+        await until(lambda: runners.running == 2)
+        [pid] = runners.pids
+        draining = asyncio.create_task(runners.drain())
+        await until(lambda: runners._supervisor is None)
+        os.kill(pid, signal.SIGKILL)
+        await draining
+        states = await store.rollouts()
+    assert [(state.status, state.infrastructure_tries) for state in states] == [
+        (RolloutStatus.QUEUED, 0)
+    ] * 2
+
+
+async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never(*_: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    await store.enqueue([rollout(0, "never", tmp_path)])
+    runner = Runner(store, App(apps.waits_once))
+    monkeypatch.setattr(runner, "_resources_of", never)
+    working = asyncio.create_task(runner.run())
+    await asked.wait()
+    runner.abort()
+    await working
+    [state] = await store.rollouts()
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.QUEUED, 0)
+    attempt = await attempt_of(store, 0)
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.CANCELLED)
+
+
+STOPPABLE = """
+import asyncio, sys
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+
+async def main(url, folder):
+    runners = LocalRunners(2)
+    app = "misbehaving_apps:waits_for_its_neighbours"
+    await runners.start(RunnerPlan(store_url=url, app=app, sys_path=[folder], lease_s=3.0))
+    print(runners.pids, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    runners.check()
+    print(runners.pids, flush=True)
+    await runners.stop()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_ctrl_z_ends_no_process(store: Store, tmp_path: Path) -> None:
+    """All were stopped for longer than a process may say nothing; then all go on."""
+    both = [rollout(number, "limited", tmp_path) for number in (1, 2)]
+    await store.enqueue([rollout(0, "unlimited", tmp_path), *both])
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STOPPABLE, store.url, str(HERE)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    try:
+        before = await program.stdout.readline()
+        await until((tmp_path / "marker-0").exists)
+        [runner] = json.loads(before)
+        for pid in (runner, program.pid):
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.5)  # what the one said last has been heard by the other
+        await asyncio.sleep(6)  # a silence of 5 s is too long
+        for pid in (program.pid, runner):
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(0.5)
+        stopped = (await attempt_of(store, 0)).lease_until
+        while (await attempt_of(store, 0)).lease_until <= stopped + 1:  # noqa: ASYNC110 - it goes on
+            await asyncio.sleep(0.05)
+        for number in (1, 2):
+            (tmp_path / f"marker-{number}").touch()
+        await reaches(store, RolloutStatus.SUCCEEDED, 3)
+        program.stdin.write(b"\n")
+        assert await program.stdout.readline() == before
+        assert await program.wait() == 0
+    finally:
+        if program.returncode is None:
+            program.kill()
+            await program.wait()
