@@ -94,6 +94,8 @@ class Example(NamedTuple):
     """What mypy checks in its own virtualenv; none where the session `types` does."""
     options: Sequence[str] = ()
     """Of its train.py."""
+    packages: Sequence[str] = ()
+    """What its structured apps need besides."""
 
 
 EXAMPLES = {
@@ -102,6 +104,7 @@ EXAMPLES = {
         "langgraph",
         "test_sql_app.py",
         "tests/core/trainer/test_structured_learning.py",
+        packages=["langchain-anthropic"],
     ),
     "math": Example(
         "examples/math[parquet]",
@@ -252,7 +255,7 @@ def install_example(session: nox.Session, example: Example) -> None:
         session,
         *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
         *(f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project),
-        *(*PYTEST, "mypy"),
+        *(*example.packages, *PYTEST, "mypy"),
     )
     report_versions(session)
 

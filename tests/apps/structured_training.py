@@ -7,8 +7,6 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,37 +19,19 @@ from lightspan.testing.controls import Permuted
 from lightspan.testing.tiny import tiny_model
 from lightspan.trainer import FitResult
 
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is to be learned, and how."""
-
-    tasks: Sequence[dict[str, str]]
-    """32 to train with, 48 held out."""
-    steps: int
-    tasks_per_step: int
-    learning_rate: float
-
-
-RED: Final = Lesson(
-    [{"question": f"Which color for wall {n}?", "color": "red"} for n in range(80)], 6, 4, 1e-2
-)
-"""One answer to everything: soon learned, and found by drifting too."""
-_COLORS: Final = {"fire": "red", "grass": "green", "sea": "blue", "snow": "white"}
-WORDS: Final = Lesson(
-    [
-        {"question": f"Paint {word}.", "color": color, "number": str(number)}
-        for number, (word, color) in product(range(20), _COLORS.items())
-    ],
-    *(16, 8, 3e-3),
-)
-"""One answer to everything is right for a quarter: drifting earns nothing."""
-_T_95: Final = 4.303
-"""Student's t for the 95 % interval of a mean over three seeds."""
+TASKS: Final = [{"question": f"Which color for wall {n}?", "color": "red"} for n in range(80)]
+"""32 to train with, 48 held out. One answer is right for all: soon learned. With rewards that say
+nothing a policy drifts to it in a quarter of all runs, hence several seeds."""
+_STEPS: Final = 6
+_TASKS_PER_STEP: Final = 4
+_SEEDS: Final = range(5)
+_T_998: Final = 7.173
+"""Student's t for the 99.8 % interval of a mean over five seeds: of a dozen apps that learn
+nothing, chance lets one seem to in one measurement of eighty."""
 
 
 def train(
-    app: Any, folder: Path, lesson: Lesson, kind: type[LightningRL] = LightningRL, seed: int = 0
+    app: Any, folder: Path, kind: type[LightningRL] = LightningRL, seed: int = 0
 ) -> FitResult:
     """A few steps with a tiny model."""
     model = tiny_model(folder / "start", seed=3, context=1024)
@@ -59,12 +39,12 @@ def train(
         str(model),
         optimize="painter",
         group_size=8,
-        tasks_per_step=lesson.tasks_per_step,
-        learning_rate=lesson.learning_rate,
+        tasks_per_step=_TASKS_PER_STEP,
+        learning_rate=1e-2,
         seed=seed,
     )
-    trainer = Trainer(algorithm, steps=lesson.steps, folder=folder / "run")
-    return trainer.fit(app, lesson.tasks[:32], lesson.tasks[32:])
+    trainer = Trainer(algorithm, steps=_STEPS, folder=folder / "run")
+    return trainer.fit(app, TASKS[:32], TASKS[32:])
 
 
 def app_named(name: str) -> Any:
@@ -74,21 +54,21 @@ def app_named(name: str) -> Any:
     return getattr(structured_apps, name)
 
 
-def check_it_learns(name: str, folder: Path, lesson: Lesson = RED) -> None:
+def check_it_learns(name: str, folder: Path) -> None:
     """The app of that name, each call of which is structured, gains beyond noise; none of its calls
     was refused or rejected. Then it works with what is served."""
     app = app_named(name)
-    result = train(app, folder, lesson)
+    result = train(app, folder)
     assert result.gain is not None
     assert result.gain.n >= 40
     assert result.gain.low > 0
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [step for step in map(json.loads, lines) if step["kind"] == "train"]
-    assert len(steps) == lesson.steps
+    assert len(steps) == _STEPS
     for step in steps:
         assert {key for key in step if key.startswith("calls/")} == {"calls/trained"}
-        assert step["calls/trained"] == step["calls"] == 8 * lesson.tasks_per_step
-    check_served(app, folder / "run", lesson.tasks[:8])
+        assert step["calls/trained"] == step["calls"] == 8 * _TASKS_PER_STEP
+    check_served(app, folder / "run", TASKS[:8])
 
 
 def check_served(app: Any, run: Path, tasks: Sequence[dict[str, str]]) -> None:
@@ -114,13 +94,20 @@ async def _ask(app: Any, tasks: Sequence[dict[str, str]]) -> list[float]:
 
 
 def check_control(name: str, folder: Path) -> None:
-    """The app of that name learns; with permuted rewards it does not, over three seeds."""
-    check_it_learns(name, folder / "rewards", WORDS)
-    gains = []
-    for seed in range(3):
-        result = train(app_named(name), folder / f"permuted{seed}", WORDS, Permuted, seed)
-        assert result.gain is not None
-        gains.append(result.gain.mean)
-    print(f"{name}, rewards permuted: gains {gains}")
-    half = _T_95 * statistics.stdev(gains) / math.sqrt(len(gains))
-    assert statistics.fmean(gains) - half <= 0
+    """The app of that name learns; with permuted rewards, and all else equal, it does not."""
+    lower: dict[str, float] = {}
+    for kind in (LightningRL, Permuted):
+        gains = [_gain(name, folder / f"{kind.__name__}{seed}", kind, seed) for seed in _SEEDS]
+        mean = statistics.fmean(gains)
+        lower[kind.__name__] = mean - _T_998 * statistics.stdev(gains) / math.sqrt(len(gains))
+        print(
+            f"{name}, {kind.__name__}: gains {[round(gain, 3) for gain in gains]}, mean {mean:.3f}"
+        )
+    assert lower["LightningRL"] > 0
+    assert lower["Permuted"] <= 0
+
+
+def _gain(name: str, folder: Path, kind: type[LightningRL], seed: int) -> float:
+    result = train(app_named(name), folder, kind, seed)
+    assert result.gain is not None
+    return result.gain.mean
