@@ -130,7 +130,7 @@ EXAMPLES = {
         ["--framework", "crewai", "--steps", "4", "--validate-every", "4"],
     ),
 }
-BRIEFLY = ["--steps", "6", "--validate-every", "6"]
+BRIEFLY = ["--steps", "6", "--validate-every", "6", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance."""
 SCRIPTS = ["examples/own_algorithm"]
 """Examples that are run where they lie."""

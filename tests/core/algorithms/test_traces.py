@@ -318,6 +318,7 @@ def test_what_is_no_chat_to_imitate(url: str) -> None:
             call(5, **{c.OUTPUT_MESSAGES: "not json"}),
             call(6, **{c.INPUT_MESSAGES: "[]"}),
             call(7, "another's", agent="checker"),
+            call(9, **{c.OUTPUT_MESSAGES: messages.dump([{"role": "assistant"}])}),
         ),
         attempt(2, call(8), damage=("3 spans dropped",)),
     )
@@ -329,6 +330,7 @@ def test_what_is_no_chat_to_imitate(url: str) -> None:
         "with several answers": 1,
         "unreadable": 1,
         "without messages": 1,
+        "without an answer": 1,
         "of other agents": 1,
         "of damaged attempts": 1,
     }

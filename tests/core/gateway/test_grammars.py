@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from lightspan.engines.grammars import GrammarMismatchError, Grammars
@@ -220,6 +223,40 @@ def _follows(grammars: Grammars, grammar: str, ids: list[int]) -> bool:
             {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
             {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
         ),
+        (  # alternatives of one value
+            {"anyOf": [{"properties": {"a": {}}}, {"type": "null"}]},
+            {"anyOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"type": "null"}]},
+        ),
+        (  # one part of an allOf describes all of it
+            {"allOf": [{"properties": {"a": {}}}]},
+            {"allOf": [{"properties": {"a": {}}, "additionalProperties": False}]},
+        ),
+        (  # beside properties it does not
+            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
+            {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"required": ["a"]}]},
+        ),
+        (  # what is referred to beside others, and what that refers to
+            {
+                "$defs": {
+                    "A": {"allOf": [{"$ref": "#/$defs/B"}]},
+                    "B": {"properties": {"b": {"$ref": "#/$defs/C"}}},
+                    "C": {"properties": {"c": {}}},
+                },
+                "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"d": {}}}],
+            },
+            {
+                "$defs": {
+                    "A": {"allOf": [{"$ref": "#/$defs/B"}]},
+                    "B": {"properties": {"b": {"$ref": "#/$defs/C"}}},
+                    "C": {"properties": {"c": {}}, "additionalProperties": False},
+                },
+                "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"d": {}}}],
+            },
+        ),
+        (
+            {"items": [{"properties": {}}, {"type": "null"}]},
+            {"items": [{"properties": {}, "additionalProperties": False}, {"type": "null"}]},
+        ),
         (
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
             {"enum": [{"properties": {}}], "default": {"properties": {}}},
@@ -239,6 +276,48 @@ def test_objects_are_closed_where_a_schema_leaves_that_open(
     before = repr(schema)
     assert closed(schema) == expected
     assert repr(schema) == before
+
+
+OPERATION = {
+    "properties": {"op": {"enum": ["add", "del"]}, "v": {"type": "integer"}},
+    "required": ["op"],
+    "anyOf": [
+        {"properties": {"op": {"const": "add"}}, "required": ["v"]},
+        {"properties": {"op": {"const": "del"}}},
+    ],
+}
+BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+NOTE = {"properties": {"note": {"type": "string"}}, "required": ["note"]}
+SHARED: list[tuple[dict[str, Any], str]] = [
+    (OPERATION, '{"op": "add", "v": 1}'),
+    (OPERATION, '{"op": "del"}'),
+    (
+        {"$defs": {"Base": BASE}, "allOf": [{"$ref": "#/$defs/Base"}, NOTE]},
+        '{"id": 1, "note": "a"}',
+    ),
+    ({"$defs": {"Base": BASE}, "$ref": "#/$defs/Base", **NOTE}, '{"id": 1, "note": "a"}'),
+    ({"$id": "https://x.test/s", "$defs": {"Base": BASE}, "$ref": "#/$defs/Base"}, '{"id": 1}'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text"), SHARED)
+def test_what_a_schema_allows_can_be_said(
+    tokenizer: TransformersTokenizer, grammars: Grammars, schema: dict[str, Any], text: str
+) -> None:
+    """As a format and as a tool's parameters, in whatever order the grammar has the keys."""
+    jsonschema.validate(json.loads(text), schema)
+    format = Constraint(format=Format(schema=schema, field="response_format"))
+    tool = Tool(name="f", parameters=schema, field="tools[0].function.parameters")
+    forced = Constraint(tools=(tool,), calls="required", parallel=False)
+    value = json.loads(text)
+    orders = [json.dumps(dict(items)) for items in permutations(value.items())]
+    assert any(
+        _follows(grammars, grammar_of(format, "hermes"), tokenizer.encode(one)) for one in orders
+    )
+    calls = [f'{{"name": "f", "parameters": {one}}}' for one in orders]
+    assert any(
+        _follows(grammars, grammar_of(forced, "llama"), tokenizer.encode(one)) for one in calls
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

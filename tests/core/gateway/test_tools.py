@@ -54,6 +54,17 @@ CALLS: list[tuple[str, str, ParsedText]] = [
     ("json", '\n```\n[{"name": "f", "arguments": {"a": 1}}]\n```\n', ParsedText(None, (F,))),
 ]  # fmt: skip
 
+
+@pytest.mark.parametrize("number", ["2e658", "-1e-999", "9" * 5_000, f"{'9' * 400}.5"])
+@pytest.mark.parametrize("name", PARSERS)
+def test_numbers_beyond_those_of_python(name: str, number: str) -> None:
+    """JSON allows them, and so does a grammar that holds a call to a schema."""
+    field = "parameters" if name == "llama" else "arguments"
+    body = f'{{"name": "f", "{field}": {{"x": {number}}}}}'
+    text = f"{CALL_OPEN}{body}{CALL_CLOSE}" if name == "hermes" else body
+    assert tool_parser(name).parse(text).calls == (call("f", f'{{"x": {number}}}'),)
+
+
 TEXT: list[tuple[str, str]] = [
     ("hermes", '{"name": "f", "arguments": {}}'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightspan.schema import conventions as c, media, messages
-from lightspan.schema.call_attributes import answer_attributes, request_attributes
+from lightspan.schema.call_attributes import StreamedAnswer, answer_attributes, request_attributes
 
 PICTURE = bytes(range(256)) * 8_192
 """Two megabytes."""
@@ -110,6 +110,11 @@ SIGNED_DIGEST = hashlib.sha256(SIGNED.encode()).hexdigest()
         (
             {"type": "x", "hex": "0123456789abcdef" * 300},
             {"type": "x", "hex": "0123456789abcdef" * 300},
+        ),
+        ({"type": "x", "said": "Data: 3 apples, 4"}, {"type": "x", "said": "Data: 3 apples, 4"}),
+        (
+            {"type": "x", "said": 'data: {"a": 1, "b": 2}'},
+            {"type": "x", "said": 'data: {"a": 1, "b": 2}'},
         ),
         # unusable
         ({"type": "image_url"}, {"type": "image_url"}),
@@ -214,7 +219,10 @@ def test_a_spoken_answer() -> None:
     assert json.loads(str(known[c.OUTPUT_MESSAGES])) == [
         {
             "role": "assistant",
-            "parts": [{"type": "blob", "modality": "audio", **KNOWN}],
+            "parts": [
+                {"type": "text", "content": "hi"},
+                {"type": "blob", "modality": "audio", **KNOWN},
+            ],
             "finish_reason": "stop",
         }
     ]
@@ -223,3 +231,22 @@ def test_a_spoken_answer() -> None:
 @pytest.mark.parametrize("part", ["text", None, {}, {"type": []}, {"type": "text", "text": "a"}])
 def test_what_is_no_media(part: Any) -> None:
     assert not media.is_media(part)
+
+
+def test_a_refusal_is_what_was_said() -> None:
+    """Where an app asks for a format, OpenAI's models say so in a field of its own."""
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "I will not."}]}]
+    whole = {"message": {"role": "assistant", "content": None, "refusal": "I will not."}}
+    known = answer_attributes({"choices": [whole]})
+    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == said
+    chunks = StreamedAnswer()
+    for part in ("I will", " not."):
+        chunks.add({"choices": [{"index": 0, "delta": {"refusal": part}}]})
+    known = answer_attributes(chunks.answer())
+    assert json.loads(str(known[c.OUTPUT_MESSAGES])) == said
+    events = StreamedAnswer()
+    for part in ("I will", " not."):
+        events.add({"type": "response.refusal.delta", "output_index": 0, "delta": part})
+    known = answer_attributes(events.answer())
+    [message] = json.loads(str(known[c.OUTPUT_MESSAGES]))
+    assert message["parts"] == said[0]["parts"]

@@ -8,6 +8,7 @@ import pytest
 
 from lightspan.schema.texts import (
     LONGEST_TEXT,
+    add_clients_key,
     is_secret,
     kept_text,
     values_without_keys,
@@ -70,8 +71,8 @@ def test_values_of_variables_that_hold_keys(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys as they stand in JSON, and in JSON inside JSON; no word that is a password too."""
     monkeypatch.setenv("DB_PASSWORD", "postgres-it-is")
-    monkeypatch.setenv("APP_PRIVATE_KEY", 'BEGIN "KEY"\nabcdefgh\\')
-    key = 'BEGIN "KEY"\nabcdefgh\\'
+    key = 'BEGIN "KEY"\nabcd1234\\'
+    monkeypatch.setenv("APP_PRIVATE_KEY", key)
     once = json.dumps({"key": key, "db": "postgres-it-is"})
     values = {"text": key, "json": once, "twice": json.dumps(once), "list": [key, 1], "n": 7}
     assert values_without_keys(values) == {
@@ -83,3 +84,74 @@ def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
     }
     said = {"said": "Bearer authentication, " + "sk-learn" + "-compatible-models"}
     assert values_without_keys(said) == said
+
+
+NO_KEYS = {
+    "SSH_KEY": "/home/user/.ssh/id_ed25519",
+    "SORT_KEY": "customer_identifier_of_old",
+    "CACHE_KEY": "singer.name, singer.age 2",
+}
+KEYS = {
+    "PGPASSWORD": "pg-password-1-and-more",
+    "OPENAI_APIKEY": "an-apikey-0123456789",
+    "OPENAI_API_KEYS": "several-keys-0123456789",
+    "GITHUB_PAT": "pat-0123456789abcdef",
+    "DB_PASS": "no-digit-but-a-password",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPx",
+}
+
+
+def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a variable that is called a key says may be a path or a field of a table."""
+    for name, value in {**NO_KEYS, **KEYS}.items():
+        monkeypatch.setenv(name, value)
+    address = "postgres://me:a-password-0123456789@db.test/app"
+    monkeypatch.setenv("DATABASE_URL", address)
+    said = values_without_keys({**NO_KEYS, **KEYS, "url": address})
+    assert said == {
+        **NO_KEYS,
+        **dict.fromkeys(KEYS, "<key>"),
+        "url": "postgres://me:<key>@db.test/app",
+    }
+
+
+@pytest.mark.parametrize(
+    ("start", "rest"),
+    [
+        ("sk-", "proj-" + "aB3_" * 4 + "x9" * 12),
+        ("sk-", "ant-api03-" + "q7" * 20),
+        ("gsk_", "A1" * 20),
+        ("AIza", "b2_-Z" * 7),
+        ("ghp_", "c3" * 18),
+        ("github_pat_", "d4" * 20),
+        ("hf_", "e5" * 17),
+        ("AKIA", "F6" * 8),
+        ("xox", "b-1234567890-abcdefghij"),
+    ],
+)
+def test_keys_of_vendors(start: str, rest: str) -> None:
+    assert values_without_keys({"said": f"It is {start}{rest}."}) == {"said": "It is <key>."}
+    assert without_keys(f"key={start}{rest}") == "key=<key>"
+
+
+@pytest.mark.parametrize(
+    "rest", ["learn-ensemble-v2-classifier", "fading-circle-delay2", "2024-report-of-the-year.html"]
+)
+def test_words_with_hyphens_are_no_keys(rest: str) -> None:
+    said = {"said": "of sk" + f"-{rest}"}
+    assert values_without_keys(said) == said
+
+
+def test_the_keys_of_model_clients() -> None:
+    """In memory alone, and no more than so many of them."""
+    keys = [f"clients-key-{number:08}" for number in range(1_100)]
+    for key in (*keys, "unused", "lightspan-placeholder", None, 7):
+        add_clients_key(key)
+    assert without_keys(f"Incorrect API key provided: {keys[-1]}; unused") == (
+        "Incorrect API key provided: <key>; unused"
+    )
+    assert values_without_keys({"a": keys[-1], "b": keys[0], "c": "lightspan-placeholder"}) == {
+        "a": "<key>",
+        "b": keys[0],
+        "c": "lightspan-placeholder",
+    }

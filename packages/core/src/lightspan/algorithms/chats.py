@@ -96,6 +96,8 @@ def chat_of(call: Call) -> dict[str, Json] | str:
         return "with several answers"
     if str(call.finish) not in _WHOLE:
         return "cut off"
+    if not answers[0].get("content") and not answers[0].get("tool_calls"):
+        return "without an answer"
     tools = attributes.get(c.TOOL_DEFINITIONS)
     with_tools = {} if tools is None else {"tools": json.loads(str(tools))}
     return {"messages": [*asked, answers[0]], **with_tools}

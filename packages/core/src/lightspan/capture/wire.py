@@ -38,6 +38,7 @@ from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Target, split_path
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns, text_of
+from lightspan.schema.texts import add_clients_key
 from lightspan.schema.tokens import CallOutcome
 
 _KEPT_HEADERS: Final = (
@@ -144,6 +145,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
             return None
         current, root = begin(current, None)
         call_begins(current)
+        add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         target = _target(current, address)
         if target.route is Route.APP and not current.scope.recorder.keeps:

@@ -30,7 +30,14 @@ _Fields = Mapping[str, msgspec.Raw]
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _objects: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _any: Final = msgspec.json.Decoder()
-_scanner: Final = json.JSONDecoder()
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+# Numbers stay text: one that JSON allows may be beyond what Python's numbers hold.
+_scanner: Final = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_no_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +219,9 @@ def _call_of(fields: _Fields, raw: msgspec.Raw | None) -> ParsedCall | None:
         return None
     try:
         name: Any = _any.decode(fields["name"])
-        arguments: Any = _any.decode(raw)
         written = bytes(raw).decode().strip()
-    except _MALFORMED:
+        arguments: Any = _scanner.decode(written)
+    except (*_MALFORMED, ValueError):
         return None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None

@@ -51,8 +51,9 @@ class StreamedAnswer:
         whole = self._choices.setdefault(index, {"message": {"role": "assistant"}, "calls": {}})
         delta = choice.get("delta") or {}
         text = delta.get("content") or choice.get("text")  # of a chat, of a text completion
-        if text:
-            whole["message"]["content"] = whole["message"].get("content", "") + text
+        for name, said in (("content", text), ("refusal", delta.get("refusal"))):
+            if said:
+                whole["message"][name] = whole["message"].get(name, "") + said
         for call in delta.get("tool_calls") or ():
             _add_tool_call(whole["calls"], call)
         if choice.get("finish_reason"):

@@ -38,6 +38,10 @@ _BYTES: Final = ("data", "file_data", "base64", "result")
 _ADDRESSES: Final = ("url", "image_url", "file_url", "audio_url", "video_url", "uri")
 _MEDIA_TYPES: Final = ("media_type", "mime_type", "format")
 _DATA_URL: Final = re.compile(r"data:([^;,]*)(?:;[^;,]*)*,", re.IGNORECASE)
+_SURE_DATA_URL: Final = re.compile(
+    r"data:(?:[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+(?:=[^;,\s]*)?)*;base64,", re.IGNORECASE
+)
+"""Where any text may stand: some begin with "Data:"."""
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
 
 
@@ -105,7 +109,7 @@ def _without_bytes(value: Any) -> Any:
 
 def _is_bytes(text: str) -> bool:
     if text[:5].lower() == "data:":
-        return _DATA_URL.match(text) is not None
+        return _SURE_DATA_URL.match(text) is not None
     if len(text) <= _LONGEST_OPAQUE or _BASE64.fullmatch(text) is None:
         return False
     return len(set(text[:_LONGEST_OPAQUE])) >= _FEWEST_KINDS

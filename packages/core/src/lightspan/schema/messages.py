@@ -87,11 +87,19 @@ def _to_parts(message: Any) -> dict[str, Any]:
         response = {"type": "tool_call_response", "response": _result(message.get("content"))}
         return {"role": role, "parts": [{**response, "id": message.get("tool_call_id")}]}
     parts = [*_content_parts(message.get("content")), *_call_parts(message.get("tool_calls"))]
+    if isinstance(message.get("refusal"), str):
+        parts.append({"type": "text", "content": message["refusal"]})
     if isinstance(message.get("audio"), Mapping):
-        parts.append(reference({"type": "audio", **message["audio"]}))
+        parts += _spoken_parts(message["audio"])
     named = {"name": message["name"]} if message.get("name") else {}
     finish = {"finish_reason": message["finish_reason"]} if message.get("finish_reason") else {}
     return {"role": role, **named, "parts": parts, **finish}
+
+
+def _spoken_parts(audio: Mapping[str, Any]) -> list[dict[str, Any]]:
+    said = audio.get("transcript")
+    text = [{"type": "text", "content": said}] if isinstance(said, str) and said else []
+    return [*text, reference({"type": "audio", **audio})]
 
 
 def _content_parts(content: Any) -> list[dict[str, Any]]:
@@ -103,8 +111,8 @@ def _content_parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _content_part(part: Any) -> dict[str, Any]:
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        return {"type": "text", "content": part.get("text")}
+    if isinstance(part, Mapping) and part.get("type") in ("text", "refusal"):
+        return {"type": "text", "content": part.get(part["type"])}
     return reference(part) if isinstance(part, Mapping) else {"type": "text", "content": str(part)}
 
 

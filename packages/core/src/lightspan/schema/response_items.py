@@ -211,7 +211,7 @@ class StreamedResponse:
             self.ended = kind in ENDS
         elif kind == "response.output_item.done":
             self._items[event.get("output_index", 0)] = event.get("item") or {}
-        elif kind == "response.output_text.delta":
+        elif kind in ("response.output_text.delta", "response.refusal.delta"):
             index = event.get("output_index", 0)
             self._texts[index] = self._texts.get(index, "") + str(event.get("delta") or "")
         elif kind == "response.output_item.added":

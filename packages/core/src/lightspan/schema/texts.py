@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -22,14 +22,36 @@ SHORTEST_KEY_IN_TALK: Final = 16
 _SEARCHED: Final = 128 * LONGEST_TEXT
 """Characters at each end in which keys are looked for. It is more than is kept, so that a key which
 the cut goes through is not kept by half, however much is replaced."""
-_SECRET: Final = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    r"(?:^|_)(?:(?:API)?KEYS?|TOKENS?|SECRETS?|(?:PG)?PASSWORDS?|PASSWD|PASS|PWD|PAT)$",
+    re.IGNORECASE,
+)
+_OF_KEYS: Final = re.compile(r"KEYS?$", re.IGNORECASE)
+_NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
+"""A path, one line of words, or text without a digit: what an SSH_KEY or a SORT_KEY says."""
+_PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
+_MOST_CLIENTS_KEYS: Final = 1_024
 # Each begins with plain letters and looks back from there: so it is searched for as fast as a text
 # is, and every prompt that is recorded is searched.
 _CALL_TOKEN: Final = re.compile(r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}")
-_VENDORS_KEY: Final = re.compile(r"sk-(?<=\bsk-)(?=[\w-]*\d)[\w-]{16,}")
+_VENDORS_KEYS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # an unbroken run, which words with hyphens between them do not have
+        r"sk-(?<=\bsk-)(?=[\w-]*\d)(?=[\w-]*?[A-Za-z0-9]{16})[\w-]{20,}",
+        r"gsk_(?<=\bgsk_)[A-Za-z0-9]{32,}",
+        r"AIza(?<=\bAIza)[\w-]{35}",
+        r"ghp_(?<=\bghp_)[A-Za-z0-9]{36}",
+        r"github_pat_(?<=\bgithub_pat_)\w{36,}",
+        r"hf_(?<=\bhf_)[A-Za-z0-9]{30,}",
+        r"AKIA(?<=\bAKIA)[0-9A-Z]{16}\b",
+        r"xox(?<=\bxox)[abprs]-(?=[\w-]*\d)[\w-]{20,}",
+    )
+)
 _BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _key_variables: Final[set[str]] = set()
+_clients_keys: Final[dict[str, None]] = {}
 
 
 def clean_text(text: str) -> str:
@@ -47,15 +69,30 @@ def _sounds_secret(variable: str) -> bool:
     return _SECRET.search(variable) is not None
 
 
+@cache
+def _sounds_like_address(variable: str) -> bool:
+    return variable.upper().endswith(("URL", "URI", "DSN"))
+
+
 def add_key_variable(name: str) -> None:
     """The environment variable of this name holds a key, whatever it is called."""
     _key_variables.add(name)
 
 
+def add_clients_key(key: Any) -> None:
+    """A model client has this key, which an endpoint may quote. Short ones and words are left."""
+    if not isinstance(key, str) or key in _clients_keys:
+        return
+    if len(key) >= SHORTEST_KEY_IN_TALK and not _NO_KEY.match(key):
+        while len(_clients_keys) >= _MOST_CLIENTS_KEYS:  # each customer may have their own
+            _clients_keys.pop(next(iter(_clients_keys)), None)
+        _clients_keys[key] = None
+
+
 def without_keys(text: str) -> str:
-    """The text without keys: values of environment variables that hold them, call tokens, what
-    follows `Bearer`, and what looks like a vendor's key."""
-    for key in _keys(SHORTEST_KEY):
+    """The text without keys: values of environment variables that hold them, those of the model
+    clients, call tokens, what follows `Bearer`, and what looks like a vendor's key."""
+    for key in _longest_first({*_secret_values().values(), *_clients_keys}, SHORTEST_KEY):
         text = text.replace(key, KEY)
     return _without_tokens(_BEARER.sub(rf"\1{KEY}", text))
 
@@ -63,20 +100,37 @@ def without_keys(text: str) -> str:
 def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping without keys in its texts, of which some are JSON and some a conversation.
 
-    Others than `without_keys` finds: what a conversation says of bearers, and short passwords that
-    are words, are left, because a conversation may be gone on with, or imitated.
+    Others than `without_keys` finds: what a conversation says of bearers, short passwords that are
+    words, and paths, fields or words in a variable called a key are left, because a conversation
+    may be gone on with, or imitated.
     """
-    keys = _keys(SHORTEST_KEY_IN_TALK)
-    written = {form for key in keys for form in _as_json(key)}
-    longest_first = sorted(written, key=len, reverse=True)
-    return {name: _value_without(value, longest_first) for name, value in values.items()}
+    secrets = {
+        value
+        for name, value in _secret_values().items()
+        if not (_OF_KEYS.search(name) and _NO_KEY.match(value))
+    }
+    keys = _longest_first(secrets | _clients_keys.keys(), SHORTEST_KEY_IN_TALK)
+    written = _longest_first({form for key in keys for form in _as_json(key)}, 0)
+    return {name: _value_without(value, written) for name, value in values.items()}
 
 
-def _keys(shortest: int) -> list[str]:
-    # by name: a variable that another thread takes away meanwhile would raise
-    values = {os.environ.get(name, "") for name in list(os.environ) if is_secret(name)}
-    # one may begin with another
-    return sorted((value for value in values if len(value) >= shortest), key=len, reverse=True)
+def _secret_values() -> dict[str, str]:
+    """Environment variable → the key that it holds; the password, if it holds one in an address."""
+    found = {}
+    for name in list(os.environ):
+        # by name: a variable that another thread takes away meanwhile would raise
+        if is_secret(name):
+            found[name] = os.environ.get(name, "")
+        elif _sounds_like_address(name):
+            address = _PASSWORD_IN_URL.match(os.environ.get(name, ""))
+            if address is not None:
+                found[name] = address[1]
+    return found
+
+
+def _longest_first(keys: Iterable[str], shortest: int) -> list[str]:
+    """One may begin with another."""
+    return sorted((key for key in keys if len(key) >= shortest), key=len, reverse=True)
 
 
 def _as_json(key: str) -> tuple[str, ...]:
@@ -96,7 +150,10 @@ def _value_without(value: Any, keys: Sequence[str]) -> Any:
 
 
 def _without_tokens(text: str) -> str:
-    return _VENDORS_KEY.sub(KEY, _CALL_TOKEN.sub(KEY, text))
+    text = _CALL_TOKEN.sub(KEY, text)
+    for pattern in _VENDORS_KEYS:
+        text = pattern.sub(KEY, text)
+    return text
 
 
 def kept_text(text: str, longest: int = LONGEST_TEXT) -> str:
