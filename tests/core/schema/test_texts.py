@@ -87,7 +87,7 @@ def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 NO_KEYS = {
-    "SSH_KEY": "/home/user/.ssh/id_ed25519",
+    "SSH_KEY": "~/.ssh/id_ed25519",
     "SORT_KEY": "customer_identifier_of_old",
     "CACHE_KEY": "singer.name, singer.age 2",
 }
