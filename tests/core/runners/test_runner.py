@@ -560,6 +560,15 @@ def test_an_exception_whose_attributes_raise_is_an_app_error() -> None:
     assert classify(Odd("alone"), None).message == "Odd: alone"
 
 
+def test_what_is_in_a_group_is_told() -> None:
+    """As a TaskGroup raises: its own text names nothing."""
+    inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
+    group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
+    assert classify(group, None).message == (
+        "ExceptionGroup: a (2 sub-exceptions): KeyError: 'k'; OSError: o; ValueError: left out; 1 more"
+    )
+
+
 # --- claims, leases, the store --------------------------------------------------------------
 async def test_injected_arguments(store: Store) -> None:
     resources = {"routing": Routing(), "hello": PromptTemplate(template="Hi {name}")}

@@ -6,7 +6,7 @@ infrastructure that failed is tried again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from lightspan.errors import RewardError
@@ -53,7 +53,7 @@ def classify(error: BaseException, gateway_url: str | None) -> Ending:
     if isinstance(error, ProgramError):
         status = _STATUS_OF.get(error.outcome, AttemptStatus.FAILED)
         return Ending(status, error.outcome, text_of(error))
-    message = f"{type(error).__name__}: {text_of(error)}"
+    message = _told(error)
     # An app may catch what the gateway answered and raise its own: the reason lies further down.
     for cause in _causes(error):
         try:
@@ -65,6 +65,29 @@ def classify(error: BaseException, gateway_url: str | None) -> Ending:
         if is_unreachable:
             return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message)
     return Ending(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
+
+
+_MOST_TOLD: Final = 3
+"""Of the exceptions in a group."""
+
+
+def _told(error: BaseException) -> str:
+    """The exception's name and text; of a group, as a TaskGroup raises, what is in it too."""
+    text = f"{type(error).__name__}: {text_of(error)}"
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    found = list(_leaves(error))
+    told = [f"{type(leaf).__name__}: {text_of(leaf)}" for leaf in found[:_MOST_TOLD]]
+    more = [f"{len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
+    return f"{text}: {'; '.join([*told, *more])}"
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -176,9 +176,18 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
                 voice.end(None)
         voice.say(leaves=_SPENT if runner.spent else "")
     # A task or a thread that an app left behind may hold the process for ever.
-    leaving = threading.Timer(_LEAVING_S, os._exit, [0])
+    leaving = threading.Timer(_LEAVING_S, _end_process, [0])
     leaving.daemon = True
     leaving.start()
+
+
+def _end_process(code: int) -> None:
+    """End this process at once, and those that the app started, as a pool of processes is: they
+    would wait for work for ever, and hold on to our output."""
+    with contextlib.suppress(Exception):  # the app may have done anything to multiprocessing
+        for child in multiprocessing.active_children():
+            child.kill()
+    os._exit(code)
 
 
 class _Voice:
@@ -230,7 +239,7 @@ class _Voice:
     def _exit(self, reason: str | None) -> None:
         if reason is not None and self._faults:
             note_reason(self._faults, reason)
-        os._exit(STUCK_EXIT)
+        _end_process(STUCK_EXIT)
 
 
 def _say(lifeline: Connection, word: Word) -> None:
@@ -272,7 +281,7 @@ class _Control:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)
         time.sleep(8)  # before the parent, if there is one, kills us: it waits 10 s
-        os._exit(4)  # the app did not let go
+        _end_process(4)  # the app did not let go
 
     def _obey(self, order: Order) -> None:
         if order.runs is not None:

@@ -361,7 +361,10 @@ def plain_message(message: Any, where: str) -> dict[str, Any]:
     """A message as chat templates expect it: plain text, arguments of tool calls as objects."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
-    plain = {**message, "content": _content(message.get("content"), f"{where}.content")}
+    # OpenAI's newer name of it, which templates of other models pass over in silence, or refuse
+    role = "system" if message["role"] == "developer" else message["role"]
+    content = _content(message.get("content"), f"{where}.content")
+    plain = {**message, "role": role, "content": content}
     calls = message.get("tool_calls")
     if calls is None:
         return plain

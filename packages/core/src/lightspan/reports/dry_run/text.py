@@ -43,7 +43,7 @@ def agent_lines(agents: Sequence[AgentReport]) -> Iterator[str]:
             agent.path,
             agent.policy or "-",
             str(agent.calls),
-            f"{agent.calls_per_rollout:.1f}",
+            _often(agent.calls_per_rollout),
             _spread(agent.prompt_tokens, estimated=agent.tokens_estimated),
             _spread(agent.response_tokens, estimated=agent.tokens_estimated),
             str(agent.trained),
@@ -204,6 +204,11 @@ def cost_lines(costs: CostReport) -> Iterator[str]:
         limit = costs.max_frozen_calls
         most = "no limit (max_frozen_calls)" if limit is None else f"max_frozen_calls={limit:,}"
         yield f"  calls to endpoints: about {_about(costs.expected_frozen_calls)}; {most}"
+
+
+def _often(calls_per_rollout: float) -> str:
+    """Of an agent that is seldom called, not as if it never were."""
+    return "<0.1" if 0 < calls_per_rollout < 0.1 else f"{calls_per_rollout:.1f}"
 
 
 def _about(value: float) -> str:
