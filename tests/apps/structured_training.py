@@ -19,15 +19,23 @@ from lightspan.testing.controls import Permuted
 from lightspan.testing.tiny import tiny_model
 from lightspan.trainer import FitResult
 
-TASKS: Final = [{"question": f"Which color for wall {n}?", "color": "red"} for n in range(80)]
-"""32 to train with, 48 held out. One answer is right for all: soon learned. With rewards that say
-nothing a policy drifts to it in a quarter of all runs, hence several seeds."""
+_COLORS: Final = ("red", "green", "blue", "white")
 _STEPS: Final = 6
 _TASKS_PER_STEP: Final = 4
 _SEEDS: Final = range(5)
 _T_998: Final = 7.173
 """Student's t for the 99.8 % interval of a mean over five seeds: of a dozen apps that learn
 nothing, chance lets one seem to in one measurement of eighty."""
+
+
+def tasks_of(seed: int) -> list[dict[str, str]]:
+    """32 to train with, 48 held out. One answer is right for all: soon learned.
+
+    It is another one with each seed: where rewards say nothing a policy drifts to one answer, most
+    often to that which it gave most often, and does not learn the one that is asked.
+    """
+    color = _COLORS[seed % len(_COLORS)]
+    return [{"question": f"Which color for wall {n}?", "color": color} for n in range(80)]
 
 
 def train(
@@ -43,8 +51,8 @@ def train(
         learning_rate=1e-2,
         seed=seed,
     )
-    trainer = Trainer(algorithm, steps=_STEPS, folder=folder / "run")
-    return trainer.fit(app, TASKS[:32], TASKS[32:])
+    trainer, tasks = Trainer(algorithm, steps=_STEPS, folder=folder / "run"), tasks_of(seed)
+    return trainer.fit(app, tasks[:32], tasks[32:])
 
 
 def app_named(name: str) -> Any:
@@ -68,7 +76,7 @@ def check_it_learns(name: str, folder: Path) -> None:
     for step in steps:
         assert {key for key in step if key.startswith("calls/")} == {"calls/trained"}
         assert step["calls/trained"] == step["calls"] == 8 * _TASKS_PER_STEP
-    check_served(app, folder / "run", TASKS[:8])
+    check_served(app, folder / "run", tasks_of(0)[:8])
 
 
 def check_served(app: Any, run: Path, tasks: Sequence[dict[str, str]]) -> None:

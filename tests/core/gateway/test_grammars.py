@@ -465,6 +465,28 @@ def test_a_function_without_parameters_takes_none() -> None:
             "must be an object",
         ),
         ({"guided_regex": "a+"}, "guided_regex", "cannot be honoured"),
+        ({"ebnf": "root ::= a"}, "ebnf", "cannot be honoured"),
+        ({"response_format": {"schema": SCHEMA}}, "response_format", "the type None"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format",
+            "takes no schema",
+        ),
+        (
+            {"tools": [_tool("f")], "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}},
+            "tool_choice",
+            "not understood",
+        ),
+        (
+            {"tools": [_tool("f")], "tool_choice": {"type": "allowed_tools", "tools": 5}},
+            "tool_choice",
+            "names no tool",
+        ),
+        (
+            {"tools": [_tool("f")], "tool_choice": {"type": "function", "name": []}},
+            "tool_choice",
+            "names no tool",
+        ),
     ],
 )
 def test_what_is_not_understood(fields: dict[str, Any], param: str, message: str) -> None:

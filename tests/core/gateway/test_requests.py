@@ -582,6 +582,17 @@ async def test_messages_that_the_template_refuses(store: Store) -> None:
         assert "unknown role wizard" in body["error"]["message"]
 
 
+async def test_a_developer_is_the_system(store: Store) -> None:
+    """OpenAI's newer name, which templates of other models pass over in silence, or refuse."""
+    user = {"role": "user", "content": "x"}
+    async with make_rig(store, "ok") as rig:
+        for role in ("developer", "system"):
+            rule = {"role": role, "content": "Answer in JSON."}
+            assert (await post(rig, ask(messages=[rule, user])))[0] == 200
+        prompts = [request.prompt_ids for request in rig.engine.requests]
+    assert prompts[0] == prompts[1]
+
+
 async def test_an_agent_that_is_not_served_here(store: Store) -> None:
     async with make_rig(store, "ok", routing=Routing(rules=[Rule("writer", POLICY)])) as rig:
         status, body = await post(rig, ask(), **{c.HEADER_AGENT: "team/checker"})

@@ -565,7 +565,8 @@ def test_what_is_in_a_group_is_told() -> None:
     inner = ExceptionGroup("b", [KeyError("k"), OSError("o"), ValueError("left out")])
     group = BaseExceptionGroup("a", [inner, RuntimeError("r")])
     assert classify(group, None).message == (
-        "ExceptionGroup: a (2 sub-exceptions): KeyError: 'k'; OSError: o; ValueError: left out; 1 more"
+        "ExceptionGroup: a (2 sub-exceptions): KeyError: 'k'; OSError: o; ValueError: left out; "
+        "1 more"
     )
 
 
@@ -667,3 +668,37 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
         [state] = await finished(store)
     assert state.status is RolloutStatus.SUCCEEDED
     assert failures[0] == 2
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+async def cancels_itself(task: Any) -> float:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    await asyncio.sleep(0)
+    return 1.0
+
+
+async def raises_what_cannot_be_read(task: Any) -> float:
+    raise Unreadable
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        (cancels_itself, "CancelledError: "),
+        (raises_what_cannot_be_read, "Unreadable: <Unreadable>"),
+    ],
+)
+async def test_odd_ways_to_end_are_the_apps_own(store: Store, app: Any, message: str) -> None:
+    """At once, and not taken for our own stop, which would run it again for ever."""
+    await enqueue(store, [{}])
+    async with running(store, app):
+        [state] = await finished(store)
+    assert (state.status, state.infrastructure_tries) == (RolloutStatus.FAILED, 0)
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.outcome, attempt.message) == (Outcome.APP_ERROR, message)

@@ -150,7 +150,7 @@ def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any 
         _note_start(current, kind, name, event, given)
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
-        root = _state.roots.pop(event.get("run_id"), None)  # nobody would tell of its end
+        root = _state.roots.pop(event["run_id"], None)  # nobody would tell of its end
         if root is not None:
             root.close()
 

@@ -135,7 +135,7 @@ class Batcher:
             streaming=streaming,
             temperature=max(float(sampling.temperature), GREEDY_TEMPERATURE),
             top_p=float(sampling.top_p),
-            top_k=int(sampling.top_k) or self._vocabulary,
+            top_k=min(int(sampling.top_k) or self._vocabulary, self._vocabulary),
         )
         if accepted is None:
             raise EngineError("the generation thread has stopped")

@@ -239,6 +239,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
         data = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise ApiError(413, f"the request body is too large: {error.text}") from error
+    except web.RequestPayloadError as error:  # no gzip, though it says so
+        raise bad_request(f"the request body cannot be read: {error}") from error
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

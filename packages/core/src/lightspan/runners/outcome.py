@@ -43,7 +43,7 @@ def returned(value: Any) -> Ending:
         return Ending(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
     except RewardError as error:
         reason = text_of(error)
-    except Exception as error:  # the app's object makes what it likes of float() and repr()
+    except BaseException as error:  # the app's object makes what it likes of float() and repr()
         reason = f"a reward that cannot be read: {type(error).__name__}: {text_of(error)}"
     return Ending(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
 
@@ -58,7 +58,7 @@ def classify(error: BaseException, gateway_url: str | None) -> Ending:
     for cause in _causes(error):
         try:
             code, is_unreachable = _code(cause), _gateway_unreachable(cause, gateway_url)
-        except Exception:  # the app's exception makes what it likes of its attributes
+        except BaseException:  # the app's exception makes what it likes of its attributes
             continue
         if isinstance(code, str) and code == CONTEXT_OVERFLOW:
             return Ending(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)

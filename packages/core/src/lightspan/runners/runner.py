@@ -116,6 +116,8 @@ class Runner:
         self._freed = asyncio.Event()
         self._stuck = 0
         self._pid = os.getpid()
+        self._main: asyncio.Task[Any] | None = None
+        self._leaving = False
         self.spent = False
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
         must not be blamed on another one. Only where a `Guard` says that it can be replaced."""
@@ -128,6 +130,7 @@ class Runner:
         """Work until `stop` is called, or until an app is stuck past its time limit: threads, and
         tasks that swallow their cancellation, cannot be ended, so the process has to be replaced.
         """
+        self._main = asyncio.current_task()
         os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER_KEY)
         threads.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
@@ -140,6 +143,7 @@ class Runner:
                     self._freed.clear()
                     await self._freed.wait()
         finally:
+            self._leaving = True
             for task in self._tasks:  # there are some only if this runner itself is cancelled
                 task.cancel()
             if beat is not None:
@@ -341,6 +345,12 @@ class AttemptRun:
             return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
         return await self._execute(self._scope, inputs)
 
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether it is cancelled by us: an app may cancel the task that it runs in, too."""
+        main = self._runner._main
+        return self._stopping or main is None or self._runner._leaving or main.cancelling() > 0
+
     def stop(self) -> None:
         """Cancel it: it is lost, and its rollout queued again without using up a try."""
         if self.task is not None and self.ending is None and not self._stopping:
@@ -445,7 +455,7 @@ class AttemptRun:
             async with self._limited() as limit:
                 value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
         except asyncio.CancelledError as error:
-            if _being_cancelled():
+            if _being_cancelled() and self._is_stopped:
                 raise
             return self._failed(scope, error)  # the app cancelled itself
         except GeneratorExit as error:

@@ -213,7 +213,7 @@ def _first_int(attributes: Mapping[str, Any], *keys: str) -> int | None:
 def _stack_of(error: BaseException) -> str:
     try:
         return kept_text("".join(traceback.format_exception(error)))
-    except Exception as failure:  # an exception may make anything of its own parts
+    except BaseException as failure:  # an exception may make anything of its own parts
         return f"<no stack: {type(failure).__name__}>"
 
 

@@ -221,5 +221,5 @@ def text_of(error: BaseException) -> str:
     """`str(error)`, whatever the exception's author made of it, as it is kept (`kept_text`)."""
     try:
         return kept_text(str(error))
-    except Exception:
+    except BaseException:  # a SystemExit too, or a cancellation that nobody asked for
         return f"<{type(error).__name__}>"

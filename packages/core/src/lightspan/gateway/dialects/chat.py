@@ -200,7 +200,7 @@ def as_in_training(
 def _flat_format(value: Any) -> Any:
     """A response format as the Responses API has it."""
     inner = value.get("json_schema") if isinstance(value, Mapping) else None
-    return {**value, **inner} if isinstance(inner, Mapping) else value
+    return {**inner, **value} if isinstance(inner, Mapping) else value
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:

@@ -17,6 +17,7 @@ CONSTRAINING: Final = frozenset(
     {
         *("functions", "function_call", "grammar", "json_schema", "structured_outputs"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("regex", "ebnf", "structural_tag", "format", "allowed_token_ids", "bad_words"),
         *("response_format", "tools", "tool_choice"),
     }
 )
@@ -129,8 +130,12 @@ def _loose(tool: Tool) -> Tool:
 
 def _format(field: str, value: Any) -> Format | None:
     kind = value.get("type") if isinstance(value, Mapping) else value
-    if kind in (None, "text"):
+    if kind == "text" or (kind is None and not value):
         return None
+    if kind == "json_object" and "schema" in value:
+        raise bad_request(
+            f"'{field}' of type json_object takes no schema: ask for json_schema", field
+        )
     if kind == "json_object":
         return Format(schema=_ANY_OBJECT, field=field)
     if kind != "json_schema":
@@ -174,14 +179,19 @@ def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
         raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
     if not _forces_one(choice):
         allowed = choice.get("allowed_tools", choice)
-        listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
-        chosen = {_named(tool) for tool in listed or ()}
+        if not isinstance(allowed, Mapping) or allowed.get("mode", "auto") not in _MODES:
+            raise bad_request(f"'tool_choice' = {choice!r} is not understood", "tool_choice")
+        listed = allowed.get("tools")
+        chosen = {_named(tool) for tool in (listed if isinstance(listed, list) else ())}
         calls: Calls = "required" if allowed.get("mode") == "required" else "auto"
     else:
         chosen, calls = {_named(choice)}, "required"
     if not chosen or not chosen <= names:
         raise _no_tool(choice, names)
     return {name for name in chosen if name is not None}, calls
+
+
+_MODES: Final = ("auto", "required")
 
 
 def _forces_one(choice: Any) -> bool:
@@ -192,8 +202,9 @@ def _forces_one(choice: Any) -> bool:
 def _named(choice: Any) -> str | None:
     if not isinstance(choice, Mapping):
         return None
-    name = choice.get("function", choice)
-    return name.get("name") if isinstance(name, Mapping) else None
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def _no_tool(choice: Any, names: set[str]) -> Exception:

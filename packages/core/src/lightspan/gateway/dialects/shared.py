@@ -310,6 +310,7 @@ SHARED_TYPES: Final[Types] = {
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (1e-9, 1),
+    "top_k": (-1, 2**31 - 1),
     "n": (1, MAX_CHOICES),
     "max_tokens": (1, float("inf")),
     "max_completion_tokens": (1, float("inf")),
