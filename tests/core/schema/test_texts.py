@@ -86,6 +86,12 @@ def test_what_is_taken_out_of_what_was_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert values_without_keys(said) == said
 
 
+@pytest.mark.parametrize("variable", ["PWD", "OLDPWD", "MAX_TOKENS", "SSH_ASKPASS", "PATH"])
+def test_variables_that_hold_none(variable: str) -> None:
+    """The shell's folder, a length, a program."""
+    assert not is_secret(variable)
+
+
 NO_KEYS = {
     "SSH_KEY": "~/.ssh/id_ed25519",
     "SORT_KEY": "customer_identifier_of_old",

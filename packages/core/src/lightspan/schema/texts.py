@@ -23,7 +23,7 @@ _SEARCHED: Final = 128 * LONGEST_TEXT
 """Characters at each end in which keys are looked for. It is more than is kept, so that a key which
 the cut goes through is not kept by half, however much is replaced."""
 _SECRET: Final = re.compile(
-    r"(?:^|_)(?:(?:API)?KEYS?|TOKENS?|SECRETS?|(?:PG)?PASSWORDS?|PASSWD|PASS|PWD|PAT)$",
+    r"(?:^|_)(?:(?:API)?KEYS?|TOKEN|SECRETS?|(?:PG)?PASSWORDS?|PASSWD|PASS|PAT)$|_PWD$",
     re.IGNORECASE,
 )
 _OF_KEYS: Final = re.compile(r"KEYS?$", re.IGNORECASE)
