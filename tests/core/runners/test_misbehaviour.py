@@ -374,6 +374,9 @@ async def test_an_app_that_keeps_the_lock(store: Store, tmp_path: Path) -> None:
     )
 
 
+TAKEN = "ended itself, because an app cancelled its runner's tasks, or stopped its event loop"
+
+
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -386,6 +389,9 @@ async def test_an_app_that_keeps_the_lock(store: Store, tmp_path: Path) -> None:
             "ended itself, because descriptors that it needs were closed: its lifeline's, or the "
             "store's",
         ),
+        ("cancels all tasks", TAKEN),
+        ("stops its loop", TAKEN),
+        ("has a handler that raises", TAKEN),
     ],
 )
 async def test_a_task_that_ends_its_process(

@@ -96,6 +96,7 @@ class Runner:
         app: the app.
         config: see `RunnerConfig`.
         told: called with what was claimed, before any app is.
+        end: ends the process, for the reason that it is given; None: it is not the runner's own.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Runner:
         app: App,
         config: RunnerConfig | None = None,
         told: Callable[[Sequence[Claim]], None] | None = None,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
+        self._end = end
         self._told = told
         self._app = app
         self._config = config or RunnerConfig()
@@ -142,6 +145,9 @@ class Runner:
                 while self._tasks:
                     self._freed.clear()
                     await self._freed.wait()
+        except asyncio.CancelledError:
+            self.check_loop()
+            raise
         finally:
             self._leaving = True
             for task in self._tasks:  # there are some only if this runner itself is cancelled
@@ -284,6 +290,13 @@ class Runner:
         if os.getpid() != self._pid:
             os._exit(0)
 
+    def check_loop(self) -> None:
+        """Somebody cancels what runs here. If that was no one of ours, it was an app: end the
+        process, or its attempts would be given back as if we had stopped them, and the app would do
+        it again, for ever and unnamed."""
+        if self._end is not None and not self._stopping.is_set():
+            self._end("an app cancelled its runner's tasks, or stopped its event loop")
+
     def _unstuck(self, task: asyncio.Task[None]) -> None:
         self._stuck -= 1
 
@@ -334,6 +347,8 @@ class AttemptRun:
         try:
             ending = await self._prepared_and_executed()
         except asyncio.CancelledError:
+            if not self._stopping:
+                self._runner.check_loop()
             await asyncio.shield(self.finish(STOPPED))
             raise
         await self.finish(ending)
