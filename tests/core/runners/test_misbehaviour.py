@@ -431,6 +431,19 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: s
         await until(lambda: not Path(f"/proc/{child}").exists())
 
 
+async def test_a_process_that_cannot_write_to_the_store(store: Store, tmp_path: Path) -> None:
+    """It lives, and says so, but nothing that it does is kept: it is replaced."""
+    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    guilty = rollout(0, "may write no file", tmp_path, max_infrastructure_tries=1)
+    await store.enqueue([guilty, *others])
+    async with runners_of(store, "crashes", lease_s=2.0) as runners:
+        states = await finished(store, runners)
+    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
+    assert [state.status for state in states] == [lost, succeeded, succeeded]
+    *_, last = await store.attempts(["ro-0"])
+    assert last.status is AttemptStatus.LOST
+
+
 # --- who is to blame, and who is not --------------------------------------------------------
 async def test_what_an_attempt_left_behind_is_not_the_next_ones_fault(
     store: Store, tmp_path: Path

@@ -120,6 +120,8 @@ class Runner:
         self._stuck = 0
         self._pid = os.getpid()
         self._main: asyncio.Task[Any] | None = None
+        self._failing_since: float | None = None
+        """When the store last stopped taking what it is told, by `time.monotonic`."""
         self._leaving = False
         self.spent = False
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
@@ -234,7 +236,22 @@ class Runner:
                 claims += await self._store.claim(config.name, left, config.lease_s, run_id, idle)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
+            self._note_store(error)
+        else:
+            self._note_store(None)
         return claims
+
+    def _note_store(self, error: StoreError | None) -> None:
+        """End a process that the store has not listened to for a lease: what an app did to it, such
+        as a limit for files, is not known, and another process may work. From any thread."""
+        now = time.monotonic()
+        if error is None:
+            self._failing_since = None
+            return
+        self._failing_since = self._failing_since or now
+        lease_s = self._config.lease_s
+        if self._end is not None and now - self._failing_since >= lease_s:
+            self._end(f"it could not write to the store for {lease_s:g} s: {error}")
 
     def _launch(self, claims: Sequence[Claim]) -> None:
         self.claimed += len(claims)
@@ -271,7 +288,9 @@ class Runner:
             lost = await store.heartbeat(refs, self._config.lease_s)
         except StoreError as error:
             log.warning("the runner cannot extend its leases: %s", error)
+            self._note_store(error)
             return []
+        self._note_store(None)
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
