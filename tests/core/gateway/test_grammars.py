@@ -467,6 +467,9 @@ def test_a_function_without_parameters_takes_none() -> None:
         ({"guided_regex": "a+"}, "guided_regex", "cannot be honoured"),
         ({"ebnf": "root ::= a"}, "ebnf", "cannot be honoured"),
         ({"response_format": {"schema": SCHEMA}}, "response_format", "the type None"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls", "must be true or false, not 0"),
+        ({"tools": [_tool("f", strict="true")]}, "tools[0]", "must be true or false"),
+        ({"tools": [{**_tool("f"), "strict": True}]}, "tools[0]", "must be true or false"),
         (
             {"response_format": {"type": "json_object", "schema": SCHEMA}},
             "response_format",

@@ -427,6 +427,7 @@ JSON = {"type": "json_schema", "schema": SCHEMA}
             "names no tool; there are: calculator",
         ),
         ({"tool_choice": {"type": "some"}}, "'tool_choice' has the type 'some'"),
+        ({"tool_choice": {"name": "b"}, "tools": [TOOL]}, "'tool_choice' has the type None"),
         ({"tool_choice": ANY, "tools": [TOOL]}, "'tool_choice' = 'any' cannot be honoured"),
         (
             {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "tools": [TOOL]},

@@ -7,6 +7,7 @@ import ctypes
 import io
 import itertools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -151,7 +152,21 @@ ENDS: dict[str, Callable[[], Any]] = {
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "is alarmed": lambda: signal.alarm(1),
     "closes what is open": lambda: os.closerange(3, 256),
+    "may write no file": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    "cancels all tasks": lambda: [task.cancel() for task in asyncio.all_tasks()],
+    "stops its loop": lambda: asyncio.get_running_loop().stop(),
+    "has a handler that raises": lambda: raises_in(0.2),
 }
+
+
+def raises_in(seconds: float) -> None:
+    """A limit that an app has made itself, as signals allow."""
+
+    def over(*_: Any) -> None:
+        raise TimeoutError("over")
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def harms(task: dict[str, Any]) -> float:

@@ -374,6 +374,9 @@ async def test_an_app_that_keeps_the_lock(store: Store, tmp_path: Path) -> None:
     )
 
 
+TAKEN = "ended itself, because an app cancelled its runner's tasks, or stopped its event loop"
+
+
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -386,6 +389,9 @@ async def test_an_app_that_keeps_the_lock(store: Store, tmp_path: Path) -> None:
             "ended itself, because descriptors that it needs were closed: its lifeline's, or the "
             "store's",
         ),
+        ("cancels all tasks", TAKEN),
+        ("stops its loop", TAKEN),
+        ("has a handler that raises", TAKEN),
     ],
 )
 async def test_a_task_that_ends_its_process(
@@ -423,6 +429,19 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, app: str, kind: s
     if kind == "forks":
         child = (tmp_path / "marker-0").read_text()
         await until(lambda: not Path(f"/proc/{child}").exists())
+
+
+async def test_a_process_that_cannot_write_to_the_store(store: Store, tmp_path: Path) -> None:
+    """It lives, and says so, but nothing that it does is kept: it is replaced."""
+    others = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
+    guilty = rollout(0, "may write no file", tmp_path, max_infrastructure_tries=1)
+    await store.enqueue([guilty, *others])
+    async with runners_of(store, "crashes", lease_s=2.0) as runners:
+        states = await finished(store, runners)
+    lost, succeeded = RolloutStatus.LOST, RolloutStatus.SUCCEEDED
+    assert [state.status for state in states] == [lost, succeeded, succeeded]
+    *_, last = await store.attempts(["ro-0"])
+    assert last.status is AttemptStatus.LOST
 
 
 # --- who is to blame, and who is not --------------------------------------------------------

@@ -96,6 +96,7 @@ class Runner:
         app: the app.
         config: see `RunnerConfig`.
         told: called with what was claimed, before any app is.
+        end: ends the process, for the reason that it is given; None: it is not the runner's own.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Runner:
         app: App,
         config: RunnerConfig | None = None,
         told: Callable[[Sequence[Claim]], None] | None = None,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self._store = store
+        self._end = end
         self._told = told
         self._app = app
         self._config = config or RunnerConfig()
@@ -117,6 +120,8 @@ class Runner:
         self._stuck = 0
         self._pid = os.getpid()
         self._main: asyncio.Task[Any] | None = None
+        self._failing_since: float | None = None
+        """When the store last stopped taking what it is told, by `time.monotonic`."""
         self._leaving = False
         self.spent = False
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
@@ -142,6 +147,9 @@ class Runner:
                 while self._tasks:
                     self._freed.clear()
                     await self._freed.wait()
+        except asyncio.CancelledError:
+            self.check_loop()
+            raise
         finally:
             self._leaving = True
             for task in self._tasks:  # there are some only if this runner itself is cancelled
@@ -228,7 +236,22 @@ class Runner:
                 claims += await self._store.claim(config.name, left, config.lease_s, run_id, idle)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
+            self._note_store(error)
+        else:
+            self._note_store(None)
         return claims
+
+    def _note_store(self, error: StoreError | None) -> None:
+        """End a process that the store has not listened to for a lease: what an app did to it, such
+        as a limit for files, is not known, and another process may work. From any thread."""
+        now = time.monotonic()
+        if error is None:
+            self._failing_since = None
+            return
+        self._failing_since = self._failing_since or now
+        lease_s = self._config.lease_s
+        if self._end is not None and now - self._failing_since >= lease_s:
+            self._end(f"it could not write to the store for {lease_s:g} s: {error}")
 
     def _launch(self, claims: Sequence[Claim]) -> None:
         self.claimed += len(claims)
@@ -265,7 +288,9 @@ class Runner:
             lost = await store.heartbeat(refs, self._config.lease_s)
         except StoreError as error:
             log.warning("the runner cannot extend its leases: %s", error)
+            self._note_store(error)
             return []
+        self._note_store(None)
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
@@ -283,6 +308,13 @@ class Runner:
         """End a process that an app has forked and in which it returns: it is no runner."""
         if os.getpid() != self._pid:
             os._exit(0)
+
+    def check_loop(self) -> None:
+        """Somebody cancels what runs here. If that was no one of ours, it was an app: end the
+        process, or its attempts would be given back as if we had stopped them, and the app would do
+        it again, for ever and unnamed."""
+        if self._end is not None and not self._stopping.is_set():
+            self._end("an app cancelled its runner's tasks, or stopped its event loop")
 
     def _unstuck(self, task: asyncio.Task[None]) -> None:
         self._stuck -= 1
@@ -334,6 +366,8 @@ class AttemptRun:
         try:
             ending = await self._prepared_and_executed()
         except asyncio.CancelledError:
+            if not self._stopping:
+                self._runner.check_loop()
             await asyncio.shield(self.finish(STOPPED))
             raise
         await self.finish(ending)

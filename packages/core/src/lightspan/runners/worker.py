@@ -168,7 +168,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
     async with open_store(plan.store_url) as store:
         if isinstance(path := getattr(store, "path", None), Path):
             voice.descriptors.keep_file(path)
-        runner = voice.runner = Runner(store, app, config, voice.claimed)
+        runner = voice.runner = Runner(store, app, config, voice.claimed, voice.end)
         control.lead(runner)
         async with Guard(runner, plan.store_url, voice.say, voice.end):
             await runner.run()

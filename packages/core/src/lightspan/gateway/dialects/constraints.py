@@ -121,7 +121,10 @@ def constraint_of(
 def one_call_of(body: Mapping[str, Any]) -> Asked | None:
     """What of an OpenAI request asks for one call at most."""
     field = "parallel_tool_calls"
-    return (field, False) if body.get(field) is False else None
+    asked = body.get(field)
+    if asked is not None and not isinstance(asked, bool):
+        raise bad_request(f"'{field}' must be true or false, not {asked!r}", field)
+    return (field, False) if asked is False else None
 
 
 def _loose(tool: Tool) -> Tool:
@@ -163,7 +166,11 @@ def _tools(tools: Sequence[Mapping[str, Any]], field: str) -> list[tuple[Tool, b
         # OpenAI's: a function without parameters takes none
         schema = parameters or {"type": "object", "properties": {}}
         known = Tool(name=function["name"], parameters=schema, field=where)
-        read.append((known, function.get("strict") is True))
+        strict = function.get("strict")
+        if tool.get("strict") is not None or not isinstance(strict, bool | None):
+            where = f"tools[{number}]"
+            raise bad_request(f"'{where}.function.strict' must be true or false", where)
+        read.append((known, strict is True))
     return read
 
 

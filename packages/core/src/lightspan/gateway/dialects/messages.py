@@ -292,7 +292,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, Asked | None]:
     one_call = (field, True) if choice.get("disable_parallel_tool_use") is True else None
     if kind == "tool":
         return choice, one_call
-    if kind not in (None, "auto", "any", "none"):
+    if kind not in ("auto", "any", "none") and (kind is not None or choice):
         raise bad_request(
             f"'tool_choice' has the type {kind!r}: there are auto, any, tool and none",
             "tool_choice",
