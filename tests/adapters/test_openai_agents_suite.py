@@ -264,8 +264,7 @@ class Builder:
     def bypassing(self) -> App:
         writer = Agent(name="writer", instructions=instructions("writer"), model=Own())
         meanwhile = "  lightspan.message @writer unset\n  find means @writer"
-        # the client uses lightspan's own blocks, which may name agents
-        return self.alone(writer, f"{WRITER}\n{meanwhile}", complete=False)
+        return self.alone(writer, f"{WRITER}\n{meanwhile}")
 
 
 WRITER = "invoke_agent writer @writer\n  chat @writer"
