@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 
 from autogen_agentchat.agents import AssistantAgent
-from autogen_core import CancellationToken, InMemoryStore
+from autogen_agentchat.messages import MultiModalMessage
+from autogen_core import CancellationToken, Image, InMemoryStore
 from autogen_core.models import CreateResult, UserMessage
 from autogen_core.tools import TextResultContent, ToolResult, Workbench
 from autogen_ext.models.cache import ChatCompletionCache
@@ -144,6 +145,25 @@ async def test_a_call_of_ones_own_inside_a_tool(rig: Rig) -> None:
 # --- model clients --------------------------------------------------------------------------
 class Other(ReplayChatCompletionClient):
     """A client that does not use the OpenAI SDK."""
+
+
+async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> None:
+    from PIL import Image as Picture
+
+    seen = MultiModalMessage(
+        content=["What is this?", Image(Picture.new("RGB", (1, 1)))], source="user"
+    )
+    client = Other(["a dot"], model_info={**INFO, "vision": True})  # else AutoGen takes it out
+    writer = AssistantAgent("writer", client, system_message="")
+    await rig.record({}, lambda text: writer.run(task=seen))
+    (call,) = (span for span in rig.spans if span.kind == "llm")
+    *_, message = json.loads(str(call.attributes[conventions.INPUT_MESSAGES]))
+    text, picture = message["parts"]
+    assert text == {"type": "text", "content": "What is this?"}
+    assert (picture["type"], picture["modality"], picture["mime_type"]) == (
+        *("blob", "image", "image/png"),
+    )
+    assert set(picture) == {"type", "modality", "mime_type", "size", "sha256"}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
