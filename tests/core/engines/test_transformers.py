@@ -100,6 +100,14 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     assert engine._lanes["writer"]._jobs == {}
 
 
+async def test_more_candidates_than_the_vocabulary_has_are_all_of_it(
+    engine: TransformersEngine,
+) -> None:
+    """A number that no tensor of the thread's holds would end it, and with it every request."""
+    answer = await generate(engine, PROMPT, top_k=2**40, max_tokens=3, temperature=0.01)
+    assert answer.ids == (await generate(engine, PROMPT, max_tokens=3, temperature=0.01)).ids
+
+
 async def test_a_dead_thread_fails_every_request_and_later_ones(
     engine: TransformersEngine, folder: Path
 ) -> None:

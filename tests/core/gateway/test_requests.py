@@ -582,6 +582,19 @@ async def test_messages_that_the_template_refuses(store: Store) -> None:
         assert "unknown role wizard" in body["error"]["message"]
 
 
+async def test_a_body_that_is_not_packed_as_it_says(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        status, body = await post(rig, b"no gzip at all", **{"Content-Encoding": "gzip"})
+    assert status == 400
+    assert body["error"]["message"].startswith("the request body cannot be read")
+
+
+async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) -> None:
+    async with make_rig(store, "ok") as rig:
+        status, body = await post(rig, ask(top_k=2**31))
+    assert (status, body["error"]["param"]) == (400, "top_k")
+
+
 async def test_a_developer_is_the_system(store: Store) -> None:
     """OpenAI's newer name, which templates of other models pass over in silence, or refuse."""
     user = {"role": "user", "content": "x"}

@@ -194,7 +194,7 @@ def resolvers() -> Sequence[Resolver]:
 
 # --- model calls ----------------------------------------------------------------------------
 def call_begins(asking: Acting, *, besides: CallListener | None = None) -> None:
-    """Say that a model call begins which the caller records, or its inner call's recorder.
+    """Say that a model call begins which the caller records, unless a call inside it is.
 
     Args:
         asking: who asks.

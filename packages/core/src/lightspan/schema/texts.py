@@ -37,15 +37,16 @@ _CALL_TOKEN: Final = re.compile(r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}")
 _VENDORS_KEYS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        # an unbroken run, which words with hyphens between them do not have
-        r"sk-(?<=\bsk-)(?=[\w-]*\d)(?=[\w-]*?[A-Za-z0-9]{16})[\w-]{20,}",
+        # An unbroken run, which words with hyphens between them do not have. What is looked for
+        # ahead is bounded: the time for a text of nothing but `sk-` would grow with its square.
+        r"sk-(?<=\bsk-)(?=[\w-]{0,255}?\d)(?=[\w-]{0,255}?[A-Za-z0-9]{16})[\w-]{20,}",
         r"gsk_(?<=\bgsk_)[A-Za-z0-9]{32,}",
         r"AIza(?<=\bAIza)[\w-]{35}",
         r"ghp_(?<=\bghp_)[A-Za-z0-9]{36}",
         r"github_pat_(?<=\bgithub_pat_)\w{36,}",
         r"hf_(?<=\bhf_)[A-Za-z0-9]{30,}",
         r"AKIA(?<=\bAKIA)[0-9A-Z]{16}\b",
-        r"xox(?<=\bxox)[abprs]-(?=[\w-]*\d)[\w-]{20,}",
+        r"xox(?<=\bxox)[abprs]-(?=[\w-]{0,255}?\d)[\w-]{20,}",
     )
 )
 _BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
