@@ -15,6 +15,7 @@ from lightspan import DevReport, Trainer
 from lightspan.errors import ConfigError, OutOfMemoryError
 from lightspan.learners.torch import TorchLearner
 from lightspan.progress import SilentReporter
+from lightspan.reports.dry_run import text
 from lightspan.reports.forecast import RunSize
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
@@ -537,3 +538,10 @@ def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(
     assert (report.algorithm, report.group_size, report.rollouts) == ("Own", 1, 2)
     assert "one rollout per task compares nothing: use group_size=2 or more" in report.warnings
     assert report.agents[0].trained == 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown"), [(0.0, "0.0"), (2 / 54, "<0.1"), (0.1, "0.1"), (1.25, "1.2")]
+)
+def test_who_is_seldom_called_does_not_read_as_never(calls: float, shown: str) -> None:
+    assert text._often(calls) == shown
