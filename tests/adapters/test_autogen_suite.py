@@ -407,6 +407,7 @@ class TestSuite(AdapterSuite):
             found |= {f"{owner.__qualname__}.{name}": vars(owner)[name] for name in names}
         return found
 
+    program_root = "invoke_workflow writer"
     program = """
     import asyncio, sys
     from autogen_agentchat.agents import AssistantAgent

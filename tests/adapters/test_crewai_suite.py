@@ -189,6 +189,7 @@ class TestSuite(AdapterSuite):
             {"https://telemetry.crewai.com:4319/v1/traces"} if is_on else set()
         )
 
+    program_root = "invoke_workflow crew"
     program = """
     import sys
     from crewai import LLM, Agent, Crew, Task

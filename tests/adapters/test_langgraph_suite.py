@@ -390,6 +390,7 @@ class TestSuite(AdapterSuite):
             "lightspan.capture.scope.resolvers": list(scope.resolvers()),
         }
 
+    program_root = "invoke_workflow LangGraph"
     program = """
     import sys
     from langchain_openai import ChatOpenAI

@@ -332,6 +332,7 @@ class TestChatCompletions(AdapterSuite):
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
     }
 
+    program_root = "invoke_workflow Agent workflow"
     program = """
     import sys
     from agents import Agent, OpenAIChatCompletionsModel, Runner

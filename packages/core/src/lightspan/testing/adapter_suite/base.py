@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -19,7 +21,8 @@ from lightspan.testing.adapter_suite.checks import (
     check_names,
     check_tokens,
 )
-from lightspan.testing.adapter_suite.plays import play
+from lightspan.testing.adapter_suite.plays import inside_root, part_of, play
+from lightspan.testing.adapter_suite.process import NO_WAY_OUT
 from lightspan.testing.adapter_suite.scenarios import (
     CONCURRENT,
     IMPOSSIBLE,
@@ -29,7 +32,7 @@ from lightspan.testing.adapter_suite.scenarios import (
     Model,
 )
 from lightspan.testing.adapter_suite.trees import ordered, without_call_status
-from lightspan.testing.attempts import tree
+from lightspan.testing.attempts import read_recorded, tree
 from lightspan.testing.stage import Played, Stage
 
 WAYS_TO_FAIL: Final = (Impossible, AssertionError, RuntimeError)
@@ -70,9 +73,12 @@ class AdapterTests:
     def check_telemetry(self, is_on: bool) -> None:
         """Fail unless the framework's own telemetry was on or off in this process."""
 
-    program: ClassVar[str] = ""
+    program: ClassVar[str]
     """A script that knows nothing of lightspan: `single`, with the endpoint and the text as its
     arguments."""
+
+    program_root: ClassVar[str]
+    """The first line of what an attempt at it leaves."""
 
     # --- helpers --------------------------------------------------------------------------
     @property
@@ -145,6 +151,30 @@ class AdapterTests:
         check_calls(played, stage)
         if played.through_gateway:
             check_tokens(played, stage)
+
+    def check_program(
+        self,
+        stage: Stage,
+        production: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Run `program` in a process of its own: it answers, and is one whole, named attempt."""
+        app = self.app(stage, "single")
+        played = stage.open(part_of(app, "single"), through_gateway=False)
+        done = subprocess.run(
+            [*command, stage.url, played.text],
+            env={**os.environ, **environment, **NO_WAY_OUT},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"A draft of {played.tag}." in done.stdout
+        [found] = read_recorded(production)
+        assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
+        self.check(inside_root(found, played), "single", app, stage)
+        assert found.tree().splitlines()[0] == self.program_root, found.tree()
 
     def apps_of(self, stage: Stage, scenario: str, mode: str) -> list[App]:
         """An app per attempt of many at once: one for all, where the framework allows it."""

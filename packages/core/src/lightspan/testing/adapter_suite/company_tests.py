@@ -66,22 +66,23 @@ class CompanyTests(AdapterTests):
             self.check(played, scenario, app, stage)
 
     @pytest.mark.parametrize("telemetry", ["on", "off"])
-    @pytest.mark.parametrize("scenario", ["team", "agent_as_tool"])
     def test_built_at_import(
-        self, request: pytest.FixtureRequest, stage: Stage, scenario: str, telemetry: str
+        self, request: pytest.FixtureRequest, stage: Stage, telemetry: str
     ) -> None:
-        """App and client built at import, `instrument()` after; telemetry on and off."""
-        self.expects(request, scenario, "built_at_import", f"telemetry_{telemetry}")
-        model = Model(base_url=stage.url)
-        app = self.build(scenario, model)
-        part = part_of(app, scenario)
-        played = [stage.open(part, through_gateway=True) for _ in range(2)]
+        """Apps and clients built at import, `instrument()` after; telemetry on and off."""
+        scenarios = ["team", "agent_as_tool"]
+        self.expects(request, *scenarios, "built_at_import", f"telemetry_{telemetry}")
+        apps = {name: self.build(name, Model(base_url=stage.url)) for name in scenarios}
+        # twice each: an app is not used up by its first attempt
+        played = [
+            (name, stage.open(part_of(apps[name], name), through_gateway=True))
+            for name in [*scenarios, *scenarios]
+        ]
         told = {
             "file": sys.modules[type(self).__module__].__file__,
             "suite": type(self).__qualname__,
-            "scenario": scenario,
             "url": stage.url,
-            "scopes": [scope_as_json(attempt) for attempt in played],
+            "attempts": [(name, scope_as_json(attempt)) for name, attempt in played],
             "telemetry": telemetry == "on",
         }
         environment = self.loud_environment if telemetry == "on" else self.silent_environment
@@ -95,7 +96,7 @@ class CompanyTests(AdapterTests):
         )
         assert done.returncode == 0, done.stderr
         lines = [line for line in done.stdout.splitlines() if line.startswith("spans:")]
-        for attempt, line in zip(played, lines, strict=True):
+        for (name, attempt), line in zip(played, lines, strict=True):
             attempt.spans += decode_spans(bytes.fromhex(line.removeprefix("spans:")))
             stage.close(attempt)
-            self.check(attempt, scenario, app, stage)
+            self.check(attempt, name, apps[name], stage)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -20,10 +18,9 @@ from lightspan.errors import ConfigError
 from lightspan.schema import conventions as c
 from lightspan.testing.adapter_suite.base import AdapterTests
 from lightspan.testing.adapter_suite.checks import assert_unchanged, changed, check_calls
-from lightspan.testing.adapter_suite.plays import inside_root, part_of, play, run_sync
-from lightspan.testing.adapter_suite.process import NO_WAY_OUT
+from lightspan.testing.adapter_suite.plays import part_of, play, run_sync
 from lightspan.testing.adapter_suite.trees import calls_of
-from lightspan.testing.attempts import read_recorded, tree
+from lightspan.testing.attempts import tree
 from lightspan.testing.stage import Stage
 
 
@@ -143,27 +140,12 @@ class InstallTests(AdapterTests):
         """`opentelemetry-instrument python app.py` records an app without a line of ours."""
         pytest.importorskip("opentelemetry.distro")
         self.expects(request, "single")
-        if not self.program:
-            pytest.skip("the suite's `program` is not given")
         assert "lightspan" not in self.program
-        app = self.app(stage, "single")
-        played = stage.open(part_of(app, "single"), through_gateway=False)
         script = tmp_path / "app.py"
         script.write_text(textwrap.dedent(self.program))
         command = Path(sys.executable).with_name("opentelemetry-instrument")
         exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
-        done = subprocess.run(
-            [command, sys.executable, script, stage.url, played.text],
-            env={**os.environ, **exporters, **NO_WAY_OUT},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"A draft of {played.tag}." in done.stdout
-        [found] = read_recorded(production)
-        assert (found.attempt.status, found.attempt.damage) == ("succeeded", [])
-        self.check(inside_root(found, played), "single", app, stage)
+        self.check_program(stage, production, [command, sys.executable, script], exporters)
 
     def test_opentelemetrys_provider_is_the_apps(
         self, request: pytest.FixtureRequest, stage: Stage

@@ -1,4 +1,4 @@
-"""Another process, which builds an app before the adapter is installed."""
+"""Another process, which builds apps before the adapter is installed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scope_as_json(played: Played) -> dict[str, str | None]:
 
 
 def child() -> None:
-    """Another process: build the app, then instrument, then run two attempts."""
+    """Another process: build the apps, then instrument, then run the attempts."""
     told = json.load(sys.stdin)
     spec = importlib.util.spec_from_file_location("adapter_under_test", told["file"])
     assert spec is not None
@@ -50,15 +50,16 @@ def child() -> None:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     suite = getattr(module, told["suite"])()
-    app = suite.build(told["scenario"], Model(base_url=told["url"]))
+    model = Model(base_url=told["url"])
+    apps = {name: suite.build(name, model) for name in {name for name, _ in told["attempts"]}}
     suite.adapter.instrument()
 
     async def attempts() -> None:
-        for fields in told["scopes"]:
+        for name, fields in told["attempts"]:
             text = fields.pop("text")
             scope = Scope(**fields, routing=POLICY, root_span_id=ROOT_ID)
             with open_scope(scope):
-                await app.run(text)
+                await apps[name].run(text)
             assert scope.recorder.damages() == []
             print("spans:" + encode_spans(scope.recorder.drain()).hex())
         await wire.aclose()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
 import sys
 import textwrap
 import time
@@ -31,7 +29,6 @@ from lightspan.testing.adapter_suite.plays import (
     part_of,
     play_outside,
 )
-from lightspan.testing.adapter_suite.process import NO_WAY_OUT
 from lightspan.testing.adapter_suite.scenarios import (
     CONCURRENT,
     CONNECTED,
@@ -142,25 +139,10 @@ class ServiceTests(AdapterTests):
     ) -> None:
         """Attempts and what is in them have the same names where all telemetry is switched off."""
         self.expects(request, "single", "telemetry_off")
-        if not self.program:
-            pytest.skip("the suite's `program` is not given")
         name = self.adapter.__name__
         script = tmp_path / "app.py"
         script.write_text(f"import {name}\n{name}.instrument()\n{textwrap.dedent(self.program)}")
-        part = part_of(self.app(stage, "single"), "single")
-        for environment in ({}, self.silent_environment):
-            played = stage.open(part, through_gateway=False)
-            done = subprocess.run(
-                [sys.executable, script, stage.url, played.text],
-                env={**os.environ, **environment, **NO_WAY_OUT},
-                capture_output=True,
-                text=True,
-                timeout=100,
-            )
-            assert done.returncode == 0, done.stderr
-        usual, silent = read_recorded(production)
-        assert silent.tree() == usual.tree()
-        assert usual.tree().startswith("invoke_workflow ")
+        self.check_program(stage, production, [sys.executable, script], self.silent_environment)
 
     # --- a server of the trained policies -------------------------------------------------
     @pytest.mark.parametrize("mode", MODES)
