@@ -18,6 +18,7 @@ from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage
 from lightspan.reports.inspect import inspect_run
+from lightspan.reports.table import Page
 from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptRef, AttemptStatus, Report
 from lightspan.schema.resources import ROUTING
@@ -35,7 +36,11 @@ APPS = Path(__file__).parents[2] / "apps"
 
 
 def _rollouts(run: Path) -> list[str]:
-    return re.findall(r"^(run-\S+) +train ", inspect_run(run), re.MULTILINE)
+    text = inspect_run(run, page=Page(limit=0))
+    short = re.findall(r"^(\S+) +train ", text, re.MULTILINE)
+    heads = [inspect_run(run, name).split(" ", 2)[1] for name in short]
+    assert all(whole.endswith(name) for whole, name in zip(heads, short, strict=True))
+    return heads
 
 
 def test_printed_advantages_and_weights_are_those_the_learner_used(

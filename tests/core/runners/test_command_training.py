@@ -129,7 +129,7 @@ def test_inspect_shows_what_the_program_wrote(run: FitResult) -> None:
     assert config["app"] == program(agents=AGENTS).reference
     table = inspect_run(run.folder)
     assert f"\napp {config['app']}, optimize writer\n" in table
-    first = re.findall(r"^(run-\S+) +train ", table, re.MULTILINE)[0]
+    first = re.findall(r"^(\S+) +train ", table, re.MULTILINE)[0]
     text = inspect_run(run.folder, first)
     assert re.search(r"^  command sh \(\d+\.\d ms\)$", text, re.MULTILINE), text
     assert re.search(r"^    stdout: [01]\.?\d*$", text, re.MULTILINE), text

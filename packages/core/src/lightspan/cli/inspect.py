@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.cli._query import add_query, read_query
+from lightspan.reports.table import SORTS, Page
 
 
 def add(commands: Any) -> None:
@@ -25,6 +26,18 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("rollout", nargs="?", metavar="ROLLOUT", help="of production: an attempt")
     parser.add_argument("call", nargs="?", metavar="CALL")
+    listed = parser.add_argument_group("of the list of rollouts or attempts")
+    listed.add_argument(
+        "--sort",
+        choices=SORTS,
+        default="step",
+        help="step: as they were run, the last ones (the default); reward: the lowest first, and "
+        "before them those that have none; agent: by the agents that called a model",
+    )
+    listed.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="so many (20); 0 for all"
+    )
+    listed.add_argument("--status", help="only those: succeeded, failed, timeout, lost, ...")
     add_query(parser)
     parser.set_defaults(run=_run)
 
@@ -33,6 +46,8 @@ def _run(options: argparse.Namespace) -> str:
     from lightspan.reports.inspect import inspect_run, inspect_store
 
     query = read_query(options, options.run_folder)
+    page = Page(sort=options.sort, limit=options.limit, status=options.status)
+    chosen = options.rollout, options.call
     if query is not None:
-        return inspect_store(options.run_folder, options.rollout, options.call, query=query)
-    return inspect_run(Path(options.run_folder), options.rollout, options.call)
+        return inspect_store(options.run_folder, *chosen, query=query, page=page)
+    return inspect_run(Path(options.run_folder), *chosen, page=page)

@@ -14,6 +14,7 @@ from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
+from lightspan.reports.table import Page, TableRow, table_lines
 from lightspan.reports.views import RolloutView, read_views, view_of
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -22,12 +23,19 @@ from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 
 
-def inspect_run(folder: Path, rollout_id: str | None = None, call_id: str | None = None) -> str:
+def inspect_run(
+    folder: Path,
+    rollout_id: str | None = None,
+    call_id: str | None = None,
+    *,
+    page: Page = Page(),  # noqa: B008 - immutable
+) -> str:
     """The text for a run, or for one of its rollouts, or for one call of that rollout.
 
     Args:
         rollout_id: its id, or the start or end of it if no other shares that.
         call_id: likewise.
+        page: which of the run's rollouts are listed.
 
     Raises:
         ConfigError: the folder is no run.
@@ -35,11 +43,16 @@ def inspect_run(folder: Path, rollout_id: str | None = None, call_id: str | None
     """
     run = RunFolder(folder)
     config = run.read_config()
-    return "\n".join(asyncio.run(_inspect(run, config, rollout_id, call_id)))
+    return "\n".join(asyncio.run(_inspect(run, config, rollout_id, call_id, page)))
 
 
 def inspect_store(
-    url: str, attempt_id: str | None = None, call_id: str | None = None, *, query: Query
+    url: str,
+    attempt_id: str | None = None,
+    call_id: str | None = None,
+    *,
+    query: Query,
+    page: Page = Page(),  # noqa: B008 - immutable
 ) -> str:
     """The text for what production recorded in a store, for one attempt, or for one call of it.
 
@@ -48,20 +61,21 @@ def inspect_store(
         attempt_id: its id, or the start or end of it if no other shares that.
         call_id: likewise.
         query: which attempts.
+        page: which of those are listed.
 
     Raises:
         ConfigError: the URL names no store.
         NotFoundError: no such attempt or call, or several.
     """
-    return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query)))
+    return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query, page)))
 
 
 async def _inspect_store(
-    url: str, attempt_id: str | None, call_id: str | None, query: Query
+    url: str, attempt_id: str | None, call_id: str | None, query: Query, page: Page
 ) -> list[str]:
     async with open_existing(url) as store:
         if attempt_id is None:
-            return [line async for line in _recorded_lines(store, query)]
+            return [line async for line in _recorded_lines(store, query, page)]
         attempts = {a.attempt.attempt_id: a async for a in read_attempts(store, query)}
     view = view_of(attempts[_chosen(attempt_id, attempts, "attempt")])
     if call_id is None:
@@ -69,31 +83,35 @@ async def _inspect_store(
     return _lines_of_call(view, call_id)
 
 
-async def _recorded_lines(store: Store, query: Query) -> AsyncIterator[str]:
+async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterator[str]:
     """A line per attempt, then the sums."""
     services: Counter[str] = Counter()
     agents: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    yield f"{store.url}: recorded in production"
-    yield (
-        f"{'attempt':<35}  {'service':<20}  {'began':<19}  {'status':<9}  reward  calls  "
-        f"{'seconds':>7}"
-    )
+    rows = []
     async for state, attempt, episode in read_attempts(store, query):
         services[state.rollout.run_id] += 1
         agents.update(call.agent_path for call in episode.calls)
         calls.update(str(call.outcome) for call in episode.calls)
         # in local time, as a person reads it beside the service's own log
         began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
-        damaged = "  damaged" if episode.damage else ""
-        yield (
-            f"{attempt.attempt_id:<35}  {state.rollout.run_id:<20}  {began:<19}  "
-            f"{episode.status:<9}  {_number(episode.reward):>6}  {len(episode.calls):>5}  "
-            f"{_seconds(episode):>7.2f}{damaged}"
+        rows.append(
+            TableRow(
+                row_id=attempt.attempt_id,
+                status=str(episode.status),
+                reward=episode.reward,
+                agents=Counter(call.agent_path for call in episode.calls),
+                before=f"{state.rollout.run_id:<20}  {began:<19}  ",
+                after=f"{_seconds(episode):>7.2f}  {'damaged' if episode.damage else '':<7}  ",
+            )
         )
+    yield f"{store.url}: recorded in production"
     yield f"{services.total()} attempts by service: {_counted(services)}"
     yield f"calls by agent: {_counted(agents)}"
     yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
+    before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
+    for line in table_lines(rows, page, "attempt", before, after):
+        yield line
 
 
 def _seconds(episode: Episode) -> float:
@@ -106,13 +124,17 @@ def _seconds(episode: Episode) -> float:
 
 
 async def _inspect(
-    run: RunFolder, config: Mapping[str, Any], rollout_id: str | None, call_id: str | None
+    run: RunFolder,
+    config: Mapping[str, Any],
+    rollout_id: str | None,
+    call_id: str | None,
+    page: Page,
 ) -> list[str]:
     async with open_existing(config.get("store") or run.store_url) as store:
         states = await store.rollouts(run_id=config.get("run_id"))
         if rollout_id is None:
             views = await read_views(run, store, config, states)
-            return list(_run_lines(run, config, views))
+            return list(_run_lines(run, config, views, page))
         by_id = {state.rollout.rollout_id: state for state in states}
         chosen = by_id[_chosen(rollout_id, by_id, "rollout")]
         (view,) = await read_views(run, store, config, [chosen])
@@ -129,9 +151,12 @@ def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
 
 
 def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
-    """The id that is meant: a whole one, or one that alone starts or ends like this."""
+    """The id that is meant: a whole one, or one that alone ends, as in tables, or starts so."""
     if wanted in ids:
         return wanted
+    ends = [name for name in ids if name.endswith(wanted)]
+    if len(ends) == 1:
+        return ends[0]
     alike = sorted(name for name in ids if name.startswith(wanted) or name.endswith(wanted))
     if len(alike) == 1:
         return alike[0]
@@ -145,7 +170,7 @@ def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
 
 # --- a run ----------------------------------------------------------------------------------
 def _run_lines(
-    run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView]
+    run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView], page: Page
 ) -> Iterator[str]:
     yield f"{run.path}: {config.get('algorithm')} on {config.get('model')}"
     yield f"app {config.get('app')}, optimize {config.get('optimize')}"
@@ -167,19 +192,20 @@ def _run_lines(
     )
     if overridden:
         yield f"sampling overridden, in calls: {_counted(overridden)}"
-    yield from _rollout_table(views)
+    rows = [_row_of(view) for view in views]
+    yield from table_lines(rows, page, "rollout", "mode   step  ", "trained  ")
 
 
-def _rollout_table(views: Sequence[RolloutView]) -> Iterator[str]:
-    width = max((len(view.state.rollout.rollout_id) for view in views), default=7)
-    yield f"{'rollout':<{width}}  mode   step  status     reward  calls  trained"
-    for view in views:
-        rollout = view.state.rollout
-        yield (
-            f"{rollout.rollout_id:<{width}}  {rollout.mode:<5}  {rollout.step:>4}  "
-            f"{view.state.status:<9}  {_number(view.episode.reward):>6}  "
-            f"{len(view.episode.calls):>5}  {len(view.coverage.trained):>7}"
-        )
+def _row_of(view: RolloutView) -> TableRow:
+    rollout = view.state.rollout
+    return TableRow(
+        row_id=rollout.rollout_id,
+        status=str(view.state.status),
+        reward=view.episode.reward,
+        agents=Counter(call.agent_path for call in view.episode.calls),
+        before=f"{rollout.mode:<5}  {rollout.step:>4}  ",
+        after=f"{len(view.coverage.trained):>7}  ",
+    )
 
 
 def _counted(counts: Mapping[str, int]) -> str:
