@@ -98,9 +98,8 @@ def short_ids(ids: Collection[str]) -> dict[str, str]:
     turned = sorted(name[::-1] for name in set(ids))
     shared = Counter[str]()
     for one, other in pairwise(turned):
-        length = len(
-            list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-        )
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        length = len(list(alike))
         for name in (one, other):
             shared[name] = max(shared[name], length)
     return {name[::-1]: _whole_words(name, shared[name] + 1)[::-1] for name in turned}
