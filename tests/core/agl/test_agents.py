@@ -428,6 +428,10 @@ def test_names_that_are_missing_say_what_to_use() -> None:
         agl.APO  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
         agl.nonsense  # noqa: B018
+    with pytest.raises(ImportError, match=r"^lightspan.agl has no 'APO': prompt optimisation is"):
+        from lightspan.agl import APO  # noqa: F401
+    with pytest.raises(ImportError, match=r"^lightspan.agl has no 'nonsense'$"):
+        from lightspan.agl import nonsense  # noqa: F401
     from lightspan import agl as same
 
     assert same is agl

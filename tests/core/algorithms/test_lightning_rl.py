@@ -85,6 +85,7 @@ def test_shared_is_the_only_policy() -> None:
         ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
         ({"minibatches": 0}, "minibatches=0 must be at least 1"),
         ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
+        ({"group_size": 1, "estimator": "ppo?"}, "estimator='ppo\\?': use one of grpo, "),
         ({"group_size": 2.5}, "group_size=2.5 must be a whole number of at least 1"),
         ({"tasks_per_step": 2.5}, "tasks_per_step=2.5 must be a whole number of at least 1"),
         ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),

@@ -107,6 +107,28 @@ def test_objects_cannot_travel() -> None:
         _ = App(functools.partial(plain)).reference
 
 
+def test_methods_cannot_travel() -> None:
+    """Their name would import a function that takes the task for its object."""
+
+    class Team:
+        def answer(self, task: Any) -> float:
+            return 1.0
+
+        @classmethod
+        def make(cls, task: Any) -> float:
+            return 1.0
+
+        @staticmethod
+        def run(task: Any) -> float:
+            return 1.0
+
+    for app in (Team().answer, Team.answer):
+        with pytest.raises(AppError, match=r"Team.answer' is a method: .*, so write a function at"):
+            _ = App(app).reference
+    assert App(Team.make).function == Team.make
+    assert App(Team.run).function is Team.run
+
+
 def test_notebooks_cannot_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = types.ModuleType("__main__")
     exec("def app(task): return 1.0", vars(notebook))

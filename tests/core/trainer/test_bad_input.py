@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from lightspan.testing.tiny import tiny_model
 from lightspan.training.folder import RunFolder
 
 Make = Callable[..., Any]
+APPS = Path(__file__).parents[2] / "apps"
 
 
 # --- names of agents ----------------------------------------------------------------------------
@@ -92,7 +95,9 @@ def test_data_that_are_no_tasks(
 def test_malformed_line_of_a_file_is_named(apps: Any, rl: Make, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"q": "a"}\n\n{"q": b}\n')
-    with pytest.raises(DataError, match=r"tasks.jsonl, line 3 is not JSON: "):
+    with pytest.raises(
+        DataError, match=r"tasks.jsonl, line 3 is not JSON, of which each line must be one task: "
+    ):
         Trainer(rl(), folder=tmp_path / "run").fit(apps.spell, path)
 
 
@@ -129,18 +134,58 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     assert line["calls/rejected:unscored"] == 12
 
 
-def test_nothing_scored_at_all_is_no_crash(
-    apps: Any, rl: Make, tmp_path: Path, ask: Make, lines: Any
+@pytest.mark.parametrize(
+    ("give", "reason"),
+    [
+        ("nan", "NaN or infinity was returned"),
+        ("none", "the app returned None and emitted no reward"),
+    ],
+)
+def test_nothing_scored_at_all_is_an_error(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, reason: str
 ) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", reporter=lines)
-    result = trainer.fit(apps.odd, ask(2, give="nan"), ask(1, give="none"))
-    assert result.gain is None
-    assert "step 1: no call could be trained in this step (8 rejected:unscored)" in lines.texts
-    assert trainer.folder.metrics()[0]["mean"] is None
-    again = Trainer(rl(), steps=1, folder=tmp_path / "run").fit(
-        apps.odd, ask(2, give="nan"), ask(1, give="none"), resume=True
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
+    with pytest.raises(RewardError) as caught:
+        trainer.fit(apps.odd, ask(2, give=give), ask(1, give="none"))
+    assert str(caught.value) == (
+        f"no rollout has a reward, so there is nothing to learn from: {reason} (8 of 8). Return a "
+        "number from the app, or call lightspan.emit_reward(number)"
     )
-    assert [evaluation.unscored for evaluation in again.evaluations] == [1, 1]
+    assert trainer.folder.metrics()[0]["mean"] is None
+
+
+def test_a_task_without_a_reward_stops_nothing(
+    apps: Any, rl: Make, tmp_path: Path, lines: Any
+) -> None:
+    """The first of two steps has no reward at all, from one task alone."""
+    tasks = [{"id": "none", "q": "x", "give": "none"}, {"id": "number", "q": "x", "give": "number"}]
+    algorithm = rl(tasks_per_step=1)
+    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run", reporter=lines)
+    trainer.fit(apps.odd, tasks)
+    assert any("no call could be trained in this step (4 rejected:unsc" in t for t in lines.texts)
+    with pytest.raises(RewardError, match=r"returned None and emitted no reward \(4 of 4\)"):
+        Trainer(rl(tasks_per_step=1), steps=2, folder=tmp_path / "one").fit(apps.odd, tasks[:1])
+
+
+def test_a_script_without_a_main_guard_is_told_in_a_few_lines(tiny: Path, tmp_path: Path) -> None:
+    """Its runner processes import it, and come to where it trains."""
+    command = [sys.executable, APPS / "unguarded.py", tmp_path / "run", tiny]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-1] == (
+        "lightspan.errors.AppError: unguarded.py trains when it is imported, and runner processes "
+        "import it: put what starts training under `if __name__ == '__main__':`"
+    )
+    assert len(lines) <= 8, done.stderr
+
+
+def test_an_error_shows_the_users_line_and_not_how_we_came_to_it(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
+) -> None:
+    with pytest.raises(RewardError) as caught:
+        Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, ask(2, give="text"))
+    assert [frame.name for frame in caught.traceback[1:]] == ["door"]
 
 
 @pytest.mark.parametrize(("give", "value"), [("true", 1.0), ("named", 0.75)])

@@ -46,6 +46,25 @@ def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
         load_tasks(empty, "train")
 
 
+def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) -> None:
+    """Iterating over a table gives its columns."""
+    import pyarrow
+
+    table = pyarrow.table({"q": ["a", "b"]})
+    with pytest.raises(DataError, match=r"^train is a Table: give its rows, such as train="):
+        load_tasks(table, "train")
+    assert load_tasks(table.to_pylist(), "train") == [{"q": "a"}, {"q": "b"}]
+    path = tmp_path / "tasks.json"
+    path.write_text('[{"q": "a"}, {"q": "b"}]')
+    with pytest.raises(DataError, match=r"tasks.json is one list of 2: a file has a task on each"):
+        load_tasks(path, "train")
+    path.write_text('[\n  {"q": "a"}\n]')
+    with pytest.raises(DataError, match=r"line 1 is not JSON, of which each line must be one task"):
+        load_tasks(path, "train")
+    with pytest.raises(DataError, match=r"\(train given as text is the path of a .jsonl file\)$"):
+        load_tasks("Why is the sky blue?", "train")
+
+
 def test_first_task_that_is_no_json_is_named() -> None:
     with pytest.raises(DataError, match=r"^val\[1\] is not JSON: .*: <object object at"):
         load_tasks(["a", object()], "val")

@@ -30,6 +30,14 @@ Narrower ones stand beside what raises them: `engines.protocol.PromptRefused` an
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class LightspanError(Exception):
     """lightspan failed."""
@@ -127,3 +135,30 @@ class EngineMemoryError(EngineError, OutOfMemoryError):
 
 class EngineClosedError(EngineError):
     """The engine is closed."""
+
+
+# --- what a person sees of them -------------------------------------------------------------
+def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
+    """A front door: errors of ours that leave it do not show how we came to raise them, so that the
+    line of the user's that called it stands beside the message."""
+
+    @functools.wraps(function)
+    def door(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except LightspanError as error:
+            cause = error.__cause__
+            if cause is not None:  # such as the user's own module, which could not be imported
+                cause.__traceback__ = _after_ours(cause.__traceback__)
+            raise error.with_traceback(None) from cause
+
+    return door
+
+
+def _after_ours(frames: TracebackType | None) -> TracebackType | None:
+    """What is left without the frames of lightspan that it begins with."""
+    while frames is not None:
+        if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] != __package__:
+            return frames
+        frames = frames.tb_next
+    return None

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
 from lightspan.runners.app import App, as_app
 from lightspan.runners.command.command import check_served
+from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
@@ -77,6 +78,7 @@ class Trainer:
         """Where progress goes."""
         return self.settings.progress
 
+    @short_tracebacks
     def fit(
         self,
         app: App | Callable[..., Any] | str,
@@ -102,6 +104,7 @@ class Trainer:
             AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError,
             RewardError, StoreError, UnknownAgentError: as their messages say.
         """
+        end_if_imported_by_a_runner()
         tasks = load_tasks(train, "train")
         held_out = None if val is None else load_distinct(val, "val")
         chosen = self._served(as_app(app))
@@ -110,6 +113,7 @@ class Trainer:
             check_agents(self.algorithm.routing(), agents)
         return run_sync(self._fit(chosen, tasks, held_out, agents, self._checked(resume)))
 
+    @short_tracebacks
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
@@ -119,10 +123,12 @@ class Trainer:
         Raises:
             The errors of `fit`.
         """
+        end_if_imported_by_a_runner()
         held_out = load_distinct(tasks, "tasks")
         chosen = self._served(as_app(app))
         return run_sync(self._evaluate(chosen, held_out, self._checked(resume)))
 
+    @short_tracebacks
     def dev(
         self,
         app: App | Callable[..., Any] | str,
@@ -156,6 +162,7 @@ class Trainer:
             AppError, ConfigError, DataError, EngineError, ModelError, RewardError: as their
                 messages say.
         """
+        end_if_imported_by_a_runner()
         chosen = self._served(as_app(app))
         plan = DryRun(
             self.settings,

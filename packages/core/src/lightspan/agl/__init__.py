@@ -13,6 +13,8 @@ it: `_verl` says what a configuration means here, `_algorithm` is LightningRL fo
 
 from __future__ import annotations
 
+import dis
+import sys
 from typing import Any, Final
 
 from lightspan.agl._agents import (
@@ -98,4 +100,8 @@ _MISSING: Final = {
 
 def __getattr__(name: str) -> Any:
     why = f": {_MISSING[name]}" if name in _MISSING else ""
+    asked_by = sys._getframe(1)
+    # `from lightspan.agl import name` shows no AttributeError's message
+    if asked_by.f_code.co_code[asked_by.f_lasti] == dis.opmap["IMPORT_FROM"]:
+        raise ImportError(f"lightspan.agl has no {name!r}{why}", name=name)
     raise AttributeError(f"module 'lightspan.agl' has no attribute {name!r}{why}")

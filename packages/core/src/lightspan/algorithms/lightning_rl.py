@@ -30,7 +30,12 @@ from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import LearnerCapabilities, LoRA, Optimizer, PolicyLoss, check_lora
-from lightspan.lightning.advantages import Estimator, Unit, groups_without_variance
+from lightspan.lightning.advantages import (
+    Estimator,
+    Unit,
+    check_estimator,
+    groups_without_variance,
+)
 from lightspan.lightning.air import AIR
 from lightspan.lightning.batch import (
     Batch,
@@ -42,6 +47,7 @@ from lightspan.lightning.batch import (
 )
 from lightspan.lightning.credit import Credit, discounted, parse_credit
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.health import check_scored
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
 from lightspan.schema.checks import check_kind, check_number, check_whole, is_number
 from lightspan.schema.records import Json, Mode
@@ -110,6 +116,7 @@ class LightningSettings:
         for name in ("learning_rate", "timeout_s"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
+        check_estimator(self.estimator)
         if self.group_size == 1 and self.estimator != "reinforce++":
             raise ConfigError(
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
@@ -199,6 +206,8 @@ class LightningRL(LightningSettings, Algorithm):
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
         self._air_was_idle = False
+        self._was_scored = False
+        self._unscored_tasks: set[str] = set()
         self.last_batch: Batch | None = None
         """What the latest step learned from, for `inspect` and tests."""
 
@@ -317,6 +326,10 @@ class LightningRL(LightningSettings, Algorithm):
     async def run_step(self, world: World) -> Metrics:
         """Rollouts, batch, minibatch updates, publish."""
         episodes = await self.collect(world)
+        if not self._was_scored:
+            self._was_scored = check_scored(
+                episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
+            )
         coverages = await without_mismatches(world, self.coverages(episodes))
         batch = self.build(episodes, world.versions, coverages)
         self.last_batch = batch

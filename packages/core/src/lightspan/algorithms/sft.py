@@ -17,7 +17,7 @@ from lightspan.algorithms.chats import load_chats
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import ConfigError, DataError, short_tracebacks
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
@@ -148,6 +148,7 @@ class SFT:
         names = ("min_reward", "service", "agents", "since", "until")
         return {name: getattr(self, name) for name in names}
 
+    @short_tracebacks
     def fit(
         self,
         demonstrations: Sequence[Json | Demonstration] | None = None,

@@ -20,6 +20,8 @@ FAILURE_WARNING: Final = 0.05
 """Share of failed rollouts above which a batch warns (design law 4)."""
 ENOUGH_TASKS: Final = 4
 """Tasks of which no call can be trained, after which training stops; or all, if there are fewer."""
+UNSCORED_TASKS: Final = 2
+"""Tasks without a reward after which training stops, if none had one; or all."""
 NAMED: Final = 5
 """Tasks, or reasons, that are named; the others are counted."""
 LONGEST_REASON: Final = 300
@@ -129,6 +131,33 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
     for episode in episodes:
         if episode.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {episode.task_id}: {episode.message}")
+
+
+def check_scored(
+    episodes: Sequence[Episode], unscored: set[str], *, step_rewards: bool = False
+) -> bool:
+    """Whether there was a reward to learn from. False: not yet.
+
+    Args:
+        unscored: tasks that had none so far; those of these rollouts are added.
+        step_rewards: rewards on calls count too.
+
+    Raises:
+        RewardError: no rollout of several tasks had one, or none of all there are.
+    """
+    ended = [episode for episode in episodes if episode.finished and not app_failed(episode)]
+    if any(episode.scored(step_rewards) for episode in episodes):
+        return True
+    fresh = {episode.task_id for episode in ended} - unscored
+    unscored |= fresh
+    if not ended or (fresh and len(unscored) < UNSCORED_TASKS):
+        return False
+    reasons = Counter(map(_why_unscored, ended))
+    why = ", ".join(f"{reason} ({count} of {len(ended)})" for reason, count in reasons.items())
+    raise RewardError(
+        f"no rollout has a reward, so there is nothing to learn from: {why}. Return a number from "
+        "the app, or call lightspan.emit_reward(number)"
+    )
 
 
 def check_seen(routing: Routing, seen: Iterable[str], episodes: Sequence[Episode]) -> None:

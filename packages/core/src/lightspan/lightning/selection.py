@@ -19,6 +19,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.schema.conventions import UNNAMED_AGENT
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, make_routing
@@ -384,9 +385,17 @@ def check_agents(routing: Routing, paths: Iterable[str]) -> None:
         raise UnknownAgentError(" ".join(_unknown(pattern, agents) for pattern in unmatched))
 
 
+_UNNAMED: Final = (
+    ", as calls are called that nobody names. Install the adapter of the app's framework and call "
+    "its instrument() in the app's module, such as lightspan_langgraph.instrument(); or say `with "
+    'lightspan.agent("name"):` around the call'
+)
+
+
 def _unknown(pattern: str, paths: Sequence[str]) -> str:
     names = sorted({path.rpartition("/")[2] for path in paths} | set(paths))
     close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
     guess = f" Did you mean {' or '.join(repr(name) for name in sorted(close))}?" if close else ""
     agents = ", ".join(repr(path) for path in paths) or "none was seen"
-    return f"no agent matches {pattern!r}.{guess} Agents: {agents}"
+    unnamed = _UNNAMED if list(paths) == [UNNAMED_AGENT] else ""
+    return f"no agent matches {pattern!r}.{guess} Agents: {agents}{unnamed}"

@@ -86,10 +86,12 @@ class App:
             of any other name gets the task.
 
     Raises:
-        AppError: an argument that cannot be injected and has no default.
+        AppError: an argument that cannot be injected and has no default, or a method.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        if not inspect.ismethod(function):  # whose name nobody may need
+            _check_no_method(function)
         functools.update_wrapper(self, function)
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self.function = function
@@ -138,6 +140,19 @@ class App:
     def opened(self) -> AbstractAsyncContextManager[object]:
         """What the app's attempts share is open as long as the block runs."""
         return self.function.opened() if isinstance(self.function, Command) else nullcontext()
+
+
+def _check_no_method(function: Callable[..., Any]) -> None:
+    """A method's name imports a function that takes any object for its own: the task, say."""
+    owner = getattr(function, "__self__", None)
+    is_bound = inspect.ismethod(function) and not isinstance(owner, type)
+    name = str(getattr(function, "__qualname__", ""))
+    first = getattr(getattr(function, "__code__", None), "co_varnames", ())[:1]
+    if is_bound or (first == ("self",) and "." in name):
+        raise AppError(
+            f"the app {name!r} is a method: runners import it by name and have no object to call "
+            "it on, so write a function at the top level of a module that does"
+        )
 
 
 class NamedApp(App):
@@ -191,6 +206,7 @@ def reference(function: Callable[..., Any]) -> str:
     """See `App.reference`."""
     if isinstance(function, Command):
         return function.reference
+    _check_no_method(function)
     module, name = function.__module__, getattr(function, "__qualname__", None)
     if name is None:
         raise AppError(

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,8 @@ _NOTE_S: Final = 2.0
 """How long a process may take to note where it is."""
 _SILENT_S: Final = 5.0
 """No process is taken for dead before, however short the lease."""
+_UNGUARDED_EXIT: Final = 4
+"""Exit code of a process whose import of the script came to where training starts."""
 _AWAY_S: Final = 1.0
 """From when on we have not been listening, rather than that a process said nothing."""
 
@@ -292,6 +295,11 @@ class LocalRunners:
             word = msgspec.json.decode(worker.lifeline.recv_bytes(), type=Word)
         except (EOFError, OSError):
             worker.process.join(5)
+            if worker.process.exitcode == _UNGUARDED_EXIT:
+                raise AppError(
+                    f"{_main_script()} trains when it is imported, and runner processes import it: "
+                    "put what starts training under `if __name__ == '__main__':`"
+                ) from None
             advice = where or (
                 "; a script that starts training must do so under `if __name__ == '__main__':`"
             )
@@ -429,6 +437,17 @@ def _end(workers: list[_Worker]) -> None:
             worker.process.kill()
             worker.process.join()
         worker.process.close()
+
+
+def end_if_imported_by_a_runner() -> None:
+    """Where training starts: a script without a main guard starts it in every runner process too,
+    which imports the script before anything else. Such a process ends; its parent says why."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(_UNGUARDED_EXIT)
+
+
+def _main_script() -> str:
+    return os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "the script")
 
 
 def _main(data: bytes, name: str, lifeline: Connection) -> None:

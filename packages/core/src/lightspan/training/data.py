@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -30,6 +30,11 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
     Raises:
         DataError: no task at all, one that is not JSON, or a malformed line of the file.
     """
+    rows = _ROWS.get(type(tasks).__module__.partition(".")[0])
+    if rows is not None and hasattr(tasks, "columns"):  # iterating gives the columns
+        raise DataError(
+            f"{what} is a {type(tasks).__name__}: give its rows, such as {what}={what}.{rows}"
+        )
     if isinstance(tasks, str | Path):
         items = _read_jsonl(Path(tasks), what)
     elif isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
@@ -61,12 +66,18 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
     return items
 
 
+_ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
+"""Library → how its tables give their rows."""
+
+
 def _read_jsonl(path: Path, what: str) -> list[Json]:
+    """A line per task. A text that names no file may be meant as a task, or as several."""
     try:
         # split at newlines only: text in JSON may hold other characters that end lines
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
-        raise DataError(f"{what}: {path} cannot be read: {error.strerror}") from error
+        advice = "" if path.suffix else f" ({what} given as text is the path of a .jsonl file)"
+        raise DataError(f"{what}: {path} cannot be read: {error.strerror}{advice}") from error
     tasks = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -74,7 +85,15 @@ def _read_jsonl(path: Path, what: str) -> list[Json]:
         try:
             tasks.append(msgspec.json.decode(line))
         except msgspec.DecodeError as error:
-            raise DataError(f"{what}: {path}, line {number} is not JSON: {error}") from error
+            raise DataError(
+                f"{what}: {path}, line {number} is not JSON, of which each line must be one task: "
+                f"{error}"
+            ) from error
+    if len(tasks) == 1 and isinstance(tasks[0], list):
+        raise DataError(
+            f"{what}: {path} is one list of {len(tasks[0])}: a file has a task on each line; give "
+            f"the list itself, {what}=json.load(open({str(path)!r}))"
+        )
     return tasks
 
 
