@@ -645,14 +645,19 @@ def _wrap_tool_context() -> None:
         _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
 
 
-def _note_call(acting: scope.Acting) -> None:
+def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
     """Somebody records a model call (`scope.CallListener`).
 
     It is noted that this call did not bypass the clients that core sees, and seen to that the app
     has not put another provider in our place.
     """
     operation: Operation | None = acting.notes.get(NAME)
-    note_asked(operation)
+    ended = note_asked(operation)
+    _watch_provider(acting)
+    return ended
+
+
+def _watch_provider(acting: scope.Acting) -> None:
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return
     with _state.lock:

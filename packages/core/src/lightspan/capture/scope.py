@@ -6,8 +6,8 @@ whose hooks cannot push reliably registers a *resolver* instead, which is asked 
 wants to know. What they are, `stack` says; it is offered here too.
 
 `acting` says who acts now; `pushed` and `resolved` are its two halves. Asking changes nothing. Who
-begins to record a model call says so with `call_begins`: a framework that heard of the same call
-leaves it to them, and records itself what nobody else saw.
+begins to record a model call says so with `call_begins`, and then how it ended: a framework that
+heard of the same call leaves it to them, and records itself what nobody else saw answered.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 from lightspan.capture.recorder import Nowhere
 from lightspan.capture.stack import (
     Acting as Acting,
+    CallEnd as CallEnd,
     CallListener as CallListener,
     Frame as Frame,
     Opener as Opener,
@@ -193,20 +194,45 @@ def resolvers() -> Sequence[Resolver]:
 
 
 # --- model calls ----------------------------------------------------------------------------
-def call_begins(asking: Acting, *, besides: CallListener | None = None) -> None:
+def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallEnd:
     """Say that a model call begins which the caller records, unless a call inside it is.
 
     Args:
         asking: who asks.
         besides: tell all listeners but this one, the caller's own.
+
+    Returns:
+        What the caller tells of the end. Neither raises.
     """
+    told: list[CallEnd] = []
     for listener in state.call_listeners:
         if listener is besides:
             continue
         try:
-            listener(asking)
+            end = listener(asking)
+            if end is not None:
+                told.append(end)
         except Exception as error:  # an adapter's; it must not reach the app
             asking.scope.recorder.damage(f"a model call could not be told of: {error!r}")
+
+    def ended(is_answered: bool) -> None:
+        while told:
+            try:
+                told.pop()(is_answered)
+            except Exception as error:
+                asking.scope.recorder.damage(f"a call's end could not be told of: {error!r}")
+
+    return ended
+
+
+def all_ends(ends: Sequence[CallEnd]) -> CallEnd | None:
+    """What tells all of them, None if there are none: what a listener returns."""
+
+    def ended(is_answered: bool) -> None:
+        for end in ends:
+            end(is_answered)
+
+    return ended if ends else None
 
 
 def add_call_listener(listener: CallListener) -> None:
