@@ -104,7 +104,7 @@ class _Open:
         """What was being handled already when it began: not its error."""
         self.root: scope.Root | None = None
         """The attempt that began with it, in production."""
-        self._token: Token[scope.Acting | None] | None = None
+        self._token: scope.Acted | None = None
         if is_current:
             self._token = scope.set_acting(operation.inside.noting(NAME, operation))
 
@@ -470,7 +470,7 @@ class _WatchedTrace:
         self._start, self._finish = trace.start, trace.finish
         self._name, self._is_off = name, is_off
         self._root: scope.Root | None = None
-        self._token: Token[scope.Acting | None] | None = None
+        self._token: scope.Acted | None = None
         self._handled: BaseException | None = None
 
     def start(self, mark_as_current: bool = False) -> None:

@@ -12,12 +12,15 @@ heard of the same call leaves it to them, and records itself what nobody else sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token
 from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any, Final
 
+from lightspan.capture import steps
 from lightspan.capture.recorder import Nowhere
 from lightspan.capture.stack import (
     Acting as Acting,
@@ -41,17 +44,35 @@ from lightspan.schema.spans import (
     now_ns,
 )
 
-_acting: Final[ContextVar[Acting | None]] = ContextVar("lightspan_acting", default=None)
+_acting: Final[ContextVar[steps.Set]] = ContextVar("lightspan_acting", default=None)
+
+Acted = Token[steps.Set]
+"""See `set_acting`."""
 
 
 def pushed() -> Acting | None:
     """Who is acting by the pushed frames alone; None outside a scope."""
-    return _acting.get() or state.outside
+    found = _acting.get()
+    if state.steps or isinstance(found, steps.Inside):
+        found = _in_this_step(found)
+    return found or state.outside
+
+
+def _in_this_step(found: steps.Set) -> Acting | None:
+    """Who acts where a generator may be running, or may have left something behind."""
+    running = steps.running(state.steps)
+    now = steps.in_force(found, running)
+    if running and not steps.is_of(now, running[0]):
+        now = steps.inside(running[0].blocks[-1], running[0], now)
+    if now is not found:
+        _acting.set(now)  # for the tasks and threads that begin here
+    return now.acting if isinstance(now, steps.Inside) else now
 
 
 def pushed_in(context: Context) -> Acting | None:
     """Who is acting in that context by the pushed frames alone; None outside every scope."""
-    return context.get(_acting)
+    found = context.get(_acting)
+    return found.acting if isinstance(found, steps.Inside) else found
 
 
 def acting() -> Acting | None:
@@ -77,17 +98,52 @@ def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
     return current
 
 
-def set_acting(value: Acting | None) -> Token[Acting | None]:
+def set_acting(value: Acting | None) -> Acted:
     """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
-    return _acting.set(None if value is state.outside else value)
+    value = None if value is state.outside else value
+    running = steps.running(state.steps)
+    if not running:
+        return _acting.set(value)
+    return _acting.set(steps.inside(value, running[0], _outer(running)))
 
 
-def reset_acting(token: Token[Acting | None]) -> None:
+def _outer(running: Sequence[steps.Steps]) -> steps.Set:
+    return steps.in_force(_acting.get(), running)
+
+
+def reset_acting(token: Acted) -> None:
     """Undo `set_acting`, also from another context (then there is nothing to undo)."""
     try:
         _acting.reset(token)
     except ValueError:  # the token's context is gone: an abandoned generator, another task
         return
+
+
+def act(value: Acting, entering: FrameType) -> Callable[[], None]:
+    """Set who acts in a `with` block; in a generator, in its own steps alone (`steps`).
+
+    Args:
+        value: who acts.
+        entering: the frame that enters the block.
+
+    Returns:
+        What undoes it, in any context.
+    """
+    generator = steps.generator_of(entering)
+    if generator is None:
+        return partial(reset_acting, set_acting(value))
+    opened = state.steps.setdefault(generator, steps.Steps())
+    before = _outer(steps.running(state.steps))
+    opened.blocks.append(value)
+    _acting.set(steps.inside(value, opened, before))
+
+    def leave() -> None:
+        opened.blocks[:] = [block for block in opened.blocks if block is not value]
+        if not opened.blocks:
+            state.steps.pop(generator, None)
+        _acting.set(_outer(steps.running(state.steps)))
+
+    return leave
 
 
 # --- outside every scope --------------------------------------------------------------------
@@ -159,6 +215,13 @@ def entered(root: Root) -> Iterator[None]:
         raise
     reset_acting(token)
     root.close()
+
+
+def end_step(generator: FrameType) -> None:
+    """A step of a generator ends: nothing of its blocks stays with whoever takes its items."""
+    opened, found = state.steps.get(generator), _acting.get()
+    if opened is not None:
+        _acting.set(steps.without(opened, found))
 
 
 @contextmanager
