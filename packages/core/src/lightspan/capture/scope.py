@@ -12,6 +12,7 @@ heard of the same call leaves it to them, and records itself what nobody else sa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token
@@ -268,6 +269,7 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
         What the caller tells of the end. Neither raises.
     """
     told: list[CallEnd] = []
+    recorder = weakref.ref(asking.scope.recorder)  # an end may never come
     for listener in state.call_listeners:
         if listener is besides:
             continue
@@ -283,7 +285,9 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
             try:
                 told.pop()(is_answered)
             except Exception as error:
-                asking.scope.recorder.damage(f"a call's end could not be told of: {error!r}")
+                attempt = recorder()
+                if attempt is not None:
+                    attempt.damage(f"a call's end could not be told of: {error!r}")
 
     return ended
 
