@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import re
 import subprocess
@@ -147,8 +148,8 @@ class ServiceTests(AdapterTests):
         assert all(one.attempt.status.final for one in found)
         assert any("a bug of ours" in line for one in found for line in one.attempt.damage)
 
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("scenario", ["team", "model_error", "cancelled", "fallback"])
+    @pytest.mark.parametrize("mode", ["async", "stream"])
+    @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])
     def test_nothing_stays(
         self,
         request: pytest.FixtureRequest,
@@ -159,20 +160,22 @@ class ServiceTests(AdapterTests):
     ) -> None:
         """Of attempts that are over the process keeps nothing, however they ended, in rollouts and
         in production."""
-        if mode not in SCENARIOS[scenario].modes:
-            pytest.skip(f"{scenario} has no {mode} form")
         self.expects(request, scenario, f"{scenario}/{mode}", mode)
 
         def attempts() -> int:
-            for _ in range(3):
+            for _ in range(2):
                 play(stage, self.app(stage, scenario, mode), scenario, mode, through_gateway=False)
                 play_outside(stage, self.app(stage, scenario, mode), scenario, mode)
             assert record.flush()
             return _recorders()
 
-        with self.adapter.instrument():
-            before = attempts()  # a loop or a thread of the framework's may keep its first context
-            assert attempts() <= before
+        logging.disable()  # pytest keeps the errors that are logged
+        try:
+            with self.adapter.instrument():
+                before = attempts()  # a loop or thread of the framework's may keep its first one
+                assert attempts() <= before
+        finally:
+            logging.disable(logging.NOTSET)
 
     def test_production_without_telemetry(
         self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
