@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import openai
@@ -25,13 +26,13 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from autogen_ext.models.replay import ReplayChatCompletionClient
 
 from lightspan.testing.adapter_suite import (
-    BYPASSED,
+    OTHER_MEANS,
     AdapterSuite,
     App,
     Impossible,
     Model,
     broken,
-    bypassed,
+    by_other_means,
     count,
     instructions,
     look,
@@ -336,24 +337,29 @@ def cancelled(cast: Cast) -> App:
 
 
 class Other(ReplayChatCompletionClient):
-    """A client that does not use the OpenAI SDK."""
+    """A client that does not use the OpenAI SDK, or not alone."""
 
-    async def create(self, *args: Any, **kwargs: Any) -> CreateResult:
+    def __init__(self, answer: Callable[[Any], str]) -> None:
+        super().__init__(["?"])
+        self._answer = answer
+
+    async def create(self, messages: Any, **kwargs: Any) -> CreateResult:
         usage = RequestUsage(prompt_tokens=0, completion_tokens=0)
-        return CreateResult(content=bypassed(), usage=usage, finish_reason="stop", cached=False)
+        said = self._answer(messages)
+        return CreateResult(content=said, usage=usage, finish_reason="stop", cached=False)
 
-    async def create_stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        yield bypassed()
+    async def create_stream(self, messages: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        said = self._answer(messages)
+        yield said
         usage = RequestUsage(prompt_tokens=0, completion_tokens=0)
-        yield CreateResult(content=BYPASSED, usage=usage, finish_reason="stop", cached=False)
+        yield CreateResult(content=said, usage=usage, finish_reason="stop", cached=False)
 
 
-@scenario
-def bypassing(cast: Cast) -> App:
+def own(name: str, cast: Cast) -> App:
     def writer() -> AssistantAgent:
         return AssistantAgent(
             "writer",
-            Other([BYPASSED]),
+            Other(by_other_means(name, cast.model)),
             system_message=instructions("writer"),
             model_client_stream=cast.model.stream,
         )
@@ -361,13 +367,10 @@ def bypassing(cast: Cast) -> App:
     async def run(text: str) -> Any:
         return await writer().run(task=text)
 
-    tree = """
-        invoke_agent writer @writer
-          chat @writer
-          lightspan.message @writer unset
-          find means @writer
-        """
-    return App(run=run, tree=tree, target=writer())
+    return App(run=run, tree=OTHER_MEANS[name], target=writer())
+
+
+BUILDERS.update({name: partial(own, name) for name in OTHER_MEANS})
 
 
 class TestSuite(AdapterSuite):

@@ -292,7 +292,9 @@ def test_what_adds_no_frame_has_no_span() -> None:
     event = End(Kind.CREW, 1)
     assert spans(entry_of(Kind.CREW), event, IDS) == []
     inside = entry_of(Kind.CALL)
-    inside.asked = True
+    ended = inside.calls.begins()
+    assert spans(inside, End(Kind.CALL, 1), IDS) == []
+    ended(True)
     assert spans(inside, End(Kind.CALL, 1), IDS) == []
 
 
@@ -320,7 +322,10 @@ def test_an_inner_call_is_the_real_one() -> None:
     now = Context()
     now.begin(Kind.CALL, "outer")
     now.begin(Kind.CALL, "inner")
-    assert [entry.asked for entry in now.trail] == [True, False]
+    outer, inner = now.trail
+    assert [len(spans(entry, End(Kind.CALL, 1), IDS)) for entry in now.trail] == [0, 1]
+    inner.tell(End(Kind.CALL, "inner", SpanStatus.ERROR))
+    assert [len(spans(outer, End(Kind.CALL, 1, status), IDS)) for status in SpanStatus] == [0, 1, 0]
 
 
 def test_what_was_given_up_is_unset() -> None:

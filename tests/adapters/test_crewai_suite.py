@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -23,13 +23,14 @@ from crewai.telemetry import Telemetry
 from crewai.tools import tool
 
 from lightspan.testing.adapter_suite import (
+    OTHER_MEANS,
     AdapterSuite,
     App,
     Impossible,
     Model,
     Turn,
     broken,
-    bypassed,
+    by_other_means,
     count,
     instructions,
     look,
@@ -142,13 +143,17 @@ def flow_app(make: type[Flow[Any]], tree: str, **more: Any) -> App:
 
 
 class Posting(BaseLLM):
-    """A client of the user's own that does not use the OpenAI SDK."""
+    """A client of the user's own that does not use the OpenAI SDK, or not alone."""
+
+    def __init__(self, answer: Callable[[Any], str]) -> None:
+        super().__init__(model="mine")
+        self._answer = answer
 
     def call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-        return bypassed()
+        return self._answer(messages)
 
     async def acall(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-        return bypassed()
+        return self._answer(messages)
 
 
 class TestSuite(AdapterSuite):
@@ -219,6 +224,8 @@ class TestSuite(AdapterSuite):
         self.check_beside(stage, scenario, lambda: self.openinference(use_event_listener=True))
 
     def build(self, scenario: str, model: Model) -> App:
+        if scenario in OTHER_MEANS:
+            return self.build_own(scenario, model)
         build = getattr(self, f"build_{scenario}", None)
         if build is None:
             raise Impossible(scenario)
@@ -408,23 +415,15 @@ class TestSuite(AdapterSuite):
             """,
         )
 
-    def build_bypassing(self, model: Model) -> App:
+    def build_own(self, scenario: str, model: Model) -> App:
         writer = Agent(
             role="writer",
             goal="Answer.",
             backstory=instructions("writer"),
-            llm=Posting(model="mine"),
+            llm=Posting(by_other_means(scenario, model)),
             max_retry_limit=0,
         )
-        return app_of(
-            crew_of(writer),
-            """
-            invoke_agent writer @writer
-              chat @writer
-              lightspan.message @writer unset
-              find means @writer
-            """,
-        )
+        return app_of(crew_of(writer), OTHER_MEANS[scenario])
 
 
 del AdapterSuite

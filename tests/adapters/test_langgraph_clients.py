@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -35,8 +37,9 @@ from tests.adapters.langgraph_apps import (
 )
 
 from lightspan.capture import wire
+from lightspan.schema import conventions as c
 from lightspan.schema.routing import make_routing
-from lightspan.testing.attempts import captured, path_of
+from lightspan.testing.attempts import Captured, captured, path_of
 from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_langgraph import _hook, instrument, uninstrument
 
@@ -210,6 +213,91 @@ def test_a_client_around_an_openai_client_records_nothing_twice(server: Scripted
     with captured() as run:
         node_of(Around()).invoke(USER)
     assert run.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+
+
+class Trying(Own):
+    """Asks the OpenAI SDK, once or twice, before it answers itself."""
+
+    url: str
+    tries: int = 1
+
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any
+    ) -> ChatResult:
+        said = next(filter(None, (self.ask(messages) for _ in range(self.tries))), "mine")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
+
+    def ask(self, messages: Any) -> str | None:
+        with openai.OpenAI(base_url=self.url, api_key="k", max_retries=0) as client:
+            asked: Any = [{"role": "user", "content": messages[-1].text}]
+            try:
+                answer = client.chat.completions.create(model="m", messages=asked)
+            except openai.OpenAIError:
+                return None
+        return answer.choices[0].message.content
+
+    def _stream(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        """It is asked the second time when its first token is out."""
+        for _ in range(2):
+            said = self.ask(messages) or "no, "
+            yield ChatGenerationChunk(message=AIMessageChunk(said))
+
+
+def seen(run: Captured) -> list[str]:
+    """What was recorded of each call."""
+    asked = [json.loads(str(span.attributes[c.INPUT_MESSAGES]))[0] for span in run.llm_spans]
+    calls = zip(run.llm_spans, asked, strict=True)
+    return sorted(f"{span.name} {span.status} {message['parts']}" for span, message in calls)
+
+
+def part(text: str) -> str:
+    return str([{"type": "text", "content": text}])
+
+
+async def test_of_several_prompts_only_one_falls_back(server: ScriptedServer) -> None:
+    server.script = lambda asked: Reply(status=400 if asked.last_text == "bad" else 200, text="ok")
+    prompts: Any = [[human("bad")], [human("good")]]
+    model = Trying(url=server.url)
+    for ask in (model.generate, model.agenerate):
+        with captured() as run:
+            done: Any = ask(prompts)
+            _ = await done if inspect.isawaitable(done) else done
+        assert seen(run) == [
+            f"chat Trying ok {part('bad')}",
+            f"chat m error {part('bad')}",
+            f"chat m ok {part('good')}",
+        ]
+
+
+def test_a_client_in_a_client_falls_back(server: ScriptedServer) -> None:
+    """The outer one tries the inner one, which fails, then the SDK itself."""
+    server.script = lambda asked: Reply(status=400, text="no")
+    inner = chat(server)
+
+    class Around(Trying):
+        def ask(self, messages: Any) -> str | None:
+            with contextlib.suppress(openai.OpenAIError):
+                inner.invoke(messages)
+            return super().ask(messages)
+
+    model = Around(url=server.url)
+    with captured() as run:
+        model.invoke("go")
+    mine, theirs = f"chat Around ok {part('go')}", f"chat m error {part('go')}"
+    assert seen(run) == [mine, theirs, theirs]
+    server.script = lambda asked: Reply(status=400 if len(server.requests) == 3 else 200, text="ok")
+    with captured() as run:
+        model.invoke("go")
+    assert seen(run) == [theirs, f"chat m ok {part('go')}"]
+
+
+def test_a_stream_that_is_taken_up_again(server: ScriptedServer) -> None:
+    server.script = lambda asked: Reply(status=400 if len(server.requests) == 1 else 200, text="ok")
+    with captured() as run:
+        assert "".join(chunk.text for chunk in Trying(url=server.url).stream("go")) == "no, ok"
+    assert seen(run) == [f"chat m error {part('go')}", f"chat m ok {part('go')}"]
 
 
 def test_what_langchains_cache_answers_is_recorded_too() -> None:

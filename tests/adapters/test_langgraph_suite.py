@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import openai
@@ -29,12 +31,13 @@ from pydantic import SecretStr
 
 from lightspan.capture import scope
 from lightspan.testing.adapter_suite import (
+    OTHER_MEANS,
     AdapterSuite,
     App,
     Impossible,
     Model,
     broken,
-    bypassed,
+    by_other_means,
     count,
     instructions,
     look,
@@ -52,6 +55,7 @@ class Cast:
     """Makes graphs of one scenario."""
 
     def __init__(self, model: Model) -> None:
+        self.model = model
         self.chat = ChatOpenAI(
             model=model.name,
             base_url=model.base_url,
@@ -338,33 +342,28 @@ def cancelled(cast: Cast) -> App:
 
 
 class Own(BaseChatModel):
-    """A model client of the user's own, which does not use the OpenAI SDK."""
+    """A model client of the user's own, which does not use the OpenAI SDK, or not alone."""
+
+    answer: Callable[[Any], str]
 
     @property
     def _llm_type(self) -> str:
         return "own"
 
     def _generate(self, messages: Any, *args: Any, **more: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(bypassed()))])
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.answer(messages)))])
 
     def _stream(self, messages: Any, *args: Any, **more: Any) -> Iterator[ChatGenerationChunk]:
-        for word in bypassed().split(" "):
-            tail = "" if word == "means." else " "
-            yield ChatGenerationChunk(message=AIMessageChunk(word + tail))
+        for word in re.findall(r"\S+ ?", self.answer(messages)):
+            yield ChatGenerationChunk(message=AIMessageChunk(word))
 
 
-@scenario
-def bypassing(cast: Cast) -> App:
-    own = Own(disable_streaming=not cast.chat.streaming)
-    return app(
-        cast.chain(("writer", cast.node("writer", own))),
-        """
-        invoke_agent writer @writer
-          chat @writer
-          lightspan.message @writer unset
-          find means @writer
-        """,
-    )
+def own(name: str, cast: Cast) -> App:
+    client = Own(answer=by_other_means(name, cast.model), disable_streaming=not cast.chat.streaming)
+    return app(cast.chain(("writer", cast.node("writer", client))), OTHER_MEANS[name])
+
+
+BUILDERS.update({name: partial(own, name) for name in OTHER_MEANS})
 
 
 class TestSuite(AdapterSuite):

@@ -34,13 +34,13 @@ from openai.types.responses import (
 
 from lightspan.capture import wire
 from lightspan.testing.adapter_suite import (
-    BYPASSED,
+    OTHER_MEANS,
     AdapterSuite,
     App,
     Model,
     Turn,
     broken,
-    bypassed,
+    by_other_means,
     count,
     instructions,
     look,
@@ -54,6 +54,9 @@ RunOne = Callable[[Agent[Any], Any], Awaitable[Any]]
 class Own(agents.Model):
     """A model client of the user's own, with a span for each call, as the SDK's LiteLLM one has."""
 
+    def __init__(self, answer: Callable[[Any], str]) -> None:
+        self._answer = answer
+
     async def get_response(
         self, system_instructions: Any, input: Any, *args: Any, **more: Any
     ) -> agents.ModelResponse:
@@ -62,8 +65,10 @@ class Own(agents.Model):
             {"role": "user", "content": str(input)},
         ]
         with agents.generation_span(model="mine", input=asked) as span:
-            span.span_data.output = [{"role": "assistant", "content": bypassed()}]
-        return agents.ModelResponse(output=[_message()], usage=agents.Usage(), response_id=None)
+            said = self._answer(asked)
+            span.span_data.output = [{"role": "assistant", "content": said}]
+        output: Any = [_message(said)]
+        return agents.ModelResponse(output=output, usage=agents.Usage(), response_id=None)
 
     async def stream_response(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
         answer = await self.get_response(*args, **more)
@@ -82,8 +87,8 @@ class Own(agents.Model):
         )
 
 
-def _message() -> ResponseOutputMessage:
-    part = ResponseOutputText(text=BYPASSED, type="output_text", annotations=[])
+def _message(said: str) -> ResponseOutputMessage:
+    part = ResponseOutputText(text=said, type="output_text", annotations=[])
     return ResponseOutputMessage(
         id="1", content=[part], role="assistant", status="completed", type="message"
     )
@@ -261,10 +266,10 @@ class Builder:
     def cancelled(self) -> App:
         return self.alone(self.agent("writer"), FAILED)
 
-    def bypassing(self) -> App:
-        writer = Agent(name="writer", instructions=instructions("writer"), model=Own())
-        meanwhile = "  lightspan.message @writer unset\n  find means @writer"
-        return self.alone(writer, f"{WRITER}\n{meanwhile}")
+    def own(self, scenario: str) -> App:
+        model = Own(by_other_means(scenario, self.model))
+        writer = Agent(name="writer", instructions=instructions("writer"), model=model)
+        return self.alone(writer, OTHER_MEANS[scenario])
 
 
 WRITER = "invoke_agent writer @writer\n  chat @writer"
@@ -316,7 +321,10 @@ class TestChatCompletions(AdapterSuite):
         set_trace_processors([])
 
     def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model, self.kind), scenario)()
+        builder = Builder(model, self.kind)
+        built: App = (
+            builder.own(scenario) if scenario in OTHER_MEANS else getattr(builder, scenario)()
+        )
         return built
 
     def patched(self) -> Mapping[str, Any]:

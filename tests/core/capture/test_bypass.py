@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from lightspan import LightningRL
-from lightspan.capture.bypass import bypassing_call, client_of, is_at_gateway, is_routed
+from lightspan.capture.bypass import (
+    CallsInside,
+    bypassing_call,
+    client_of,
+    is_at_gateway,
+    is_routed,
+)
 from lightspan.capture.scope import Acting, Frame, Scope
 from lightspan.lightning import Rejection, build_episode, cover
 from lightspan.reports.inspect import inspect_run
@@ -204,3 +210,30 @@ def test_a_client_at_the_attempts_endpoint() -> None:
     assert not is_at_gateway(client, "http://127.0.0.1:8")
     assert not is_at_gateway(client, None)
     assert not is_at_gateway(None, "http://127.0.0.1:80")
+
+
+ENDS: dict[str, tuple[list[bool | None], bool, bool]] = {
+    # how the calls inside ended (None: not yet) → whether the one around them is recorded
+    "none, well": ([], True, True),
+    "none, badly": ([], False, True),
+    "one failed, and another way was found": ([False], True, True),
+    "one failed, and no other way was found": ([False], False, False),
+    "one brought the answer": ([True], True, False),
+    "one is under way": ([None], True, False),
+    "one failed and was tried again": ([False, True], True, False),
+    "both failed": ([False, False], True, True),
+    "two at once, one of which won": ([True, False], True, False),
+    "one failed, another is under way": ([False, None], True, False),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_who_records_a_call_inside_which_others_were_made(case: str) -> None:
+    ended, is_ok, expected = ENDS[case]
+    calls = CallsInside()
+    told = [calls.begins() for _ in ended]
+    for end, is_answered in zip(told, ended, strict=True):
+        if is_answered is not None:
+            end(is_answered)
+            end(not is_answered)  # only the first time counts
+    assert calls.leave(is_ok=is_ok) is expected

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import inspect
+from collections.abc import AsyncGenerator, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from lightspan.capture import emit, wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope, acting
-from lightspan.errors import AppError, RewardError
+from lightspan.errors import RewardError
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, decode_span, encode_span
 
@@ -194,13 +195,61 @@ async def test_decorated_coroutines() -> None:
     wire.uninstall()
 
 
-def test_generators_cannot_be_decorated() -> None:
-    def generator() -> Iterator[int]:
-        yield 1
+def test_decorated_generators(scope: Scope) -> None:
+    @emit.agent("writer")
+    def write() -> Generator[str | None, str, str]:
+        said: list[str] = []
+        while len(said) < 3:
+            try:
+                said.append((yield acting_path()))
+            except KeyError as error:
+                said.append(str(error))
+        return "".join(said)
 
-    async def async_generator() -> AsyncIterator[int]:
-        yield 1
+    assert inspect.isgeneratorfunction(write)
+    writing = write()
+    steps = [next(writing), acting_path(), writing.send("a"), writing.throw(KeyError("b"))]
+    assert steps == ["writer", "app", "writer", "writer"]
+    with pytest.raises(StopIteration) as end:
+        writing.send("c")
+    assert end.value.value == "a'b'c"
+    assert acting_path() == "app"
+    assert only(scope).status is SpanStatus.OK
+    writing = write()
+    next(writing)
+    writing.close()
+    assert only(scope).status is SpanStatus.UNSET
 
-    for function in (generator, async_generator):
-        with pytest.raises(AppError, match="is a generator"):
-            emit.agent("writer")(function)
+
+async def test_decorated_async_generators() -> None:
+    @emit.agent("writer")
+    async def write() -> AsyncGenerator[str | None, str]:
+        said: list[str] = []
+        while len(said) < 3:
+            try:
+                said.append((yield acting_path()))
+            except KeyError as error:
+                said.append(str(error))
+        emit.emit_message("".join(said))
+
+    assert inspect.isasyncgenfunction(write)
+    with open_scope(Scope(rollout_id="ro", attempt_id="at")) as scope:
+        writing = write()
+        steps = [await anext(writing), acting_path(), await writing.asend("a")]
+        assert [*steps, await writing.athrow(KeyError("b"))] == [
+            "writer",
+            "app",
+            "writer",
+            "writer",
+        ]
+        with pytest.raises(StopAsyncIteration):
+            await writing.asend("c")
+        message, span = scope.recorder.drain()
+        assert (message.attributes[c.MESSAGE_BODY], span.status) == ("a'b'c", SpanStatus.OK)
+        assert message.parent_id == span.span_id
+        writing = write()
+        await anext(writing)
+        await writing.aclose()
+        [span] = scope.recorder.drain()
+        assert span.status is SpanStatus.UNSET
+    wire.uninstall()

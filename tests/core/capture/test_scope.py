@@ -14,6 +14,7 @@ from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import (
     Acting,
+    CallEnd,
     Frame,
     Resolver,
     Scope,
@@ -96,7 +97,14 @@ def test_resolvers_are_asked_in_order_up_to_one_that_is_named() -> None:
 
 def test_who_is_told_of_calls() -> None:
     told: list[str] = []
-    first, second = (lambda one: told.append(f"1 {one.path}")), (lambda _: told.append("2"))
+
+    def first(asking: Acting) -> CallEnd:
+        told.append(f"1 {asking.path}")
+        return lambda is_answered: told.append(f"1 {is_answered}")
+
+    def second(_: Acting) -> None:
+        told.append("2")
+
     for listener in (first, second, first):
         add_call_listener(listener)
     try:
@@ -104,13 +112,16 @@ def test_who_is_told_of_calls() -> None:
             assert team is not None
             assert acting() is team
             assert told == []
-            call_begins(team)
-            call_begins(team, besides=second)
+            ended = call_begins(team)
+            other = call_begins(team, besides=second)
+            other(False)
+            ended(True)
+            ended(False)  # once is enough
             assert call_listeners()[-2:] == (first, second)
     finally:
         for listener in (first, second, first):
             remove_call_listener(listener)
-    assert told == ["1 team", "2", "1 team"]
+    assert told == ["1 team", "2", "1 team", "1 False", "1 True"]
 
 
 def test_connections_may_end_in_any_order() -> None:

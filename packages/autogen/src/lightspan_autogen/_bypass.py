@@ -21,8 +21,15 @@ from autogen_core.models import (
 
 from lightspan.capture import scope
 from lightspan.capture.adapter import damage
-from lightspan.capture.bypass import Client, bypassing_call, client_of, is_at_gateway, is_routed
-from lightspan.capture.scope import Acting
+from lightspan.capture.bypass import (
+    CallsInside,
+    Client,
+    bypassing_call,
+    client_of,
+    is_at_gateway,
+    is_routed,
+)
+from lightspan.capture.scope import Acting, CallEnd
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.spans import SpanStatus, now_ns, text_of
 from lightspan.schema.tokens import CallOutcome
@@ -38,15 +45,15 @@ class Ask:
     """Who asks by the pushed frames alone."""
     client: Any
     messages: Iterable[Any]
-    tools: Iterable[Any] = ()
-    outer: Ask | None = None
-    """The call of a client that wraps this one."""
-    is_seen: bool = False
-    """Whether somebody records it: the wire shim, or a client inside."""
+    tools: Iterable[Any]
+    told: CallEnd
+    """See `scope.call_begins`."""
+    inside: CallsInside = field(default_factory=CallsInside)
+    """That somebody records: the wire shim, or a client inside."""
     start_ns: int = field(default_factory=now_ns)
 
     @property
-    def inside(self) -> Acting:
+    def acting_inside(self) -> Acting:
         """Who acts in the call."""
         return self.around.noting(NAME, self)
 
@@ -61,33 +68,25 @@ class Ask:
         module = sys.modules.get("autogen_ext.models.cache")
         return module is not None and isinstance(self.client, module.ChatCompletionCache)
 
-    def seen(self) -> None:
-        """Somebody records it, and so the calls around it."""
-        ask: Ask | None = self
-        while ask is not None:
-            ask.is_seen, ask = True, ask.outer
-
 
 NAME: Final = "lightspan_autogen"
 """Of the adapter: its note is the client's call that is under way in a context."""
 
 
-def note_call(acting: Acting) -> None:
+def note_call(acting: Acting) -> CallEnd | None:
     """Somebody records the call of the client that is under way (`scope.CallListener`)."""
     ask: Ask | None = acting.notes.get(NAME)
-    if ask is not None:
-        ask.seen()
+    return None if ask is None else ask.inside.begins()
 
 
 def begin(around: Acting, client: Any, args: Any, kwargs: Mapping[str, Any]) -> Ask | None:
     """The call that begins; None where nothing is recorded."""
     acting = scope.resolved(around)
-    scope.call_begins(acting)
+    told = scope.call_begins(acting)
     if not acting.scope.recorder.keeps:
         return None
     messages = kwargs["messages"] if "messages" in kwargs else args[0]
-    outer = around.notes.get(NAME)
-    return Ask(acting, around, client, list(messages), list(kwargs.get("tools", ())), outer)
+    return Ask(acting, around, client, list(messages), list(kwargs.get("tools", ())), told)
 
 
 def _client(ask: Ask) -> Client:
@@ -96,10 +95,10 @@ def _client(ask: Ask) -> Client:
 
 
 def end(ask: Ask, result: Any, error: BaseException | None) -> None:
-    """Record the call, unless it was seen."""
-    if ask.is_seen:
+    """Record the call, unless somebody else did."""
+    ask.told(error is None or isinstance(error, GeneratorExit))
+    if not ask.inside.leave(is_ok=error is None):
         return
-    ask.seen()
     client = None if ask.is_cache else _client(ask)
     if is_at_gateway(client, ask.acting.scope.gateway_url):
         return

@@ -301,7 +301,7 @@ def _create(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any]:
         if ask.is_uncached:
             bound = self.client.create
         try:
-            result = await _step(ask.inside, bound(*args, **kwargs))
+            result = await _step(ask.acting_inside, bound(*args, **kwargs))
         except BaseException as error:
             _bypass.guarded(_bypass.end, ask.acting, ask, None, error)
             raise
@@ -320,7 +320,7 @@ def _create_stream(original: Callable[..., Any], _: RoleOf) -> Callable[..., Any
         if ask is not None and ask.is_uncached:
             bound = self.client.create_stream
         items = bound(*args, **kwargs)
-        inside = None if ask is None else ask.inside
+        inside = None if ask is None else ask.acting_inside
         try:
             while True:
                 try:

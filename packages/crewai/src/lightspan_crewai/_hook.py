@@ -18,7 +18,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, cast
@@ -112,12 +112,13 @@ def note(event: Start | End | None) -> None:
             scope.add_call_listener(note_call)
             name = event.name.filled if event.name is not None else str(event.kind)
             around, root = scope.begin(current, name, event.given)
+            told = []
             if event.kind is Kind.CALL:
-                scope.call_begins(around, besides=note_call)
+                told.append(scope.call_begins(around, besides=note_call))
             if root is not None:
                 _state.roots[id(root.acting.scope)] = root
                 current = root.acting
-            _begin(around, event, current)
+            _begin(around, event, current, told)
         else:
             _end(current, event)
     except Exception as error:
@@ -135,10 +136,12 @@ def _left(current: scope.Scope, error: BaseException | str | None) -> None:
         root.close(error)
 
 
-def _begin(around: scope.Acting, start: Start, pushed: scope.Acting) -> None:
+def _begin(
+    around: scope.Acting, start: Start, pushed: scope.Acting, told: Sequence[scope.CallEnd]
+) -> None:
     """Something begins, with this acting around it; as pushed, for when it has ended."""
-    opened = _opened(around)
-    trail, abandoned = begin(opened.trail, start, place_of(around), around.scope.routing.rules)
+    opened, rules = _opened(around), around.scope.routing.rules
+    trail, abandoned = begin(opened.trail, start, place_of(around), rules, told)
     for entry in abandoned:
         _record(around.scope, entry, given_up(entry))
     before = opened.before[: len(trail) - 1]
@@ -178,6 +181,7 @@ def _expect(current: scope.Scope, entry: Entry) -> None:
 
 
 def _record(current: scope.Scope, entry: Entry, event: End) -> None:
+    entry.tell(event)
     if entry.records and not current.recorder.settle(_token(entry)):
         return
     ids = Ids(current.rollout_id, current.attempt_id, current.trace_id, current.gateway_url)
@@ -393,12 +397,14 @@ def _arguments(arguments: Any) -> str:
 
 
 # --- calls that somebody records --------------------------------------------------------------
-def note_call(acting: scope.Acting) -> None:
+def note_call(acting: scope.Acting) -> scope.CallEnd | None:
     """Somebody records the call that is under way in this context (`scope.CallListener`)."""
+    ends: list[scope.CallEnd] = []
     for entry in reversed(_opened(acting).trail):
         if entry.start.kind is not Kind.CALL:
-            return
-        entry.asked = True
+            break
+        ends.append(entry.calls.begins())
+    return scope.all_ends(ends)
 
 
 # --- what is watched ------------------------------------------------------------------------

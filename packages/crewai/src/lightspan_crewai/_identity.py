@@ -29,13 +29,14 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.capture.adapter import Place, error_attributes
 from lightspan.capture.bypass import (
+    CallsInside,
     Client,
     bypassing_attributes,
     client_of,
     is_at_gateway,
     outcome_of,
 )
-from lightspan.capture.scope import Frame, agent_attributes
+from lightspan.capture.scope import CallEnd, Frame, agent_attributes
 from lightspan.schema import conventions
 from lightspan.schema.routing import Rule, join_path, matches
 from lightspan.schema.spans import (
@@ -121,13 +122,20 @@ class Entry:
     inside: Place
     """What is around whatever happens in it."""
     start_ns: int = field(default_factory=now_ns)
-    asked: bool = False
-    """Of a model call: a client that lightspan watches has been asked."""
+    calls: CallsInside = field(default_factory=CallsInside)
+    """Of a model call: those of clients that lightspan watches."""
+    told: Sequence[CallEnd] = ()
+    """Of a model call: who hears of its end."""
 
     @property
     def records(self) -> bool:
         """Whether a span is due at its end, whatever the end is."""
         return self.inside.span_id != self.around.span_id
+
+    def tell(self, event: End) -> None:
+        """It ends, perhaps once more."""
+        for told in self.told:
+            told(event.status is SpanStatus.OK)
 
     def is_of(self, event: Start | End) -> bool:
         """Whether the event is about this."""
@@ -166,7 +174,11 @@ def _hits(rule: Rule, segment: str, name: str) -> bool:
 
 # --- what begins and ends -------------------------------------------------------------------
 def begin(
-    trail: Trail, start: Start, given: Place, rules: Sequence[Rule] = ()
+    trail: Trail,
+    start: Start,
+    given: Place,
+    rules: Sequence[Rule] = (),
+    told: Sequence[CallEnd] = (),
 ) -> tuple[Trail, list[Entry]]:
     """Note that something begins.
 
@@ -176,6 +188,7 @@ def begin(
         trail: what has begun before in this context.
         given: where it begins, by everything that is known of this context.
         rules: of the attempt's routing.
+        told: who hears of its end.
 
     Returns:
         The new trail, whose last entry is the new one; and what turns out to have been abandoned,
@@ -190,9 +203,9 @@ def begin(
         frame = Frame(choose_name(start.name, rules), new_span_id())
         inside = Place((*around.frames, frame), frame.span_id)
     if start.kind is Kind.CALL:
-        for entry in trail:
-            entry.asked |= entry.start.kind is Kind.CALL  # the inner call is the real one
-    return (*trail, Entry(start, around, inside)), abandoned
+        outer = [entry for entry in trail if entry.start.kind is Kind.CALL]
+        told = (*told, *(entry.calls.begins() for entry in outer))
+    return (*trail, Entry(start, around, inside, told=told)), abandoned
 
 
 def end(trail: Trail, event: End) -> tuple[Trail, Entry | None, list[Entry]]:
@@ -234,7 +247,8 @@ def _is_acting(trail: Trail, start: Start) -> bool:
 def spans(entry: Entry, event: End, ids: Ids) -> list[Span]:
     """What is recorded of something that ended: of an agent, a tool, a call that nobody saw."""
     found = []
-    is_unseen = entry.start.kind is Kind.CALL and not entry.asked
+    is_call = entry.start.kind is Kind.CALL
+    is_unseen = is_call and entry.calls.leave(is_ok=event.status is SpanStatus.OK)
     if is_unseen and not is_at_gateway(_client(entry), ids.gateway_url):
         found.append(_span(entry, SpanKind.LLM, entry.inside, new_span_id(), event, ids))
     if entry.records:

@@ -7,7 +7,8 @@ LangChain's cache answered.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,9 +17,33 @@ from uuid import UUID
 from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from lightspan.capture.bypass import Client, client_of, running
+from lightspan.capture.bypass import CallsInside, Client, client_of, running
+from lightspan.capture.scope import CallEnd
 from lightspan.schema.messages import dump_json
 from lightspan.schema.spans import now_ns
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A model run."""
+
+    prompt: Any
+    """A list of messages, or a text."""
+    told: CallEnd
+    """See `scope.call_begins`."""
+    around: Sequence[Run]
+    """The model runs that it is in: one, or those of which it is one."""
+    ends: Sequence[CallEnd]
+    """Those that tell them."""
+    inside: CallsInside = field(default_factory=CallsInside)
+    """That somebody records: the wire shim, or a client inside."""
+    is_open: bool = True
+
+    def ended(self, *, is_answered: bool) -> None:
+        """It has ended, and whoever is around it hears of that."""
+        self.is_open = False
+        for told in (self.told, *self.ends):
+            told(is_answered)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,20 +51,19 @@ class Asking:
     """The model runs of one call of a model: one, or with several prompts (`generate`) each."""
 
     size: int
-    prompts: dict[UUID, Any] = field(default_factory=dict)
-    """Run id → a list of messages, or a text."""
+    runs: dict[UUID, Run] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     model: Any = None
     """What is asked; None where it is not known."""
-    is_seen: bool = False
-    """Whether the OpenAI SDK asked: then core records it."""
+    around: Sequence[Run] = ()
+    """The model runs that they are in."""
     start_ns: int = field(default_factory=now_ns)
 
     @property
     def last(self) -> UUID | None:
         """The run that began last."""
-        return next(reversed(self.prompts), None)
+        return next(reversed(self.runs), None)
 
 
 asking: Final[ContextVar[Asking | None]] = ContextVar("lightspan_langgraph_asking", default=None)
@@ -51,7 +75,12 @@ note could not be taken back, and the frames pushed with it would stay.
 
 
 def begin(
-    run_id: UUID, prompt: Any, name: str, event: Mapping[str, Any], known: Collection[UUID]
+    run_id: UUID,
+    prompt: Any,
+    name: str,
+    event: Mapping[str, Any],
+    told: CallEnd,
+    known: Mapping[UUID, Asking],
 ) -> Asking:
     """A model run begins; it may be one of several that LangChain tells of one after the other.
 
@@ -60,17 +89,52 @@ def begin(
         prompt: its messages, or its text.
         name: of the model's class.
         event: what else LangChain tells.
+        told: see `scope.call_begins`.
         known: the model runs that are open.
     """
     size, current = int(event.get("batch_size") or 1), asking.get()
-    if current is None or len(current.prompts) >= size or current.size != size:
-        if current is not None and current.last in known:
-            current.is_seen = True  # a client around this one: the inner call is the real one
-        params = event.get("invocation_params") or {}
-        current = Asking(size, params=params, name=name, model=running(BaseLanguageModel))
+    if current is None or len(current.runs) >= size or current.size != size:
+        params, model = event.get("invocation_params") or {}, running(BaseLanguageModel)
+        current = Asking(size, params=params, name=name, model=model, around=innermost(known))
         asking.set(current)
-    current.prompts[run_id] = prompt
+    ends = [run.inside.begins() for run in current.around]
+    current.runs[run_id] = Run(prompt, told, current.around, ends)
     return current
+
+
+def innermost(known: Mapping[UUID, Asking]) -> Sequence[Run]:
+    """The model run that asks in this context; several if it may be each of them.
+
+    Args:
+        known: the open model runs.
+    """
+    if not known:
+        return ()
+    current = asking.get()
+    runs: Sequence[Run] = () if current is None else [*current.runs.values()]
+    while runs and not any(run.is_open for run in runs):
+        runs = runs[0].around
+    if len(runs) == 1:
+        return runs
+    found = _on_stack(known)
+    return runs if found is None else [found]
+
+
+def _on_stack(known: Mapping[UUID, Asking]) -> Run | None:
+    """The model run whose method is running: of several prompts, or of one that has begun to
+    stream, the context does not say it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if _MANAGER in frame.f_code.co_varnames:
+            run_id: Any = getattr(frame.f_locals.get(_MANAGER), "run_id", None)
+            if run_id in known:
+                return known[run_id].runs[run_id]
+    return None
+
+
+_MANAGER: Final = "run_manager"
+"""What every method of a model calls what LangChain gives it of the run."""
 
 
 def client(ask: Asking, agent_path: str) -> Client | None:
@@ -84,7 +148,7 @@ def request(ask: Asking, run_id: UUID) -> dict[str, Any]:
     """The call as a chat request."""
     params = ask.params
     model = params.get("model") or params.get("model_name") or ask.name
-    known: dict[str, Any] = {"model": str(model), "messages": _messages(ask.prompts[run_id])}
+    known: dict[str, Any] = {"model": str(model), "messages": _messages(ask.runs[run_id].prompt)}
     for key in ("temperature", "top_p", "max_tokens", "seed", "n", "tools"):
         if params.get(key) is not None:
             known[key] = params[key]

@@ -197,8 +197,8 @@ def _note_start(
         _state.owners.pop(forgotten, None)
         attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
-        scope.call_begins(current, besides=_note_call)
-        attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, attempt.asks)
+        told = scope.call_begins(current, besides=_note_call)
+        attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, told, attempt.asks)
 
 
 def _end(run_id: UUID, describe: Callable[[UUID, Any], End], what: Any) -> None:
@@ -220,8 +220,11 @@ def _note_end(
 ) -> None:
     try:
         end, ask = describe(run_id, what), attempt.asks.pop(run_id, None)
-        if ask is not None and not ask.is_seen:
-            _record_bypassing(attempt, recorder, ask, end, what)
+        if ask is not None:
+            run, is_ok = ask.runs[run_id], end.status is SpanStatus.OK
+            run.ended(is_answered=is_ok or isinstance(what, GeneratorExit))
+            if run.inside.leave(is_ok=is_ok):
+                _record_bypassing(attempt, recorder, ask, end, what)
         for span in attempt.tree.end(end):
             recorder.add(span)
     except Exception as error:
@@ -332,11 +335,11 @@ def _current_run() -> UUID | None:
     return getattr((config or {}).get("callbacks"), "parent_run_id", None)
 
 
-def _note_call(_: scope.Acting) -> None:
+def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
     """Somebody records a model call: the one that LangChain told of (`scope.CallListener`)."""
-    ask = _bypass.asking.get()
-    if ask is not None:
-        ask.is_seen = True
+    attempt = _state.attempts.get(acting.scope.recorder)
+    runs = () if attempt is None else _bypass.innermost(attempt.asks)
+    return scope.all_ends([run.inside.begins() for run in runs])
 
 
 # --- installing -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from lightspan.capture.adapter import damage, follow, subclasses
 from lightspan.capture.answers import as_mapping
 from lightspan.capture.bypass import running
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting
+from lightspan.capture.scope import Acting, CallEnd
 from lightspan.schema.call_attributes import StreamedAnswer
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.records import new_id
@@ -49,7 +49,9 @@ def hear(operation: Operation, data: Any, end: End) -> None:
         data: the SDK's data of its span.
         end: how it ended.
     """
-    if operation.asked:
+    is_ok = end.status is SpanStatus.OK
+    operation.ended(is_ok)
+    if not operation.calls.leave(is_ok=is_ok):
         return
     model = getattr(data, "model", None)
     said = getattr(data, "response", None)
@@ -99,6 +101,8 @@ class _Ask:
     inside: Acting
     """Who acts in it, as far as it has come."""
     root: scope.Root | None
+    told: CallEnd
+    """See `scope.call_begins`."""
     args: Any
     options: Mapping[str, Any]
     streamed: bool
@@ -162,13 +166,13 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
     root = None
     try:
         acting, root = scope.begin(current, None)
-        scope.call_begins(acting)
+        told = scope.call_begins(acting)
         current = acting
         if not acting.scope.recorder.keeps:
             return None
         operation = begin(OperationKind.MODEL, "", acting, acting.notes.get(NAME))
         inside = operation.inside.noting(NAME, operation)
-        ask = _Ask(model, operation, inside, root, args, options, streamed)
+        ask = _Ask(model, operation, inside, root, told, args, options, streamed)
         acting.scope.recorder.expect(ask.key, partial(_end, ask, None, GeneratorExit()))
         return ask
     except Exception as error:
@@ -185,6 +189,7 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
         if ask.streamed and isinstance(error, GeneratorExit) and ask.chunks.complete:
             error = None
         if recorder.settle(ask.key):
+            ask.told(error is None or isinstance(error, GeneratorExit))
             for told in _told(ask, response, error):
                 _record(told)
     except Exception as failure:
@@ -196,7 +201,7 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
 def _told(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> list[Told]:
     """The calls that nobody else tells of."""
     inside = ask.operation.told
-    if ask.operation.asked or len(inside) > 1:
+    if len(inside) > 1 or not ask.operation.calls.leave(is_ok=error is None):
         return inside
     name = inside[0].request["model"] if inside else None
     answer = ask.chunks.answer() if response is None else _answer(response)

@@ -104,7 +104,7 @@ class _Open:
         """What was being handled already when it began: not its error."""
         self.root: scope.Root | None = None
         """The attempt that began with it, in production."""
-        self._token: Token[scope.Acting | None] | None = None
+        self._token: scope.Acted | None = None
         if is_current:
             self._token = scope.set_acting(operation.inside.noting(NAME, operation))
 
@@ -470,7 +470,7 @@ class _WatchedTrace:
         self._start, self._finish = trace.start, trace.finish
         self._name, self._is_off = name, is_off
         self._root: scope.Root | None = None
-        self._token: Token[scope.Acting | None] | None = None
+        self._token: scope.Acted | None = None
         self._handled: BaseException | None = None
 
     def start(self, mark_as_current: bool = False) -> None:
@@ -645,14 +645,19 @@ def _wrap_tool_context() -> None:
         _state.tool_context = Patch(ToolContext, _MAKER, partial(_noting, original))
 
 
-def _note_call(acting: scope.Acting) -> None:
+def _note_call(acting: scope.Acting) -> scope.CallEnd | None:
     """Somebody records a model call (`scope.CallListener`).
 
     It is noted that this call did not bypass the clients that core sees, and seen to that the app
     has not put another provider in our place.
     """
     operation: Operation | None = acting.notes.get(NAME)
-    note_asked(operation)
+    ended = note_asked(operation)
+    _watch_provider(acting)
+    return ended
+
+
+def _watch_provider(acting: scope.Acting) -> None:
     if setup.GLOBAL_TRACE_PROVIDER is _state.provider or _state.provider is None:
         return
     with _state.lock:

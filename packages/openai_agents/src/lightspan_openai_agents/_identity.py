@@ -25,7 +25,14 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from lightspan.capture import bypass
-from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
+from lightspan.capture.scope import (
+    Acting,
+    CallEnd,
+    Frame,
+    agent_attributes,
+    all_ends,
+    make_span,
+)
 from lightspan.schema import conventions
 from lightspan.schema.spans import (
     Attributes,
@@ -95,9 +102,11 @@ class Operation:
     origin: Origin | None = None
     tool_call_id: str = ""
     arguments: str = ""
-    asked: bool = False
-    """Of a turn or a model call: an operation in it tells of the call, or core does, because the
+    calls: bypass.CallsInside = field(default_factory=bypass.CallsInside)
+    """Of a turn or a model call: those that an operation in it tells of, or core does, because the
     OpenAI SDK was asked."""
+    ended: CallEnd = lambda is_answered: None
+    """Of a model call: tells the turn around it."""
     told: list[Told] = field(default_factory=list)
     """Of a model that is asked: what the SDK's spans inside say of it, and nobody else."""
     start_ns: int = field(default_factory=now_ns)
@@ -136,10 +145,8 @@ def begin(
         handed: who was handed to, and by whom, where no operation is around.
     """
     operation = Operation(kind, name, around, around, parent)
-    if kind is OperationKind.MODEL:
-        note_asked(parent)  # which is this operation's to tell
-    elif kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
-        parent.asked = True
+    if kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
+        operation.ended = parent.calls.begins()
     if kind in _WITHOUT_SPAN or (kind is OperationKind.AGENT and not name):
         return operation
     span_id, frames = new_span_id(), around.frames
@@ -151,11 +158,13 @@ def begin(
     return operation
 
 
-def note_asked(operation: Operation | None) -> None:
-    """Somebody who knows more of it asks a model in this operation."""
+def note_asked(operation: Operation | None) -> CallEnd | None:
+    """Somebody who knows more of it asks a model in this operation, and tells how that ended."""
+    ends: list[CallEnd] = []
     while operation is not None:
-        operation.asked = True
+        ends.append(operation.calls.begins())
         operation = operation.parent if operation.kind in _OF_MODELS else None
+    return all_ends(ends)
 
 
 def hand_over(

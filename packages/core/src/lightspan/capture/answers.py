@@ -53,7 +53,7 @@ class Call(Protocol):
         ...
 
     def answered(self, answer: Mapping[str, Any]) -> None:
-        """It has its answer, at once."""
+        """It has its answer, at once; empty where somebody else records it."""
         ...
 
     def expect(self, give_up: Callable[[], None], response: Any) -> None:
@@ -82,8 +82,8 @@ def observe(call: Call, result: Any, *, streamed: bool) -> Any:
         call.guarded(_observe_raw, call, result, streamed)
     elif streamed:
         call.guarded(_observe_stream, call, result)
-    elif not call.recorded_there:
-        call.guarded(lambda: call.answered(as_mapping(result)))
+    else:
+        call.guarded(lambda: call.answered({} if call.recorded_there else as_mapping(result)))
     return result
 
 
@@ -109,6 +109,7 @@ def _observe_raw(call: Call, raw: Any, streamed: bool) -> None:
     response = raw.http_response
     is_read = response.is_stream_consumed  # nothing will pass any more
     if is_read and call.recorded_there and not streamed:
+        call.answered({})
         return
     body = _Body(raw, call.chunks if streamed else None)
     answer = _PassingAnswer(call, body)

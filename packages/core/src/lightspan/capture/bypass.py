@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from lightspan.capture.scope import Acting, make_span
+from lightspan.capture.scope import Acting, CallEnd, make_span
 from lightspan.schema import conventions
 from lightspan.schema.call_attributes import answer_attributes, request_attributes
 from lightspan.schema.records import Mode, new_id
@@ -147,6 +147,34 @@ def is_at_gateway(client: Client | None, gateway_url: str | None) -> bool:
     )
 
 
+class CallsInside:
+    """Of a framework's model call: those inside it that somebody else records. Thread-safe.
+
+    A client may try another way where one of them fails (another URL, another client); only what
+    brought the answer may be recorded as having done so, and once.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[list[bool]] = []
+        """Of each call, how it ended, once it has."""
+
+    def begins(self) -> CallEnd:
+        """One begins; what is returned is to be told whether it brought an answer."""
+        ends: list[bool] = []
+        self._ends.append(ends)
+        return ends.append
+
+    def leave(self, *, is_ok: bool) -> bool:
+        """Whether the call around them is nobody's but the framework's to record.
+
+        Args:
+            is_ok: it has an answer.
+        """
+        if not self._ends:
+            return True
+        return is_ok and all(ends and not ends[0] for ends in self._ends)
+
+
 _OUTCOMES = {SpanStatus.OK: CallOutcome.OK, SpanStatus.ERROR: CallOutcome.ERROR}
 
 
@@ -221,6 +249,7 @@ def is_routed(acting: Acting) -> bool:
 
 
 __all__ = [
+    "CallsInside",
     "Client",
     "bypassing_attributes",
     "bypassing_call",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ContextDecorator, contextmanager
-from contextvars import Token
+from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,15 +19,15 @@ from lightspan.capture.scope import (
     Acting,
     Frame,
     Root,
+    act,
     acting,
     agent_attributes,
     begin,
+    end_step,
     make_span,
     pushed,
-    reset_acting,
-    set_acting,
 )
-from lightspan.errors import AppError, RewardError
+from lightspan.errors import RewardError
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.messages import dump_json
@@ -128,7 +128,8 @@ def _emit(name: str, kind: SpanKind, attributes: Attributes, **fields: Any) -> S
 
 
 class _Block(ContextDecorator):
-    """A `with` block or decorator (sync and async functions) that records one span."""
+    """A `with` block or decorator (of functions and generators, sync and async) that records one
+    span."""
 
     def __init__(
         self, name: str, kind: SpanKind, attributes: Attributes, given: Any = None
@@ -138,14 +139,13 @@ class _Block(ContextDecorator):
         self._given = given
         asked: Attributes = {} if given is None else {c.OPERATION_INPUT: dump_json(given)}
         self._attributes = {**attributes, **asked}
-        self._open: list[tuple[Acting, Span, Token[Acting | None], Root | None]] = []
+        self._open: list[tuple[Acting, Span, Callable[[], None], Root | None]] = []
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise AppError(
-                f"{function.__qualname__!r} is a generator, whose body runs in its consumer's "
-                f"context: write `with` around the model call inside it, or decorate the consumer"
-            )
+        if inspect.isgeneratorfunction(function):
+            return self._around_generator(function)
+        if inspect.isasyncgenfunction(function):
+            return self._around_async_generator(function)
         if not inspect.iscoroutinefunction(function):
             return super().__call__(function)
 
@@ -153,6 +153,49 @@ class _Block(ContextDecorator):
         async def wrapped(*args: Any, **kwargs: Any) -> Any:
             with self._recreate_cm():
                 return await function(*args, **kwargs)
+
+        return wrapped
+
+    def _around_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm():
+                items = function(*args, **kwargs)
+                try:
+                    item = next(items)
+                    while True:  # `yield from` would not let us end the step
+                        try:
+                            with _BetweenSteps():
+                                sent = yield item
+                        except GeneratorExit:
+                            items.close()
+                            raise
+                        except BaseException as error:
+                            item = items.throw(error)
+                        else:
+                            item = items.send(sent)
+                except StopIteration as end:
+                    return end.value
+
+        return wrapped
+
+    def _around_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self._recreate_cm(), suppress(StopAsyncIteration):
+                items = function(*args, **kwargs)
+                item = await anext(items)
+                while True:
+                    try:
+                        with _BetweenSteps():
+                            sent = yield item
+                    except GeneratorExit:
+                        await items.aclose()
+                        raise
+                    except BaseException as error:
+                        item = await items.athrow(error)
+                    else:
+                        item = await items.asend(sent)
 
         return wrapped
 
@@ -170,7 +213,7 @@ class _Block(ContextDecorator):
             current, self._name, self._kind, self._attributes, span_id=span_id, status=SpanStatus.OK
         )
         span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
-        self._open.append((current, span, set_acting(inner), root))
+        self._open.append((current, span, act(inner, sys._getframe(1)), root))
         return span
 
     def _inside(self, current: Acting, span_id: str) -> Acting:
@@ -184,10 +227,12 @@ class _Block(ContextDecorator):
     ) -> None:
         if not self._open:
             return
-        current, span, token, root = self._open.pop()
-        reset_acting(token)
+        current, span, leave, root = self._open.pop()
+        leave()
         failed: dict[str, Any] = {}
-        if error is not None:
+        if isinstance(error, GeneratorExit):  # whoever read it has enough: that is no error
+            failed = {"status": SpanStatus.UNSET}
+        elif error is not None:
             attributes = clean_attributes({**span.attributes, **exception_attributes(error)})
             failed = {
                 "status": SpanStatus.ERROR,
@@ -199,6 +244,16 @@ class _Block(ContextDecorator):
             root.close(error)
 
 
+class _BetweenSteps:
+    """Around a `yield`: whoever takes the items acts as before, and then the generator again."""
+
+    def __enter__(self) -> None:
+        end_step(sys._getframe(1))
+
+    def __exit__(self, *error: object) -> None:
+        pushed()
+
+
 class _AgentBlock(_Block):
     def _inside(self, current: Acting, span_id: str) -> Acting:
         frame = Frame(str(self._attributes[c.AGENT_NAME]), span_id)
@@ -208,7 +263,9 @@ class _AgentBlock(_Block):
 def agent(name: str, *, input: Any = None) -> _Block:
     """Say which agent acts: `with lightspan.agent("planner"):` or as a decorator.
 
-    Model calls inside belong to this agent; nested agents make a path (`team/planner`).
+    Model calls inside belong to this agent; nested agents make a path (`team/planner`). In a
+    generator, between two items whoever takes them acts. If it starts tasks or threads, decorate
+    it: in a `with` block, what it starts before it asks a model may miss its agent.
 
     Args:
         name: of the agent.

@@ -6,21 +6,26 @@ whose hooks cannot push reliably registers a *resolver* instead, which is asked 
 wants to know. What they are, `stack` says; it is offered here too.
 
 `acting` says who acts now; `pushed` and `resolved` are its two halves. Asking changes nothing. Who
-begins to record a model call says so with `call_begins`: a framework that heard of the same call
-leaves it to them, and records itself what nobody else saw.
+begins to record a model call says so with `call_begins`, and then how it ended: a framework that
+heard of the same call leaves it to them, and records itself what nobody else saw answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token
 from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any, Final
 
+from lightspan.capture import steps
 from lightspan.capture.recorder import Nowhere
 from lightspan.capture.stack import (
     Acting as Acting,
+    CallEnd as CallEnd,
     CallListener as CallListener,
     Frame as Frame,
     Opener as Opener,
@@ -40,17 +45,35 @@ from lightspan.schema.spans import (
     now_ns,
 )
 
-_acting: Final[ContextVar[Acting | None]] = ContextVar("lightspan_acting", default=None)
+_acting: Final[ContextVar[steps.Set]] = ContextVar("lightspan_acting", default=None)
+
+Acted = Token[steps.Set]
+"""See `set_acting`."""
 
 
 def pushed() -> Acting | None:
     """Who is acting by the pushed frames alone; None outside a scope."""
-    return _acting.get() or state.outside
+    found = _acting.get()
+    if state.steps or isinstance(found, steps.Inside):
+        found = _in_this_step(found)
+    return found or state.outside
+
+
+def _in_this_step(found: steps.Set) -> Acting | None:
+    """Who acts where a generator may be running, or may have left something behind."""
+    running = steps.running(state.steps)
+    now = steps.in_force(found, running)
+    if running and not steps.is_of(now, running[0]):
+        now = steps.inside(running[0].blocks[-1], running[0], now)
+    if now is not found:
+        _acting.set(now)  # for the tasks and threads that begin here
+    return now.acting if isinstance(now, steps.Inside) else now
 
 
 def pushed_in(context: Context) -> Acting | None:
     """Who is acting in that context by the pushed frames alone; None outside every scope."""
-    return context.get(_acting)
+    found = context.get(_acting)
+    return found.acting if isinstance(found, steps.Inside) else found
 
 
 def acting() -> Acting | None:
@@ -76,17 +99,52 @@ def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
     return current
 
 
-def set_acting(value: Acting | None) -> Token[Acting | None]:
+def set_acting(value: Acting | None) -> Acted:
     """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
-    return _acting.set(None if value is state.outside else value)
+    value = None if value is state.outside else value
+    running = steps.running(state.steps)
+    if not running:
+        return _acting.set(value)
+    return _acting.set(steps.inside(value, running[0], _outer(running)))
 
 
-def reset_acting(token: Token[Acting | None]) -> None:
+def _outer(running: Sequence[steps.Steps]) -> steps.Set:
+    return steps.in_force(_acting.get(), running)
+
+
+def reset_acting(token: Acted) -> None:
     """Undo `set_acting`, also from another context (then there is nothing to undo)."""
     try:
         _acting.reset(token)
     except ValueError:  # the token's context is gone: an abandoned generator, another task
         return
+
+
+def act(value: Acting, entering: FrameType) -> Callable[[], None]:
+    """Set who acts in a `with` block; in a generator, in its own steps alone (`steps`).
+
+    Args:
+        value: who acts.
+        entering: the frame that enters the block.
+
+    Returns:
+        What undoes it, in any context.
+    """
+    generator = steps.generator_of(entering)
+    if generator is None:
+        return partial(reset_acting, set_acting(value))
+    opened = state.steps.setdefault(generator, steps.Steps())
+    before = _outer(steps.running(state.steps))
+    opened.blocks.append(value)
+    _acting.set(steps.inside(value, opened, before))
+
+    def leave() -> None:
+        opened.blocks[:] = [block for block in opened.blocks if block is not value]
+        if not opened.blocks:
+            state.steps.pop(generator, None)
+        _acting.set(_outer(steps.running(state.steps)))
+
+    return leave
 
 
 # --- outside every scope --------------------------------------------------------------------
@@ -160,6 +218,13 @@ def entered(root: Root) -> Iterator[None]:
     root.close()
 
 
+def end_step(generator: FrameType) -> None:
+    """A step of a generator ends: nothing of its blocks stays with whoever takes its items."""
+    opened, found = state.steps.get(generator), _acting.get()
+    if opened is not None:
+        _acting.set(steps.without(opened, found))
+
+
 @contextmanager
 def push(frame: Frame) -> Iterator[Acting | None]:
     """Push an agent frame for the duration of the block; a no-op outside a scope."""
@@ -193,20 +258,48 @@ def resolvers() -> Sequence[Resolver]:
 
 
 # --- model calls ----------------------------------------------------------------------------
-def call_begins(asking: Acting, *, besides: CallListener | None = None) -> None:
+def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallEnd:
     """Say that a model call begins which the caller records, unless a call inside it is.
 
     Args:
         asking: who asks.
         besides: tell all listeners but this one, the caller's own.
+
+    Returns:
+        What the caller tells of the end. Neither raises.
     """
+    told: list[CallEnd] = []
+    recorder = weakref.ref(asking.scope.recorder)  # an end may never come
     for listener in state.call_listeners:
         if listener is besides:
             continue
         try:
-            listener(asking)
+            end = listener(asking)
+            if end is not None:
+                told.append(end)
         except Exception as error:  # an adapter's; it must not reach the app
             asking.scope.recorder.damage(f"a model call could not be told of: {error!r}")
+
+    def ended(is_answered: bool) -> None:
+        while told:
+            try:
+                told.pop()(is_answered)
+            except Exception as error:
+                attempt = recorder()
+                if attempt is not None:
+                    attempt.damage(f"a call's end could not be told of: {error!r}")
+
+    return ended
+
+
+def all_ends(ends: Sequence[CallEnd]) -> CallEnd | None:
+    """What tells all of them, None if there are none: what a listener returns."""
+
+    def ended(is_answered: bool) -> None:
+        for end in ends:
+            end(is_answered)
+
+    return ended if ends else None
 
 
 def add_call_listener(listener: CallListener) -> None:

@@ -67,8 +67,12 @@ class Acting:
 Resolver = Callable[[Acting], Acting | None]
 """Given who is acting by the pushed frames alone, says who really is; None if it does not know."""
 
-CallListener = Callable[[Acting], None]
-"""Told who asks a model now, in a call that somebody records."""
+CallEnd = Callable[[bool], None]
+"""Told, once, whether a call brought an answer. It has if it was left in the middle of one."""
+
+CallListener = Callable[[Acting], CallEnd | None]
+"""Told who asks a model now, in a call that somebody records; what it returns is told of the end.
+"""
 
 
 class Root(Protocol):

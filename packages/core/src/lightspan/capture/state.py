@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 
 from lightspan.capture.patch import Patch
 from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
+from lightspan.capture.steps import Steps
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class State:
     """Event loop → SDK and origin → our clean client."""
     resolvers: list[Resolver] = field(default_factory=list)
     call_listeners: list[CallListener] = field(default_factory=list)
+    steps: dict[FrameType, Steps] = field(default_factory=dict)
+    """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""
     connections: list[Acting] = field(default_factory=list)
     """The servers that the process is connected to; the last one answers."""
     opener: Opener | None = None

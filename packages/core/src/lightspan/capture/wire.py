@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
 from lightspan.capture.patch import Patch
-from lightspan.capture.scope import Acting, Root, begin, call_begins, make_span, pushed
+from lightspan.capture.scope import Acting, CallEnd, Root, begin, call_begins, make_span, pushed
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.capture.state import state
 from lightspan.schema import conventions as c
@@ -32,6 +32,7 @@ from lightspan.schema.call_attributes import (
     StreamedAnswer,
     answer_attributes,
     choices_asked,
+    has_content,
     request_attributes,
 )
 from lightspan.schema.conventions import exception_attributes
@@ -144,14 +145,14 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         if not _asks_a_model(sdk, options):
             return None
         current, root = begin(current, None)
-        call_begins(current)
+        told = call_begins(current)
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         target = _target(current, address)
         if target.route is Route.APP and not current.scope.recorder.keeps:
             return None
-        call_id = current.scope.new_call_id()
-        return _SentCall(sdk, current, target, call_id, _body(options), now_ns(), address, root)
+        call_id, body = current.scope.new_call_id(), _body(options)
+        return _SentCall(sdk, current, target, call_id, body, now_ns(), address, told, root)
     except Exception as error:
         current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
         if root is not None:
@@ -204,6 +205,8 @@ class _SentCall:
     start_ns: int
     address: Any
     """The base URL of the app's client."""
+    told: CallEnd
+    """See `scope.call_begins`."""
     root: Root | None = None
     """The attempt that consists of this call alone."""
 
@@ -257,6 +260,7 @@ class _SentCall:
             answer: what came of it before.
         """
         is_left = isinstance(error, GeneratorExit)
+        self.told(is_left and has_content(answer or {}))
         if is_left or isinstance(error, asyncio.CancelledError):
             # At the gateway too, which may notice it when the attempt has been reported already.
             outcome = CallOutcome.CANCELLED
@@ -277,6 +281,7 @@ class _SentCall:
 
     def answered(self, answer: Mapping[str, Any]) -> None:
         """Record the answer of an endpoint that is not ours (ours records itself)."""
+        self.told(True)
         if not self.recorded_there:
             self.record({c.CALL_OUTCOME: CallOutcome.OK, **answer_attributes(answer)})
 

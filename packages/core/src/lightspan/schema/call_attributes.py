@@ -89,6 +89,11 @@ def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -
     call["function"]["arguments"] += function.get("arguments") or ""
 
 
+def has_content(answer: Mapping[str, Any]) -> bool:
+    """Whether anything of an answer has come."""
+    return any(answer.get(key) for key in ("choices", "output", "content"))
+
+
 def choices_asked(body: Mapping[str, Any]) -> int:
     """How many answers a request asks for: `n` for each of its prompts."""
     several = body.get("n")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import openai
 
 from lightspan.capture.emit import current_attempt_id, emit_message, operation
 from lightspan.testing.stage import Says, Turn
@@ -60,6 +63,51 @@ def bypassed() -> str:
     return BYPASSED
 
 
+def by_other_means(scenario: str, model: Model) -> Callable[[Any], str]:
+    """How such a client answers a prompt in one of the scenarios of `OTHER_MEANS`."""
+
+    def answer(prompt: Any) -> str:
+        for _ in range(SCENARIOS[scenario].asks_first):
+            with suppress(openai.OpenAIError):
+                return _asked(model, str(prompt))
+        return bypassed()
+
+    return answer
+
+
+def _asked(model: Model, prompt: str) -> str:
+    messages: Any = [{"role": "user", "content": prompt}]
+    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+        create = client.chat.completions.create
+        if not model.stream:
+            return create(model=model.name, messages=messages).choices[0].message.content or ""
+        chunks = create(model=model.name, messages=messages, stream=True)
+        said = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+        return "".join(said)
+
+
+OTHER_MEANS: Final = {
+    "bypassing": """
+        invoke_agent writer @writer
+          chat @writer
+          lightspan.message @writer unset
+          find means @writer
+    """,
+    "fallback": """
+        invoke_agent writer @writer
+          chat @writer
+          chat @writer error
+          lightspan.message @writer unset
+          find means @writer
+    """,
+    "recovered": """
+        invoke_agent writer @writer
+          chat @writer error
+          chat @writer
+    """,
+}
+"""Scenario with a client of the user's own → what is recorded."""
+
 LOOK: Final = Turn(calls=[("look", '{"what": "seven"}')])
 
 
@@ -78,7 +126,9 @@ class Scenario:
     cancelled: bool = False
     """The app is cancelled while its first model call is under way."""
     bypassing: bool = False
-    """The app's model client does not use the OpenAI SDK: nobody of ours is asked."""
+    """The app's model client answers by other means than the OpenAI SDK."""
+    asks_first: int = 0
+    """How often the client, one of the user's own, asks the OpenAI SDK as long as that fails."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -172,6 +222,17 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         about="`writer`'s model client, the user's own, does not use the OpenAI SDK",
         says={},
         bypassing=True,
+    ),
+    "fallback": Scenario(
+        about="`writer`'s own model client asks the OpenAI SDK, which fails (400), then answers",
+        says={"writer": [Turn(text="refused", status=400)]},
+        bypassing=True,
+        asks_first=1,
+    ),
+    "recovered": Scenario(
+        about="`writer`'s own model client asks the OpenAI SDK twice, which fails once (400)",
+        says={"writer": [Turn(text="refused", status=400), "A draft of {task}."]},
+        asks_first=2,
     ),
 }
 """The table's rows; its columns are the frameworks, its cells the modes and routes."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import re
 import sys
 import textwrap
@@ -18,6 +20,8 @@ import pytest
 import lightspan
 from lightspan.capture import wire
 from lightspan.capture.emit import operation
+from lightspan.capture.recorder import Recorder
+from lightspan.production import record
 from lightspan.production.attempt import sampled
 from lightspan.schema.routing import agent_name
 from lightspan.testing.adapter_suite.base import AdapterTests
@@ -27,6 +31,7 @@ from lightspan.testing.adapter_suite.plays import (
     in_trace,
     inside_root,
     part_of,
+    play,
     play_outside,
 )
 from lightspan.testing.adapter_suite.scenarios import (
@@ -41,6 +46,12 @@ from lightspan.testing.adapter_suite.scenarios import (
 from lightspan.testing.adapter_suite.trees import calls_of
 from lightspan.testing.attempts import read_recorded, tree
 from lightspan.testing.stage import Played, Stage
+
+
+def _recorders() -> int:
+    """How many attempts are in memory."""
+    gc.collect()
+    return sum(isinstance(one, Recorder) for one in gc.get_objects())
 
 
 class ServiceTests(AdapterTests):
@@ -133,6 +144,35 @@ class ServiceTests(AdapterTests):
                 time.sleep(0.01)
         assert all(one.attempt.status.final for one in found)
         assert any("a bug of ours" in line for one in found for line in one.attempt.damage)
+
+    @pytest.mark.parametrize("mode", ["async", "stream"])
+    @pytest.mark.parametrize("scenario", ["model_error", "cancelled"])
+    def test_nothing_stays(
+        self,
+        request: pytest.FixtureRequest,
+        stage: Stage,
+        production: str,
+        scenario: str,
+        mode: str,
+    ) -> None:
+        """Of attempts that are over the process keeps nothing, however they ended, in rollouts and
+        in production."""
+        self.expects(request, scenario, f"{scenario}/{mode}", mode)
+
+        def attempts() -> int:
+            for _ in range(2):
+                play(stage, self.app(stage, scenario, mode), scenario, mode, through_gateway=False)
+                play_outside(stage, self.app(stage, scenario, mode), scenario, mode)
+            assert record.flush()
+            return _recorders()
+
+        logging.disable()  # pytest keeps the errors that are logged
+        try:
+            with self.adapter.instrument():
+                before = attempts()  # a loop or thread of the framework's may keep its first one
+                assert attempts() <= before
+        finally:
+            logging.disable(logging.NOTSET)
 
     def test_production_without_telemetry(
         self, request: pytest.FixtureRequest, stage: Stage, production: str, tmp_path: Path
