@@ -18,8 +18,9 @@ from lightspan.errors import UnsupportedError
 from lightspan.gateway.dialects.chat import parse_chat
 from lightspan.gateway.dialects.constraints import Constraint, Format, Tool
 from lightspan.gateway.dialects.responses import parse_response
-from lightspan.gateway.grammars import closed, grammar_of, parts_of
+from lightspan.gateway.grammars import grammar_of, parts_of
 from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.schemas import closed
 from lightspan.gateway.tools import tool_parser
 from lightspan.schema.records import Mode
 from lightspan.testing.tiny import Family, tiny_model

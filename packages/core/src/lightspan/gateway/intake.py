@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -17,19 +18,17 @@ from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     TokenEngine,
-    ToolParserName,
 )
-from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.gateway.calls import Account, CallInfo, Past, ServedCall
 from lightspan.gateway.dialects import Parse
 from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.constraints import Constraint
 from lightspan.gateway.dialects.messages import parse_message
 from lightspan.gateway.dialects.responses import ID_PREFIX, recorded_conversation
 from lightspan.gateway.dialects.shared import Conversation, ModelRequest, cannot_honour
 from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
-from lightspan.gateway.grammars import LONGEST, grammar_of, parts_of
+from lightspan.gateway.preparation import Preparation
 from lightspan.gateway.refusal import ApiError, bad_request, no_model
 from lightspan.gateway.terms import Terms
 from lightspan.schema import conventions as c
@@ -44,6 +43,15 @@ _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
+class _Prepared(NamedTuple):
+    """A request that only has to be asked."""
+
+    asked: ModelRequest
+    prompts: list[list[int]]
+    engine: TokenEngine
+    tokenizer: ChatTokenizer
+
+
 class Intake:
     """Turns requests into calls.
 
@@ -56,9 +64,11 @@ class Intake:
         self._terms = terms
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
+        self._preparation = Preparation()
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
+        self._preparation.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
@@ -94,6 +104,11 @@ class Intake:
             if info.call_id not in account.calls:
                 await self._terms.log.refuse(info, error)
             raise
+        except asyncio.CancelledError:
+            if info.call_id not in account.calls:
+                gone = ApiError(499, "the client left before a model was asked")
+                self._terms.log.background(self._terms.log.refuse(info, gone))
+            raise
         except Exception as error:  # ours: the call is seen all the same
             failed = ApiError(500, f"the gateway failed: {type(error).__name__}")
             await self._terms.log.refuse(info, failed)
@@ -115,7 +130,7 @@ class Intake:
         forced = target.sampling if target.selected else None
         asked = parse({**body, "max_tokens": 1}, mode=account.claim.rollout.mode, forced=forced)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        return sum(map(len, asked.prompts(tokenizer)))
+        return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
 
     def _who(
         self, account: Account, agent: str | None, body: Mapping[str, Any]
@@ -130,21 +145,26 @@ class Intake:
         llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
         if llm is not None and parse is not parse_chat:
             raise _chat_only(info, llm, parse)
-        # before we look: another try of the same call may come while we wait
         endpoint = None if llm is None else await self._endpoint(llm)
+        ready = None
+        if endpoint is None and info.call_id not in info.account.calls:
+            ready = await self._prepared(info, parse)
+        # after the waiting: another try of the same call may have come meanwhile
         call = info.account.calls.get(info.call_id)
         if call is None:
-            if endpoint is None:
-                call = self._generated(info, parse)
-            else:
+            if endpoint is not None:
                 call = self._forwarded(info, endpoint)
+            else:
+                assert ready is not None  # nothing was waited for since the call was looked for
+                call = self._generated(info, ready)
             info.account.add(call)
         elif call.info.body_hash != info.body_hash:
             raise _another_request(info)
         return call
 
     # --- calls that our engine generates --------------------------------------------------
-    def _generated(self, info: CallInfo, parse: Parse) -> GeneratedCall:
+    async def _prepared(self, info: CallInfo, parse: Parse) -> _Prepared:
+        """What is asked, with its grammar, and the ids of its prompts."""
         account, engine = info.account, self._engine_for(info)
         forced = info.target.sampling if info.target.selected else None
         asked = parse(info.body, mode=account.claim.rollout.mode, forced=forced)
@@ -152,16 +172,21 @@ class Intake:
             asked = asked.after(_conversation(account, asked.previous))
         _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
-        asked = replace(asked, grammar=_grammar(asked, engine, info.policy, tokenizer))
+        grammar = await self._preparation.grammar(asked, engine, info.policy, tokenizer)
+        asked = replace(asked, grammar=grammar)
         past = _past_of(info)
-        records = past.records if past is not None else []
-        prompts = _known_prompts(records, asked) or asked.prompts(tokenizer)
+        prompts = _known_prompts(past.records if past is not None else [], asked)
+        prompts = prompts or await self._preparation.prompts(asked, tokenizer)
         asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
-        call = GeneratedCall(info, asked, prompts, engine, tokenizer, self._terms.log)
+        return _Prepared(asked, prompts, engine, tokenizer)
+
+    def _generated(self, info: CallInfo, ready: _Prepared) -> GeneratedCall:
+        call = GeneratedCall(info, *ready, self._terms.log)
+        past = _past_of(info)
         _begin(info, past)
         if past is not None:
             resampled = bool(past.span.attributes.get(c.CALL_RESAMPLED))
-            call.restore(records, resampled=resampled)
+            call.restore(past.records, resampled=resampled)
         return call
 
     def _engine_for(self, info: CallInfo) -> TokenEngine:
@@ -357,48 +382,6 @@ def _tokenizer(engine: TokenEngine, policy: str) -> ChatTokenizer:
         return engine.tokenizer(policy)
     except NotFoundError as error:
         raise no_model(str(error)) from error
-
-
-def _grammar(
-    asked: ModelRequest, engine: TokenEngine, policy: str, tokenizer: ChatTokenizer
-) -> str:
-    """The grammar of what a request constrains; empty if it constrains nothing.
-
-    Raises:
-        ApiError: 400, this engine or its library cannot hold an answer to it.
-    """
-    constraint, parser = asked.constraint, tokenizer.tool_parser
-    if constraint is None:
-        return ""
-    if not engine.capabilities.grammars:
-        raise cannot_honour(*constraint.asked)
-    grammar = grammar_of(constraint, parser)
-    if len(grammar) > LONGEST:
-        raise bad_request(
-            f"the request's schemas make a grammar of {len(grammar):,} characters; at most "
-            f"{LONGEST:,} are followed"
-        )
-    try:
-        engine.check_grammar(policy, grammar)
-    except UnsupportedError as error:
-        raise _which(constraint, engine, policy, parser, error) from error
-    return grammar
-
-
-def _which(
-    constraint: Constraint,
-    engine: TokenEngine,
-    policy: str,
-    parser: ToolParserName,
-    error: UnsupportedError,
-) -> ApiError:
-    """The refusal that names the field."""
-    for field, part in parts_of(constraint, parser):
-        try:
-            engine.check_grammar(policy, part)
-        except UnsupportedError as reason:
-            return bad_request(f"'{field}' cannot be honoured: {reason}", field)
-    return bad_request(f"what is asked of the answer cannot be honoured: {error}", "tools")
 
 
 def _check_supported(sampling: Sampling, capabilities: EngineCapabilities) -> None:

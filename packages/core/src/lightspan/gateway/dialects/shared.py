@@ -144,9 +144,14 @@ class ModelRequest(ABC):
         """How many prompts there are."""
         return 1
 
+    @property
+    @abstractmethod
+    def said(self) -> Any:
+        """What prompts are made of."""
+
     @abstractmethod
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """The token ids of each prompt.
+        """The token ids of each prompt. It may take long: the gateway asks from other threads.
 
         Raises:
             ApiError: 400 naming the field.
