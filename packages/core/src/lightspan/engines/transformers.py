@@ -164,8 +164,7 @@ class TransformersEngine(TokenEngine):
         self._loop = asyncio.get_running_loop()
         # now, before anybody waits: Python stands still meanwhile
         for lane in self._lanes.values():
-            with contextlib.suppress(UnsupportedError):  # a call that needs them is told
-                await asyncio.to_thread(lambda lane=lane: lane.grammars)
+            await asyncio.to_thread(lane.begin)
 
     async def close(self) -> None:
         if self._closed:
@@ -279,6 +278,11 @@ class _Lane:
         eos_ids = self.tokenizer.eos_ids
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
+    def begin(self) -> None:
+        """Make what calls would wait for."""
+        with contextlib.suppress(UnsupportedError):  # a call that needs it is told
+            _ = self.grammars
+
     @property
     def cpu_s(self) -> float:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
@@ -302,7 +306,7 @@ class _Lane:
             UnsupportedError: it cannot be followed.
         """
         known = self.grammars.known(grammar)
-        return known or await asyncio.to_thread(self.grammars.walk, grammar)
+        return await asyncio.to_thread(self.grammars.walk, grammar) if known is None else known
 
     def admit(self, request: GenerationRequest, walk: Walk | None, *, stream: bool) -> _Job:
         """Check a request; `walk` is at the beginning of its grammar.

@@ -115,6 +115,8 @@ class CallInfo:
     target: Target
     body: dict[str, Any]
     body_hash: str
+    size: int
+    """Of the request, in bytes."""
     policy: str
     span_id: str
     parent_id: str | None

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -30,16 +31,20 @@ from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
 from lightspan.gateway.preparation import Preparation
 from lightspan.gateway.refusal import ApiError, bad_request, no_model
+from lightspan.gateway.schemas import is_deeper
 from lightspan.gateway.terms import Terms
+from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import new_id
+from lightspan.schema.records import Mode, new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
 from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+DEEPEST: Final = 128
+"""Levels of a request's JSON."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
@@ -65,10 +70,12 @@ class Intake:
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
         self._preparation = Preparation()
+        self._reading = Workers("requests")
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
         self._preparation.close()
+        self._reading.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
@@ -87,17 +94,17 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        agent, body = _named_agent(request), dict[str, Any]()
+        agent, read = _named_agent(request), _NOTHING
         try:
-            body = await _body(request)
-            path, target = self._who(account, agent, body)
+            read = await self._read(request)
+            path, target = self._who(account, agent, read.body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
             target = self._terms.target(account, path)
-            info = _call_info(request, account, body, path, target)
+            info = _call_info(request, account, read, path, target)
             await self._terms.log.refuse(info, error)
             raise
-        info = _call_info(request, account, body, path, target)
+        info = _call_info(request, account, read, path, target)
         try:
             return await self._call(info, parse)
         except ApiError as error:
@@ -122,15 +129,30 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        body = await _body(request)
-        path, target = self._who(account, _named_agent(request), body)
-        info = _call_info(request, account, body, path, target)
+        read = await self._read(request)
+        path, target = self._who(account, _named_agent(request), read.body)
+        info = _call_info(request, account, read, path, target)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         forced = target.sampling if target.selected else None
-        asked = parse({**body, "max_tokens": 1}, mode=account.claim.rollout.mode, forced=forced)
+        mode, body = account.claim.rollout.mode, {**read.body, "max_tokens": 1}
+        asked = await self._parsed(parse, body, read.size, mode, forced)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
         return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
+
+    async def _read(self, request: web.Request) -> _Read:
+        data = await _data(request)
+        return await self._reading.run(_decoded, data, size=len(data))
+
+    async def _parsed(
+        self,
+        parse: Parse,
+        body: Mapping[str, Any],
+        size: int,
+        mode: Mode,
+        forced: Sampling | None,
+    ) -> ModelRequest:
+        return await self._reading.run(partial(parse, body, mode=mode, forced=forced), size=size)
 
     def _who(
         self, account: Account, agent: str | None, body: Mapping[str, Any]
@@ -167,7 +189,8 @@ class Intake:
         """What is asked, with its grammar, and the ids of its prompts."""
         account, engine = info.account, self._engine_for(info)
         forced = info.target.sampling if info.target.selected else None
-        asked = parse(info.body, mode=account.claim.rollout.mode, forced=forced)
+        mode = account.claim.rollout.mode
+        asked = await self._parsed(parse, info.body, info.size, mode, forced)
         if asked.previous is not None:
             asked = asked.after(_conversation(account, asked.previous))
         _check_supported(asked.sampling, engine.capabilities)
@@ -259,38 +282,64 @@ def _named_agent(request: web.Request) -> str | None:
     return join_path(unquote(part) for part in names.split("/"))
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+class _Read(NamedTuple):
+    """The body of a request."""
+
+    body: dict[str, Any]
+    digest: str
+    size: int
+    """In bytes."""
+
+
+def _digest(data: bytes, size: int) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+def _read_of(body: dict[str, Any], size: int) -> _Read:
+    return _Read(body, _digest(msgspec.json.encode(body, order="sorted"), 16), size)
+
+
+_NOTHING: Final = _read_of({}, 0)
+"""Of a body that could not be read."""
+
+
+async def _data(request: web.Request) -> bytes:
     try:
-        data = await request.read()
+        return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise ApiError(413, f"the request body is too large: {error.text}") from error
     except web.RequestPayloadError as error:  # no gzip, though it says so
         raise bad_request(f"the request body cannot be read: {error}") from error
+
+
+def _decoded(data: bytes) -> _Read:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the request body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise bad_request("the request body must be a JSON object")
-    return body
+    if is_deeper(body, DEEPEST):  # what reads it goes down by calling itself
+        raise bad_request(f"the request body is nested more than {DEEPEST} levels deep")
+    return _read_of(body, len(data))
 
 
 def _call_info(
-    request: web.Request, account: Account, body: dict[str, Any], path: str, target: Target
+    request: web.Request, account: Account, read: _Read, path: str, target: Target
 ) -> CallInfo:
     trace_id, parent_id = _parent(request.headers.get(c.HEADER_PARENT))
-    body_hash = _digest(msgspec.json.encode(body, order="sorted"), 16)
     call_id = request.headers.get(c.HEADER_CALL_ID)
     if not call_id and request.headers.get(_RETRIES, "0") != "0":
-        call_id = account.undelivered(body_hash)  # without the shim
+        call_id = account.undelivered(read.digest)  # without the shim
     call_id = call_id or new_id("call")
     return CallInfo(
         account=account,
         call_id=call_id,
         agent_path=path,
         target=target,
-        body=body,
-        body_hash=body_hash,
+        body=read.body,
+        body_hash=read.digest,
+        size=read.size,
         policy=BASE_POLICY if target.route is Route.BASE else target.policy,
         # the same for every try of a call: writing it again changes nothing
         span_id=_digest(f"{account.attempt_id}/{call_id}".encode(), 8),
@@ -298,10 +347,6 @@ def _call_info(
         trace_id=trace_id,
         start_ns=now_ns(),
     )
-
-
-def _digest(data: bytes, size: int) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
 def _parent(header: str | None) -> tuple[str, str | None]:

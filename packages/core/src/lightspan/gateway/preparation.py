@@ -7,9 +7,7 @@ one step, such as handing out the ids of a text, is bounded by the length of wha
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -21,15 +19,12 @@ from lightspan.gateway.dialects.shared import ModelRequest, cannot_honour
 from lightspan.gateway.grammars import LONGEST, grammar_of, parts_of, schemas_of
 from lightspan.gateway.refusal import ApiError, bad_request
 from lightspan.gateway.schemas import SchemaError, check_schemas
+from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 
 BYTES_A_TOKEN: Final = 32
 """Of JSON, for each token of the context: what is longer is not tokenised to find out that it is
 too long. Texts have 3 to 6; the rest is for what a template leaves out, such as earlier thoughts."""
-SMALL: Final = 8_192
-"""Bytes that are tokenised at once, in a millisecond or two: a thread costs as much."""
-THREADS: Final = 2
-"""For prompts, and as many for grammars: what fills the ones does not hold up the others."""
 KEPT: Final = 256
 """Grammars that are remembered by what asks for them."""
 
@@ -40,15 +35,15 @@ class Preparation:
     """Prepares requests. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._prompting = ThreadPoolExecutor(THREADS, "lightspan-prompts")
-        self._compiling = ThreadPoolExecutor(THREADS, "lightspan-grammars")
+        self._prompting = Workers("prompts")
+        self._compiling = Workers("grammars")
         self._grammars: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         """(policy, constraint) → its grammar, which was compiled."""
 
     def close(self) -> None:
         """Give up what nobody waits for any more. Idempotent."""
-        for pool in (self._prompting, self._compiling):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._prompting.close()
+        self._compiling.close()
 
     async def prompts(self, asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
         """The token ids of each prompt.
@@ -65,10 +60,7 @@ class Preparation:
                 asked.asks_with,
                 c.CONTEXT_OVERFLOW,
             )
-        if size <= SMALL:
-            return asked.prompts(tokenizer)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._prompting, asked.prompts, tokenizer)
+        return await self._prompting.run(asked.prompts, tokenizer, size=size)
 
     async def grammar(
         self, asked: ModelRequest, engine: TokenEngine, policy: str, tokenizer: ChatTokenizer
@@ -85,11 +77,9 @@ class Preparation:
             raise cannot_honour(*constraint.asked)
         key = policy, _encode(constraint)
         if key not in self._grammars:
-            loop, parser = asyncio.get_running_loop(), tokenizer.tool_parser
-            made = await loop.run_in_executor(
-                self._compiling, _grammar, constraint, engine, policy, parser
+            self._grammars[key] = await self._compiling.run(
+                _grammar, constraint, engine, policy, tokenizer.tool_parser
             )
-            self._grammars[key] = made
             if len(self._grammars) > KEPT:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(key)

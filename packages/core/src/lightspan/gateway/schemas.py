@@ -147,7 +147,7 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
     """
     counted: Counter[str] = Counter()
     for field, schema in schemas:
-        if _is_deeper(schema, DEEPEST):
+        if is_deeper(schema, DEEPEST):
             raise SchemaError(field, f"it is nested more than {DEEPEST} levels deep")
         document = _Document(schema)
         counted["schemas"] += len(document.schemas)
@@ -255,7 +255,7 @@ class _Document:
         return min((name for name in self._targets if name not in ending), default="#")
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def is_deeper(value: Any, most: int) -> bool:
     """Whether JSON is nested deeper than so many levels."""
     level = [value]
     for _ in range(most):
