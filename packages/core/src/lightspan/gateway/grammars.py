@@ -18,7 +18,7 @@ import msgspec
 
 from lightspan.engines.protocol import ToolParserName
 from lightspan.gateway.dialects.constraints import Constraint, Schema, Tool
-from lightspan.gateway.schemas import closed, moved, without_id
+from lightspan.gateway.schemas import closed, may_be_call, moved, without_id
 from lightspan.schema.messages import CALL_OPEN
 
 LONGEST: Final = 2**18
@@ -36,6 +36,13 @@ _ARGUMENTS: Final[Mapping[ToolParserName, str]] = {
     "json": "arguments",
 }
 _ANY_TEXT: Final = "/(?s:.*)/"
+_SPACE: Final = r"[\s\x1c-\x1f]"
+"""As Python strips it, which the parsers do."""
+_BEGINNINGS: Final[Mapping[ToolParserName, str]] = {
+    "llama": r"\{|<\|python_tag\|>",
+    "json": r"\{|\[|```",
+}
+"""What a call begins with, and so no text."""
 
 
 def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
@@ -56,7 +63,8 @@ def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
             **calls,
         )
     # a text that begins like a call would be taken for one
-    return _rules(start="TEXT? | calls", TEXT=r"/[^\s{\[`<](?s:.*)/", **calls)
+    text = rf"{_ANY_TEXT} & ~/{_SPACE}*({_BEGINNINGS[parser]})(?s:.*)/"
+    return _rules(start="TEXT? | calls", TEXT=text, **calls)
 
 
 def parts_of(constraint: Constraint, parser: ToolParserName) -> Iterator[tuple[str, str]]:
@@ -74,6 +82,14 @@ def schemas_of(constraint: Constraint) -> Iterator[tuple[str, Schema]]:
         yield constraint.format.field, constraint.format.schema
     for tool in constraint.tools:
         yield tool.field, tool.parameters
+
+
+def is_ambiguous(constraint: Constraint, parser: ToolParserName) -> bool:
+    """Whether an answer in the format could be read as a call; where calls have marks none can."""
+    if constraint.format is None or constraint.calls == "required" or parser == "hermes":
+        return False
+    names = {tool.name for tool in constraint.tools}
+    return bool(names) and may_be_call(constraint.format.schema, _ARGUMENTS[parser], names)
 
 
 # --- calls ----------------------------------------------------------------------------------

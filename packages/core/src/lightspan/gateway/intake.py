@@ -141,8 +141,8 @@ class Intake:
         return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
 
     async def _read(self, request: web.Request) -> _Read:
-        data = await _data(request)
-        return await self._reading.run(_decoded, data, size=len(data))
+        data, dialect = await _data(request), request.rel_url.raw_path.rpartition("/v1/")[2]
+        return await self._reading.run(_decoded, data, dialect, size=len(data))
 
     async def _parsed(
         self,
@@ -287,6 +287,7 @@ class _Read(NamedTuple):
 
     body: dict[str, Any]
     digest: str
+    """Of what is asked: of two dialects that share a body each has its own."""
     size: int
     """In bytes."""
 
@@ -295,11 +296,13 @@ def _digest(data: bytes, size: int) -> str:
     return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
-def _read_of(body: dict[str, Any], size: int) -> _Read:
-    return _Read(body, _digest(msgspec.json.encode(body, order="sorted"), 16), size)
+def _read_of(body: dict[str, Any], dialect: str, size: int) -> _Read:
+    named = b"" if dialect == _CHAT else dialect.encode()
+    return _Read(body, _digest(named + msgspec.json.encode(body, order="sorted"), 16), size)
 
 
-_NOTHING: Final = _read_of({}, 0)
+_CHAT: Final = "chat/completions"
+_NOTHING: Final = _read_of({}, _CHAT, 0)
 """Of a body that could not be read."""
 
 
@@ -312,7 +315,7 @@ async def _data(request: web.Request) -> bytes:
         raise bad_request(f"the request body cannot be read: {error}") from error
 
 
-def _decoded(data: bytes) -> _Read:
+def _decoded(data: bytes, dialect: str) -> _Read:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -321,7 +324,7 @@ def _decoded(data: bytes) -> _Read:
         raise bad_request("the request body must be a JSON object")
     if is_deeper(body, DEEPEST):  # what reads it goes down by calling itself
         raise bad_request(f"the request body is nested more than {DEEPEST} levels deep")
-    return _read_of(body, len(data))
+    return _read_of(body, dialect, len(data))
 
 
 def _call_info(

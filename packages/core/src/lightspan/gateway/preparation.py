@@ -16,7 +16,7 @@ from lightspan.engines.protocol import ChatTokenizer, TokenEngine, ToolParserNam
 from lightspan.errors import UnsupportedError
 from lightspan.gateway.dialects.constraints import Constraint
 from lightspan.gateway.dialects.shared import ModelRequest, cannot_honour
-from lightspan.gateway.grammars import LONGEST, grammar_of, parts_of, schemas_of
+from lightspan.gateway.grammars import LONGEST, grammar_of, is_ambiguous, parts_of, schemas_of
 from lightspan.gateway.refusal import ApiError, bad_request
 from lightspan.gateway.schemas import SchemaError, check_schemas
 from lightspan.gateway.workers import Workers
@@ -24,7 +24,7 @@ from lightspan.schema import conventions as c
 
 BYTES_A_TOKEN: Final = 32
 """Of JSON, for each token of the context: what is longer is not tokenised to find out that it is
-too long. Texts have 3 to 6; the rest is for what a template leaves out, such as earlier thoughts."""
+too long. Texts have 3 to 6; the rest is for what a template leaves out, as earlier thoughts."""
 KEPT: Final = 256
 """Grammars that are remembered by what asks for them."""
 
@@ -54,7 +54,7 @@ class Preparation:
         size, most = len(_encode(asked.said)), asked.count * tokenizer.context_length
         if size > BYTES_A_TOKEN * most:
             raise bad_request(
-                f"the {asked.asks_with} has {size:,} bytes as JSON, and at most "
+                f"'{asked.asks_with}' has {size:,} bytes as JSON, and at most "
                 f"{BYTES_A_TOKEN * most:,} are read, {BYTES_A_TOKEN} for each token that the "
                 f"model's context holds; shorten the {asked.asks_with}",
                 asked.asks_with,
@@ -93,6 +93,14 @@ def _grammar(
         check_schemas(schemas_of(constraint))
     except SchemaError as error:
         raise _unfollowed(error.field, error) from error
+    if is_ambiguous(constraint, parser):
+        assert constraint.format is not None
+        raise bad_request(
+            f"'{constraint.format.field}' cannot be honoured beside these tools: this model writes "
+            "a call as JSON with a name and arguments, and so would be an answer to its schema; "
+            "rename one of its properties, or say with an enum what the name may be",
+            constraint.format.field,
+        )
     grammar = grammar_of(constraint, parser)
     if len(grammar) > LONGEST:
         raise bad_request(

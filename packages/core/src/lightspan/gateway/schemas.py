@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
@@ -213,6 +213,11 @@ class _Document:
                 self.joined += alternatives
                 self.multiple = max(self.multiple, multiple)
 
+    def target(self, schema: Schema) -> Any:
+        """What a schema refers to; None if it does not."""
+        name = schema.get("$ref")
+        return self._targets.get(name) if isinstance(name, str) else None
+
     def _join(self, schema: Any, seen: frozenset[str]) -> tuple[int, int]:
         """(alternatives, least common multiple) of a schema whose parts hold together."""
         self.joined += 1
@@ -375,3 +380,36 @@ def _array_ends(schema: Schema, ending: set[str]) -> bool:
     first, others = _parts(schema, "prefixItems"), schema.get("items")
     least = int(min(least, len(first) + 1))
     return all(_ends(part, ending) for part in [*first, others][:least])
+
+
+# --- what could be taken for a call ---------------------------------------------------------
+def may_be_call(schema: Schema, arguments: str, names: Collection[str]) -> bool:
+    """Whether the schema asks for an object, or an array of these, that reads like a call of one of
+    these tools. One that leaves its properties open does not ask for it."""
+    document, left, seen = _Document(schema), [schema], set[int]()
+    while left:
+        one: Any = left.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        named = _named(one)
+        if {"name", arguments} <= named.keys():
+            fits = any(_may_be(named["name"], "string", name) for name in names)
+            if fits and _may_be(named[arguments], "object"):
+                return True
+        left += [part for key, part in _direct(one) if key in _SAME_OR_ITEM]
+        left.append(document.target(one))
+    return False
+
+
+_SAME_OR_ITEM: Final = ("anyOf", "oneOf", "allOf", "items", "prefixItems")
+
+
+def _may_be(schema: Any, kind: str, value: str | None = None) -> bool:
+    """Whether a value of this kind, or this value, may fit; in doubt it may."""
+    if not isinstance(schema, Mapping):
+        return True
+    if value is not None and ("const" in schema or isinstance(schema.get("enum"), list)):
+        return value in ([schema["const"]] if "const" in schema else schema["enum"])
+    kinds = schema.get("type", kind)
+    return kind in (kinds if isinstance(kinds, list) else [kinds])
