@@ -150,18 +150,18 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
         if is_deeper(schema, DEEPEST):
             raise SchemaError(field, f"it is nested more than {DEEPEST} levels deep")
         document = _Document(schema)
-        counted["schemas"] += len(document.schemas)
-        counted["properties"] += sum(len(_named(one)) for one in document.schemas)
-        counted["multiples"] += sum({_multiple(one) for one in document.schemas})
-        for what, most in _MOST.items():
-            if counted[what] > most:
-                raise SchemaError(field, f"{_NAMES[what]} are {counted[what]:,}, at most {most:,}")
         if document.multiple > LARGEST_MULTIPLE:
             raise SchemaError(
                 field,
                 f"multipleOf asks for multiples of {document.multiple:,} (without a decimal point, "
                 f"and several for one value together); at most {LARGEST_MULTIPLE:,}",
             )
+        counted["schemas"] += len(document.schemas)
+        counted["properties"] += sum(len(_named(one)) for one in document.schemas)
+        counted["multiples"] += sum({_multiple(one) for one in document.schemas} - {1})
+        for what, most in _MOST.items():
+            if counted[what] > most:
+                raise SchemaError(field, f"{_NAMES[what]} are {counted[what]:,}, at most {most:,}")
         if document.joined > MOST_JOINED:
             raise SchemaError(
                 field,
