@@ -11,6 +11,7 @@ has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ import msgspec
 from lightspan.engines.protocol import ToolParserName
 from lightspan.gateway.dialects.constraints import Constraint, Schema, Tool
 from lightspan.gateway.schemas import closed, may_be_call, moved, without_id
-from lightspan.schema.messages import CALL_OPEN
+from lightspan.schema.messages import CALL_OPEN, PYTHON_TAG
 
 LONGEST: Final = 2**18
 """Characters of a grammar."""
@@ -39,7 +40,7 @@ _ANY_TEXT: Final = "/(?s:.*)/"
 _SPACE: Final = r"[\s\x1c-\x1f]"
 """As Python strips it, which the parsers do."""
 _BEGINNINGS: Final[Mapping[ToolParserName, str]] = {
-    "llama": r"\{|<\|python_tag\|>",
+    "llama": rf"\{{|{re.escape(PYTHON_TAG)}",
     "json": r"\{|\[|```",
 }
 """What a call begins with, and so no text."""
