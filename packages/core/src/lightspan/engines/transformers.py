@@ -162,9 +162,8 @@ class TransformersEngine(TokenEngine):
         if self._closed:
             raise EngineClosedError
         self._loop = asyncio.get_running_loop()
-        # now, before anybody waits: Python stands still meanwhile
         for lane in self._lanes.values():
-            await asyncio.to_thread(lane.begin)
+            lane.begin()  # now, before anybody waits: all of Python stands still meanwhile
 
     async def close(self) -> None:
         if self._closed:
