@@ -41,8 +41,8 @@ class Held:
 
     def wait(self) -> None:
         """Be held here; on the event loop nobody would ever let it go on."""
-        assert threading.current_thread() is not threading.main_thread(), "made on the event loop"
         self.begun.set()
+        assert threading.current_thread() is not threading.main_thread(), "made on the event loop"
         assert self.go_on.wait(60)
 
 
