@@ -138,7 +138,7 @@ class CallLog(ABC):
 
     @abstractmethod
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
-        """Write a call that was refused before it was worked on."""
+        """Write a call that was refused before it was worked on, or whose client left (499)."""
 
     @abstractmethod
     async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:

@@ -30,7 +30,7 @@ from lightspan.gateway.dialects.shared import Conversation, ModelRequest, cannot
 from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
 from lightspan.gateway.preparation import Preparation
-from lightspan.gateway.refusal import ApiError, bad_request, no_model
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan.gateway.schemas import is_deeper
 from lightspan.gateway.terms import Terms
 from lightspan.gateway.workers import Workers
@@ -113,7 +113,7 @@ class Intake:
             raise
         except asyncio.CancelledError:
             if info.call_id not in account.calls:
-                gone = ApiError(499, "the client left before a model was asked")
+                gone = ApiError(CLIENT_LEFT, "the client left before a model was asked")
                 self._terms.log.background(self._terms.log.refuse(info, gone))
             raise
         except Exception as error:  # ours: the call is seen all the same

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightspan.errors import DataError
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError
 from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import request_attributes
@@ -62,10 +62,14 @@ class StoreLog(CallLog):
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
         info.sequence_start = info.account.next_sequence()
         end = info.account.next_sequence()
-        attributes: Attributes = {c.ERROR_TYPE: error.code or str(error.status)}
-        if error.status < 500:
-            attributes[c.CALL_REFUSED] = error.param or ""
-        span = await self._span(info, CallOutcome.ERROR, attributes, end, error.message)
+        outcome, attributes = CallOutcome.ERROR, Attributes()
+        if error.status == CLIENT_LEFT:
+            outcome = CallOutcome.CANCELLED
+        else:
+            attributes[c.ERROR_TYPE] = error.code or str(error.status)
+            if error.status < 500:
+                attributes[c.CALL_REFUSED] = error.param or ""
+        span = await self._span(info, outcome, attributes, end, error.message)
         await self._write(info.account, span, [])
 
     async def _span(
