@@ -227,7 +227,7 @@ async def test_a_message_that_is_nested_deeply_is_refused(
         data = f'{{"model": "policy", "max_tokens": 5, "{field}": {said}}}'.encode()
         status, answer = await post(rig, data, f"/v1/{path}")
         assert status == 400, answer
-        if levels in (125, 500):
+        if levels == 125:
             assert "nested more than 128 levels deep" in answer["error"]["message"]
         [span] = await rig.spans()
         assert c.CALL_REFUSED in span.attributes
