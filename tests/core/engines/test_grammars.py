@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightspan.engines import _batcher
+from lightspan.engines import _batcher, transformers
 from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars, allowed
 from lightspan.engines.protocol import GenerationRequest
 from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
@@ -137,6 +138,133 @@ def test_tokens_that_do_not_fit(grammars: Grammars, tokenizer: TransformersToken
         grammars.masks(FRUIT, tokenizer.encode("date"))
     with pytest.raises(UnsupportedError, match="Expected token"):
         grammars.check("start: (")
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"enum": ["<|im_end|>"]}, "<|im_end|>"),
+        ({"const": "日本<|im_start|>x<|endoftext|>"}, "日本<|im_start|>x<|endoftext|>"),
+        ({"type": "string", "pattern": "^a<tool_call>$"}, "a<tool_call>"),
+        (
+            {
+                "type": "object",
+                "properties": {"<|im_end|>": {"const": 1}},
+                "required": ["<|im_end|>"],
+                "additionalProperties": False,
+            },
+            {"<|im_end|>": 1},
+        ),
+    ],
+)
+def test_a_special_token_as_a_text_is_spelled(
+    grammars: Grammars, tokenizer: TransformersTokenizer, schema: dict[str, Any], value: Any
+) -> None:
+    """Where nothing else may follow the library asks for the token, which would end the answer, or
+    be hidden from its text."""
+    grammar = f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
+    ids = _forced(grammars, grammar, tokenizer.eos_ids)
+    assert json.loads(tokenizer.decode(ids)) == value
+    assert not set(ids[:-1]) & set(tokenizer.tokenizer.added_tokens_decoder)
+    # and as engine and learner mask the same, so does a walk over what was sampled
+    masks = allowed(grammars.masks(grammar, ids), grammars.vocabulary)
+    assert all(masks[place, token] for place, token in enumerate(ids))
+
+
+def test_a_special_token_that_is_named_is_one(
+    grammars: Grammars, tokenizer: TransformersTokenizer
+) -> None:
+    end = tokenizer.tokenizer.get_vocab()["<|im_start|>"]
+    ids = _forced(grammars, f'start: "a" <[{end}]> "b"', tokenizer.eos_ids)
+    assert ids[:-1] == [*tokenizer.encode("a"), end, *tokenizer.encode("b")]
+
+
+def _forced(grammars: Grammars, grammar: str, eos_ids: Collection[int]) -> list[int]:
+    """The lowest token that is allowed, again and again, until the answer ends."""
+    walk, ids = grammars.walk(grammar), list[int]()
+    mask = np.empty((1, grammars.words), np.int32)
+    while not ids or ids[-1] not in eos_ids:
+        walk.mask(mask[0])
+        ids.append(int(allowed(mask, grammars.vocabulary)[0].nonzero()[0][0]))
+        walk.take(ids[-1])
+    return ids
+
+
+def test_an_object_of_many_optional_properties(
+    grammars: Grammars, tokenizer: TransformersTokenizer
+) -> None:
+    """It was taken, and failed at its first brace."""
+    properties = {f"p{number}": {"enum": [0]} for number in range(1_500)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    text = '{"p3":0,"p1200":0}'
+    grammar = f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
+    grammars.masks(grammar, [*tokenizer.encode(text), min(tokenizer.eos_ids)])
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}])
+def test_what_nothing_satisfies_is_not_taken(grammars: Grammars, schema: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="no answer can begin as it asks"):
+        grammars.check(f"start: %json {json.dumps(schema)}")
+
+
+async def test_a_grammar_that_is_compiled_holds_up_no_other(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars.check(FRUIT)
+    begun, go_on = threading.Event(), threading.Event()
+    compile = grammars._compile
+
+    def slowly(grammar: str) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return compile(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", slowly)
+    new = FRUIT + ' | "date"'
+    compiling = asyncio.create_task(asyncio.to_thread(grammars.check, new))
+    assert await asyncio.to_thread(begun.wait, 60)
+    walking = asyncio.create_task(asyncio.to_thread(grammars.walk, FRUIT))
+    await asyncio.wait([walking, compiling], return_when=asyncio.FIRST_COMPLETED)
+    assert walking.done()
+    assert grammars.known(new) is None
+    go_on.set()
+    await compiling
+    assert grammars.known(new) is not None
+
+
+async def test_an_engine_that_started_knows_its_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library indexes it with all of Python locked. And no grammar is compiled on the loop."""
+    engine = TransformersEngine({"writer": folder}, seed=0)
+    await engine.start()
+    monkeypatch.setattr(transformers, "Grammars", None)
+    compile = Grammars._compile
+
+    def beside(grammars: Grammars, grammar: str) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        return compile(grammars, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", beside)
+    answer = await generate(engine, FRUIT)
+    assert answer.finish is FinishReason.STOP
+    await engine.close()
+
+
+def test_a_vocabulary_is_indexed_once(
+    model: Any, tokenizer: TransformersTokenizer, grammars: Grammars
+) -> None:
+    """Engine and learner, and all policies of one model, share it."""
+    other = Grammars(
+        load_tokenizer(tokenizer.name).tokenizer,
+        vocabulary=model.config.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+    )
+    assert other._tokens is grammars._tokens
+    larger = Grammars(
+        tokenizer.tokenizer, vocabulary=grammars.vocabulary + 1, eos_ids=tokenizer.eos_ids
+    )
+    assert larger._tokens is not grammars._tokens
 
 
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:

@@ -18,8 +18,9 @@ from lightspan.errors import UnsupportedError
 from lightspan.gateway.dialects.chat import parse_chat
 from lightspan.gateway.dialects.constraints import Constraint, Format, Tool
 from lightspan.gateway.dialects.responses import parse_response
-from lightspan.gateway.grammars import closed, grammar_of, parts_of
+from lightspan.gateway.grammars import grammar_of, parts_of
 from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.schemas import closed
 from lightspan.gateway.tools import tool_parser
 from lightspan.schema.records import Mode
 from lightspan.testing.tiny import Family, tiny_model
@@ -99,6 +100,12 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
         ),
         ('{"name": "divide", "parameters": {}}', set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
+        (" hello", {"auto", "one"}),
+        ("[1] says", {"auto", "one"}),
+        ("<b>", {"auto", "one"}),
+        (" \n", {"auto", "one"}),
+        (' {"name": "z"}', set()),
+        ("<|python_tag|>x", set()),
     ],
     "json": [
         ("hello", {"auto", "one"}),
@@ -108,6 +115,12 @@ TEXTS: dict[ToolParserName, list[tuple[str, set[str]]]] = {
             {"auto", "required", "format, tools"},
         ),
         ("[]", set()),
+        ("\n hello", {"auto", "one"}),
+        ("<b>", {"auto", "one"}),
+        ("`x`", {"auto", "one"}),
+        ("```\nx\n```", set()),
+        (" [1]", set()),
+        ("\x1c{", set()),
         ('{"name": "z", "n": 3}', {"format", "format, tools"}),
     ],
 }

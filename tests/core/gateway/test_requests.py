@@ -256,6 +256,7 @@ async def test_a_body_that_is_too_large(store: Store) -> None:
         ({"max_tokens": 0}, "'max_tokens' must be between 1 and inf, not 0", "max_tokens"),
         ({"stop": 5}, "'stop' must be a non-empty string or an array of them", "stop"),
         ({"stop": [""]}, "'stop' must be a non-empty string or an array of them", "stop"),
+        ({"stop": ["a"] * 65}, "'stop' has 65 strings; at most 64", "stop"),
         ({"stream": "yes"}, "'stream' must be bool, not 'yes'", "stream"),
         ({"tools": {}}, "'tools' must be list, not {}", "tools"),
         ({"model": 3}, "'model' must be str, not 3", "model"),

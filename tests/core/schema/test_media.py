@@ -250,3 +250,17 @@ def test_a_refusal_is_what_was_said() -> None:
     known = answer_attributes(events.answer())
     [message] = json.loads(str(known[c.OUTPUT_MESSAGES]))
     assert message["parts"] == said[0]["parts"]
+
+
+@pytest.mark.parametrize("levels", [media.DEEPEST, 250, 900])
+def test_a_part_that_is_nested_deeply_is_kept_so_deep(levels: int) -> None:
+    """Of an app's request nobody knows that anybody looked at it."""
+    part: Any = {"type": "tool_result", "content": [IN_THE_DEEP]}
+    for _ in range(levels):
+        part = {"type": "tool_result", "content": [part]}
+    told = str(request_attributes({"messages": [{"role": "user", "content": [part]}]}))
+    assert "…" in told
+    assert IN_THE_DEEP not in told
+
+
+IN_THE_DEEP = "data:image/png;base64,aGVsbG8="

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.schema import messages
+from lightspan.schema.call_attributes import StreamedAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 CALL = st.fixed_dictionaries(
@@ -100,3 +101,44 @@ CIRCLE.append(CIRCLE)
 )
 def test_json_never_fails(value: Any, text: str) -> None:
     assert messages.dump_json(value) == text
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@given(
+    calls=st.lists(st.tuples(st.text("ab", min_size=1), st.lists(st.text("xy{}")))), data=st.data()
+)
+def test_streamed_calls_without_an_index_stay_apart(
+    ids: bool, calls: list[tuple[str, list[str]]], data: st.DataObject
+) -> None:
+    """Some servers leave it out, or say null."""
+    gathered = StreamedAnswer()
+    for number, (name, parts) in enumerate(calls):
+        first = {"id": f"call-{number}"} if ids else {}
+        deltas = [
+            {**first, "function": {"name": name, "arguments": ""}},
+            *({"function": {"arguments": part}} for part in parts),
+        ]
+        for delta in deltas:
+            left_out = data.draw(st.sampled_from([{}, {"index": None}]))
+            gathered.add({"choices": [{"delta": {"tool_calls": [{**delta, **left_out}]}}]})
+    [choice] = gathered.answer()["choices"] or [{"message": {}}]
+    assert choice["message"].get("tool_calls", []) == [
+        {
+            "id": f"call-{number}" if ids else None,
+            "type": "function",
+            "function": {"name": name, "arguments": "".join(parts)},
+        }
+        for number, (name, parts) in enumerate(calls)
+    ]
+
+
+def test_streamed_calls_are_told_apart_by_their_ids() -> None:
+    """Whole ones, in one chunk; and one that is gone on with by its id."""
+    gathered = StreamedAnswer()
+    named = [{"id": name, "function": {"name": "f", "arguments": "{"}} for name in ("a", "b")]
+    rest = [{"id": name, "function": {"arguments": "}"}} for name in ("a", "b")]
+    for part in (named, rest):
+        gathered.add({"choices": [{"delta": {"tool_calls": part}}]})
+    [choice] = gathered.answer()["choices"]
+    told = [(call["id"], call["function"]["arguments"]) for call in choice["message"]["tool_calls"]]
+    assert told == [("a", "{}"), ("b", "{}")]

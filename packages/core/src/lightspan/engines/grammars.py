@@ -8,6 +8,7 @@ distribution agree.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -30,6 +31,11 @@ RULES: Final = ("tool_call_open", "tool_call_close", "text_and_tool_call_open")
 marks, which a grammar has to name, others spell them."""
 KEPT: Final = 256
 """Compiled grammars that are remembered."""
+_TRIES: Final = 8
+"""Vocabularies that are remembered."""
+_LIMITS: Final = llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000)
+"""What a step may cost: by default an object of 700 optional properties fails when it begins. What
+schemas hold is bounded where they are read (`lightspan.gateway.schemas`)."""
 
 
 class GrammarMismatchError(EngineError):
@@ -39,6 +45,9 @@ class GrammarMismatchError(EngineError):
 class Grammars:
     """The grammars of one model: compiled once each, walked by every call. Safe to use from several
     threads.
+
+    Making one may hold up every thread for a second or two: the library indexes the vocabulary with
+    Python locked. Compiling a grammar locks nothing, but may take as long.
 
     Args:
         tokenizer: of transformers, a fast one.
@@ -58,15 +67,18 @@ class Grammars:
         self.vocabulary = vocabulary
         self.words = (vocabulary + 31) // 32
         """32-bit words of a mask."""
-        self._tokens = llguidance.hf.from_tokenizer(
-            tokenizer, n_vocab=vocabulary, eos_token=sorted(eos_ids)
-        )
+        self._tokens = _trie(tokenizer, vocabulary, tuple(sorted(eos_ids)))
+        self._special = self._special_tokens()
         self._rules = self._marks(tokenizer)
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def check(self, grammar: str) -> None:
-        """Raise `UnsupportedError`, with the library's reason, if it cannot be compiled."""
+        """Compile it, ahead of the calls that follow it.
+
+        Raises:
+            UnsupportedError: it cannot be compiled, or not be followed; with the library's reason.
+        """
         self._start(grammar)
 
     def walk(self, grammar: str) -> Walk:
@@ -75,7 +87,12 @@ class Grammars:
         Raises:
             UnsupportedError: it cannot be compiled.
         """
-        return Walk(self._start(grammar), self.words)
+        return Walk(self._start(grammar), self._tokens, self._special)
+
+    def known(self, grammar: str) -> Walk | None:
+        """The same at once; None if it has to be compiled."""
+        start = self._known(grammar)
+        return None if start is None else Walk(start, self._tokens, self._special)
 
     def masks(self, grammar: str, ids: Sequence[int]) -> NDArray[np.int32]:
         """What each of these tokens was chosen from.
@@ -109,30 +126,63 @@ class Grammars:
         is_one_token = token is not None and self._tokens.is_special_token(token)
         return f"<[{token}]>" if is_one_token else json.dumps(text)
 
-    def _start(self, grammar: str) -> llguidance.LLMatcher:
+    def _special_tokens(self) -> NDArray[np.int32]:
+        """[words] a bit per special token."""
+        special = np.zeros(32 * self.words, np.bool_)
+        for token in range(self.vocabulary):
+            special[token] = self._tokens.is_special_token(token)
+        return np.packbits(special, bitorder="little").view(np.int32)
+
+    def _known(self, grammar: str) -> llguidance.LLMatcher | None:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
-                compiled = llguidance.LLMatcher(
-                    self._tokens, f"{grammar}\n{self._rules}", log_level=0
-                )
-                if compiled.is_error():
-                    raise UnsupportedError(_reason(compiled))
-                self._compiled[grammar] = compiled
-                if len(self._compiled) > KEPT:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(grammar)
+                return None
+            self._compiled.move_to_end(grammar)
             # a copy shares what was compiled, and costs microseconds
             return compiled.deep_copy()
+
+    def _start(self, grammar: str) -> llguidance.LLMatcher:
+        known = self._known(grammar)
+        if known is not None:
+            return known
+        compiled = self._compile(grammar)  # without the lock: others need those that are there
+        with self._lock:
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+            return compiled.deep_copy()
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        compiled = llguidance.LLMatcher(
+            self._tokens, f"{grammar}\n{self._rules}", log_level=0, limits=_LIMITS
+        )
+        if compiled.is_error():
+            raise UnsupportedError(_reason(compiled))
+        # what nothing satisfies compiles, and fails where an answer begins
+        first = compiled.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise UnsupportedError(f"no answer can begin as it asks ({_reason(first)})")
+        return compiled
 
 
 class Walk:
     """A call's way through its grammar. One thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, words: int) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        tokens: llguidance.LLTokenizer,
+        special: NDArray[np.int32],
+    ) -> None:
         self._matcher = matcher
-        self._bytes = 4 * words
+        self._tokens = tokens
+        self._special = special
+
+    def copy(self) -> Walk:
+        """Another walk from here."""
+        return Walk(self._matcher.deep_copy(), self._tokens, self._special)
 
     def mask(self, into: NDArray[np.int32]) -> None:
         """Write what may come next into [words].
@@ -140,10 +190,22 @@ class Walk:
         Raises:
             GrammarMismatchError: the library gave up; its mask would silently end the answer.
         """
-        assert into.nbytes == self._bytes
+        assert into.nbytes == self._special.nbytes
         assert into.flags.c_contiguous
-        self._matcher.unsafe_compute_mask_ptr(into.ctypes.data, self._bytes)
+        self._matcher.unsafe_compute_mask_ptr(into.ctypes.data, into.nbytes)
         self._check()
+        if (into & self._special).any():
+            self._spell(into)
+
+    def _spell(self, mask: NDArray[np.int32]) -> None:
+        """Where the one text that may follow begins like a special token, the library allows that
+        token alone: `"<|im_end|>"` as a value would end the answer. Its first letters instead."""
+        text = self._matcher.compute_ff_bytes()
+        if not text or text[0] == _NAMED:
+            return
+        (token, *_) = self._tokens.greedy_tokenize(text.decode(errors="ignore"))
+        mask[:] = 0
+        mask.view(np.uint32)[token // 32] = 1 << token % 32
 
     def take(self, token: int) -> None:
         """Go on by a token.
@@ -164,6 +226,27 @@ def allowed(masks: NDArray[np.int32], vocabulary: int) -> NDArray[np.bool_]:
     """[n, vocabulary] of [n, words]: True where a token is allowed."""
     bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
     return bits.view(np.bool_)
+
+
+_NAMED: Final = 0xFF
+"""What the library writes before a special token that a grammar names; no text has this byte."""
+_tries: OrderedDict[tuple[bytes, int, tuple[int, ...]], llguidance.LLTokenizer] = OrderedDict()
+_tries_lock: Final = threading.Lock()
+
+
+def _trie(tokenizer: Any, vocabulary: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
+    """The library's index of a vocabulary: policies, engine and learner share it."""
+    with _tries_lock:
+        text = tokenizer.backend_tokenizer.to_str().encode()
+        key = hashlib.blake2b(text).digest(), vocabulary, eos_ids
+        if key not in _tries:
+            _tries[key] = llguidance.hf.from_tokenizer(
+                tokenizer, n_vocab=vocabulary, eos_token=list(eos_ids)
+            )
+            if len(_tries) > _TRIES:
+                _tries.popitem(last=False)
+        _tries.move_to_end(key)
+        return _tries[key]
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

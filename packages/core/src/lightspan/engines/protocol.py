@@ -132,6 +132,8 @@ class TokenEngine(Protocol):
     def check_grammar(self, policy: str, grammar: str) -> None:
         """Compile a grammar ahead of the calls that follow it.
 
+        It may take a second: the gateway asks from threads of its own, several at once.
+
         Raises:
             UnsupportedError: it cannot be followed; says why.
             NotFoundError: an unknown policy.

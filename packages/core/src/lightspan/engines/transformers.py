@@ -30,7 +30,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 from lightspan.engines import _request_attention
 from lightspan.engines._batcher import Batcher, BatchSettings
-from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars
+from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars, Walk
 from lightspan.engines.out_of_memory import is_out_of_memory, wanted
 from lightspan.engines.protocol import (
     ChatTokenizer,
@@ -162,6 +162,8 @@ class TransformersEngine(TokenEngine):
         if self._closed:
             raise EngineClosedError
         self._loop = asyncio.get_running_loop()
+        for lane in self._lanes.values():
+            lane.begin()  # now, before anybody waits: all of Python stands still meanwhile
 
     async def close(self) -> None:
         if self._closed:
@@ -184,7 +186,8 @@ class TransformersEngine(TokenEngine):
     ) -> AsyncIterator[TokenChunk]:
         self._check_usable()
         lane = self._lane(request.policy)
-        job = lane.admit(request, stream=stream)
+        walk = await lane.walk(request.grammar) if request.grammar else None
+        job = lane.admit(request, walk, stream=stream)
         self._requests += 1
         try:
             await lane.submit(job)
@@ -274,6 +277,11 @@ class _Lane:
         eos_ids = self.tokenizer.eos_ids
         return Grammars(tokenizer, vocabulary=self._vocabulary, eos_ids=eos_ids)
 
+    def begin(self) -> None:
+        """Make what calls would wait for."""
+        with contextlib.suppress(UnsupportedError):  # a call that needs it is told
+            _ = self.grammars
+
     @property
     def cpu_s(self) -> float:
         return self._batcher.cpu_s if self._batcher is not None else self._spent_cpu_s
@@ -290,14 +298,21 @@ class _Lane:
     def weight_hash(self) -> str:
         return hash_weights(self._model.state_dict())
 
-    def admit(self, request: GenerationRequest, *, stream: bool) -> _Job:
-        """Check a request.
+    async def walk(self, grammar: str) -> Walk:
+        """The beginning of a grammar, which is compiled beside the loop.
+
+        Raises:
+            UnsupportedError: it cannot be followed.
+        """
+        known = self.grammars.known(grammar)
+        return await asyncio.to_thread(self.grammars.walk, grammar) if known is None else known
+
+    def admit(self, request: GenerationRequest, walk: Walk | None, *, stream: bool) -> _Job:
+        """Check a request; `walk` is at the beginning of its grammar.
 
         Raises:
             ContextOverflowError, PromptRefused, UnsupportedError, EngineError
         """
-        if request.grammar:
-            self.grammars.check(request.grammar)
         prompt = request.prompt_ids
         if not prompt:
             raise EngineError(f"request {request.request_id} has an empty prompt")
@@ -315,7 +330,7 @@ class _Lane:
         _check_sampling(request.sampling)
         room = self._context - len(prompt)
         limit = min(request.sampling.max_tokens or room, room)
-        return _Job(request, self.tokenizer, limit=limit, stream=stream)
+        return _Job(request, walk, self.tokenizer, limit=limit, stream=stream)
 
     async def submit(self, job: _Job) -> None:
         """Give a job to the thread, after an update that is under way."""
@@ -338,7 +353,7 @@ class _Lane:
                 job.sampling,
                 job.remaining,
                 streaming=job.needs_stream,
-                walk=self.grammars.walk(job.grammar) if job.grammar else None,
+                walk=None if job.walk is None else job.walk.copy(),
                 answer_start=job.answer_start,
             )
 
@@ -463,12 +478,19 @@ class _Job:
     """A request on its way, with its tokens so far and the chunks that nobody has fetched yet."""
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: ChatTokenizer, *, limit: int, stream: bool
+        self,
+        request: GenerationRequest,
+        walk: Walk | None,
+        tokenizer: ChatTokenizer,
+        *,
+        limit: int,
+        stream: bool,
     ) -> None:
         self.key = ""
         self.done = False
         self.sampling = request.sampling
-        self.grammar = request.grammar
+        self.walk = walk
+        """At the beginning of the answer: each submission follows a copy."""
         self.answer_start = len(request.prompt_ids) - request.answered
         self._prompt = request.prompt_ids
         self._limit = limit

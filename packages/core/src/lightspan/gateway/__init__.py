@@ -5,7 +5,8 @@ call to the store. A request goes `server` (HTTP) → `intake` (from a request t
 (the life of a call, in its two kinds `generations` by our engine and `forwards` to an endpoint) →
 `delivery` (to the last byte). On the way `terms` say who may call and what is kept of it, those of
 training in `attempts`; `dialects` understand requests and word answers, `grammars` writes down what
-an answer may be, `tools` finds tool calls in text, `token_records` gathers the exact tokens,
+an answer may be in `schemas` that were checked, `preparation` has prompts and grammars made in the
+threads of `workers`, `tools` finds tool calls in text, `token_records` gathers the exact tokens,
 `store_log` writes to the store; `refusal` is what a client is told that gets no answer.
 """
 

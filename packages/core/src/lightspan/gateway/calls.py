@@ -115,6 +115,8 @@ class CallInfo:
     target: Target
     body: dict[str, Any]
     body_hash: str
+    size: int
+    """Of the request, in bytes."""
     policy: str
     span_id: str
     parent_id: str | None
@@ -136,7 +138,7 @@ class CallLog(ABC):
 
     @abstractmethod
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
-        """Write a call that was refused before it was worked on."""
+        """Write a call that was refused before it was worked on, or whose client left (499)."""
 
     @abstractmethod
     async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:

@@ -11,11 +11,9 @@ from aiohttp import web
 from lightspan.errors import LightspanError
 from lightspan.gateway.calls import ServedCall
 from lightspan.gateway.dialects import Dialect
-from lightspan.gateway.refusal import ApiError, refusal_of
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, refusal_of
 from lightspan.schema import conventions as c
 
-_CLIENT_LEFT: Final = 499
-"""Nobody reads it."""
 _EVENT_STREAM: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
@@ -31,7 +29,7 @@ async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> w
         response = await send
     except ConnectionError:  # the client left while we wrote: no failure of ours
         call.missed()
-        return web.Response(status=_CLIENT_LEFT)
+        return web.Response(status=CLIENT_LEFT)
     except asyncio.CancelledError:
         call.missed()
         raise

@@ -17,7 +17,7 @@ from lightspan.engines.tokenizer import IncrementalDecoder, StopWatcher
 from lightspan.gateway.calls import CallInfo, CallLog, ServedCall
 from lightspan.gateway.dialects.shared import Answer, Choice, ModelRequest, head
 from lightspan.gateway.token_records import ChoiceTokens
-from lightspan.gateway.tools import tool_parser
+from lightspan.gateway.tools import ParsedCall, tool_parser
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import answer_attributes
 from lightspan.schema.spans import Attributes
@@ -217,7 +217,7 @@ class GeneratedCall(ServedCall):
     def _read(self, choice: ChoiceRun) -> Said:
         """The choice as an OpenAI message."""
         parsed = None if self._tools is None else self._tools.parse(choice.text)
-        if parsed is None or not parsed.calls:
+        if parsed is None or not parsed.calls or not self._are_offered(parsed.calls):
             return Said({"role": "assistant", "content": choice.text}, calls_tools=False)
         calls = [
             {
@@ -229,6 +229,13 @@ class GeneratedCall(ServedCall):
         ]
         message = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
         return Said(message, calls_tools=True)
+
+    def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
+        """Whether calls are such; in a format, other names are those of an answer."""
+        constraint = self.request.constraint
+        if constraint is None or constraint.format is None:
+            return True
+        return {call.name for call in calls} <= {tool.name for tool in constraint.tools}
 
     def _answer(self) -> Answer:
         """The finished answer."""

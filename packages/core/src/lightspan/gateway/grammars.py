@@ -11,6 +11,7 @@ has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ import msgspec
 
 from lightspan.engines.protocol import ToolParserName
 from lightspan.gateway.dialects.constraints import Constraint, Schema, Tool
-from lightspan.schema.messages import CALL_OPEN
+from lightspan.gateway.schemas import closed, may_be_call, moved, without_id
+from lightspan.schema.messages import CALL_OPEN, PYTHON_TAG
 
 LONGEST: Final = 2**18
 """Characters of a grammar."""
@@ -35,6 +37,13 @@ _ARGUMENTS: Final[Mapping[ToolParserName, str]] = {
     "json": "arguments",
 }
 _ANY_TEXT: Final = "/(?s:.*)/"
+_SPACE: Final = r"[\s\x1c-\x1f]"
+"""As Python strips it, which the parsers do."""
+_BEGINNINGS: Final[Mapping[ToolParserName, str]] = {
+    "llama": rf"\{{|{re.escape(PYTHON_TAG)}",
+    "json": r"\{|\[|```",
+}
+"""What a call begins with, and so no text."""
 
 
 def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
@@ -55,7 +64,8 @@ def grammar_of(constraint: Constraint, parser: ToolParserName) -> str:
             **calls,
         )
     # a text that begins like a call would be taken for one
-    return _rules(start="TEXT? | calls", TEXT=r"/[^\s{\[`<](?s:.*)/", **calls)
+    text = rf"{_ANY_TEXT} & ~/{_SPACE}*({_BEGINNINGS[parser]})(?s:.*)/"
+    return _rules(start="TEXT? | calls", TEXT=text, **calls)
 
 
 def parts_of(constraint: Constraint, parser: ToolParserName) -> Iterator[tuple[str, str]]:
@@ -65,6 +75,22 @@ def parts_of(constraint: Constraint, parser: ToolParserName) -> Iterator[tuple[s
     for tool in constraint.tools:
         alone = Constraint(tools=(tool,), calls="required", parallel=False)
         yield tool.field, grammar_of(alone, parser)
+
+
+def schemas_of(constraint: Constraint) -> Iterator[tuple[str, Schema]]:
+    """Each schema of the constraint as the request has it: (the request's field, the schema)."""
+    if constraint.format is not None:
+        yield constraint.format.field, constraint.format.schema
+    for tool in constraint.tools:
+        yield tool.field, tool.parameters
+
+
+def is_ambiguous(constraint: Constraint, parser: ToolParserName) -> bool:
+    """Whether an answer in the format could be read as a call; where calls have marks none can."""
+    if constraint.format is None or constraint.calls == "required" or parser == "hermes":
+        return False
+    names = {tool.name for tool in constraint.tools}
+    return bool(names) and may_be_call(constraint.format.schema, _ARGUMENTS[parser], names)
 
 
 # --- calls ----------------------------------------------------------------------------------
@@ -105,7 +131,7 @@ def _one_of(tools: Iterable[Tool], arguments: str) -> dict[str, Any]:
     calls = []
     for number, tool in enumerate(tools):
         name = f"tool{number}"
-        definitions[name] = _moved(closed(_without_id(tool.parameters)), f"#/$defs/{name}")
+        definitions[name] = moved(closed(without_id(tool.parameters)), f"#/$defs/{name}")
         calls.append(
             {
                 "type": "object",
@@ -118,107 +144,6 @@ def _one_of(tools: Iterable[Tool], arguments: str) -> dict[str, Any]:
             }
         )
     return {"anyOf": calls, "$defs": definitions}
-
-
-# --- schemas --------------------------------------------------------------------------------
-_SCHEMA: Final = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
-_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_UNCLEAR: Final = frozenset({"not", "if", "then", "else", "dependentSchemas"})
-"""Whose schemas hold beside others, or not at all."""
-_IN_PLACE: Final = _UNCLEAR | {"anyOf", "oneOf", "allOf"}
-"""Whose schemas are of the same value as the one that they stand in."""
-_DESCRIBING: Final = _IN_PLACE | {
-    *("properties", "required", "dependentRequired", "patternProperties"),
-    *("additionalProperties", "unevaluatedProperties", "$ref"),
-}
-"""Keywords that say something of an object's properties."""
-_OPEN: Final = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
-"""Keywords that say which other properties there may be."""
-
-
-def closed(schema: Any) -> Any:
-    """The schema without properties that it does not name, where it leaves that open: whatever the
-    model wrote there would be valid, at any length.
-
-    Where several schemas describe one object (the parts of an `allOf`, properties beside an
-    `anyOf`, a `$ref` beside either) none of them is closed: they do not name one another's.
-    """
-    shared: set[str] = set()
-    while True:
-        before = len(shared)
-        result = _closed(schema, "#", shared, is_shared=False)
-        if len(shared) == before:
-            return result
-
-
-def _closed(schema: Any, place: str, shared: set[str], *, is_shared: bool) -> Any:
-    """One of its schemas, closed.
-
-    Args:
-        place: its JSON pointer.
-        shared: pointers of schemas that are referred to beside others; more are added.
-        is_shared: others describe the same value.
-    """
-    if not isinstance(schema, Mapping):
-        return schema
-    is_shared = is_shared or place in shared
-    is_joined = is_shared or len(_DESCRIBING & schema.keys()) > 1
-    if is_joined and isinstance(schema.get("$ref"), str):
-        shared.add(schema["$ref"])
-
-    def close(part: Any, key: str, step: str) -> Any:
-        beside = is_joined or key in _UNCLEAR or (key == "allOf" and len(schema["allOf"]) > 1)
-        return _closed(part, place + step, shared, is_shared=key in _IN_PLACE and beside)
-
-    result = _mapped(schema, close)
-    others = _OPEN | _IN_PLACE | {"$ref"}
-    if "properties" in schema and not is_shared and not others & schema.keys():
-        result["additionalProperties"] = False
-    return result
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """The schema for another document, in which it stands at this JSON pointer."""
-    if not isinstance(schema, Mapping):
-        return schema
-    result = _mapped(schema, lambda part, key, step: _moved(part, place))
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        result["$ref"] = place + reference[1:]
-    return result
-
-
-def _without_id(schema: Schema) -> Schema:
-    """A tool's schema without a name of its own, against which its references would be read."""
-    name = schema.get("$id")
-    if not isinstance(name, str) or f'"$ref":"{name}' in msgspec.json.encode(schema).decode():
-        return schema
-    return {key: value for key, value in schema.items() if key != "$id"}
-
-
-def _mapped(schema: Schema, change: Callable[[Any, str, str], Any]) -> dict[str, Any]:
-    """The schema with its direct subschemas changed; what is data, such as `enum`, stays.
-
-    Args:
-        change: what is made of a subschema, its keyword, and its JSON pointer from here.
-    """
-    result = dict(schema)
-    for key, value in schema.items():
-        if key in _SCHEMAS and isinstance(value, list):
-            result[key] = [change(part, key, f"/{key}/{n}") for n, part in enumerate(value)]
-        elif key in _SCHEMA:
-            result[key] = change(value, key, f"/{key}")
-        elif key in _NAMED and isinstance(value, Mapping):
-            result[key] = {
-                name: change(part, key, f"/{key}/{_escaped(name)}") for name, part in value.items()
-            }
-    return result
-
-
-def _escaped(name: str) -> str:
-    """As a step of a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 # --- text -----------------------------------------------------------------------------------

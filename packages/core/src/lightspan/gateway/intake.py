@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -17,31 +19,42 @@ from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     TokenEngine,
-    ToolParserName,
 )
-from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.gateway.calls import Account, CallInfo, Past, ServedCall
 from lightspan.gateway.dialects import Parse
 from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.constraints import Constraint
 from lightspan.gateway.dialects.messages import parse_message
 from lightspan.gateway.dialects.responses import ID_PREFIX, recorded_conversation
 from lightspan.gateway.dialects.shared import Conversation, ModelRequest, cannot_honour
 from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
-from lightspan.gateway.grammars import LONGEST, grammar_of, parts_of
-from lightspan.gateway.refusal import ApiError, bad_request, no_model
+from lightspan.gateway.preparation import Preparation
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
+from lightspan.gateway.schemas import is_deeper
 from lightspan.gateway.terms import Terms
+from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import new_id
+from lightspan.schema.records import Mode, new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
 from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+DEEPEST: Final = 128
+"""Levels of a request's JSON."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
+
+
+class _Prepared(NamedTuple):
+    """A request that only has to be asked."""
+
+    asked: ModelRequest
+    prompts: list[list[int]]
+    engine: TokenEngine
+    tokenizer: ChatTokenizer
 
 
 class Intake:
@@ -56,9 +69,13 @@ class Intake:
         self._terms = terms
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
+        self._preparation = Preparation()
+        self._reading = Workers("requests")
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
+        self._preparation.close()
+        self._reading.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
@@ -77,22 +94,27 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        agent, body = _named_agent(request), dict[str, Any]()
+        agent, read = _named_agent(request), _NOTHING
         try:
-            body = await _body(request)
-            path, target = self._who(account, agent, body)
+            read = await self._read(request)
+            path, target = self._who(account, agent, read.body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
             target = self._terms.target(account, path)
-            info = _call_info(request, account, body, path, target)
+            info = _call_info(request, account, read, path, target)
             await self._terms.log.refuse(info, error)
             raise
-        info = _call_info(request, account, body, path, target)
+        info = _call_info(request, account, read, path, target)
         try:
             return await self._call(info, parse)
         except ApiError as error:
             if info.call_id not in account.calls:
                 await self._terms.log.refuse(info, error)
+            raise
+        except asyncio.CancelledError:
+            if info.call_id not in account.calls:
+                gone = ApiError(CLIENT_LEFT, "the client left before a model was asked")
+                self._terms.log.background(self._terms.log.refuse(info, gone))
             raise
         except Exception as error:  # ours: the call is seen all the same
             failed = ApiError(500, f"the gateway failed: {type(error).__name__}")
@@ -107,15 +129,30 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        body = await _body(request)
-        path, target = self._who(account, _named_agent(request), body)
-        info = _call_info(request, account, body, path, target)
+        read = await self._read(request)
+        path, target = self._who(account, _named_agent(request), read.body)
+        info = _call_info(request, account, read, path, target)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         forced = target.sampling if target.selected else None
-        asked = parse({**body, "max_tokens": 1}, mode=account.claim.rollout.mode, forced=forced)
+        mode, body = account.claim.rollout.mode, {**read.body, "max_tokens": 1}
+        asked = await self._parsed(parse, body, read.size, mode, forced)
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        return sum(map(len, asked.prompts(tokenizer)))
+        return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
+
+    async def _read(self, request: web.Request) -> _Read:
+        data, dialect = await _data(request), request.rel_url.raw_path.rpartition("/v1/")[2]
+        return await self._reading.run(_decoded, data, dialect, size=len(data))
+
+    async def _parsed(
+        self,
+        parse: Parse,
+        body: Mapping[str, Any],
+        size: int,
+        mode: Mode,
+        forced: Sampling | None,
+    ) -> ModelRequest:
+        return await self._reading.run(partial(parse, body, mode=mode, forced=forced), size=size)
 
     def _who(
         self, account: Account, agent: str | None, body: Mapping[str, Any]
@@ -130,38 +167,49 @@ class Intake:
         llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
         if llm is not None and parse is not parse_chat:
             raise _chat_only(info, llm, parse)
-        # before we look: another try of the same call may come while we wait
         endpoint = None if llm is None else await self._endpoint(llm)
+        ready = None
+        if endpoint is None and info.call_id not in info.account.calls:
+            ready = await self._prepared(info, parse)
+        # after the waiting: another try of the same call may have come meanwhile
         call = info.account.calls.get(info.call_id)
         if call is None:
-            if endpoint is None:
-                call = self._generated(info, parse)
-            else:
+            if endpoint is not None:
                 call = self._forwarded(info, endpoint)
+            else:
+                assert ready is not None  # nothing was waited for since the call was looked for
+                call = self._generated(info, ready)
             info.account.add(call)
         elif call.info.body_hash != info.body_hash:
             raise _another_request(info)
         return call
 
     # --- calls that our engine generates --------------------------------------------------
-    def _generated(self, info: CallInfo, parse: Parse) -> GeneratedCall:
+    async def _prepared(self, info: CallInfo, parse: Parse) -> _Prepared:
+        """What is asked, with its grammar, and the ids of its prompts."""
         account, engine = info.account, self._engine_for(info)
         forced = info.target.sampling if info.target.selected else None
-        asked = parse(info.body, mode=account.claim.rollout.mode, forced=forced)
+        mode = account.claim.rollout.mode
+        asked = await self._parsed(parse, info.body, info.size, mode, forced)
         if asked.previous is not None:
             asked = asked.after(_conversation(account, asked.previous))
         _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
-        asked = replace(asked, grammar=_grammar(asked, engine, info.policy, tokenizer))
+        grammar = await self._preparation.grammar(asked, engine, info.policy, tokenizer)
+        asked = replace(asked, grammar=grammar)
         past = _past_of(info)
-        records = past.records if past is not None else []
-        prompts = _known_prompts(records, asked) or asked.prompts(tokenizer)
+        prompts = _known_prompts(past.records if past is not None else [], asked)
+        prompts = prompts or await self._preparation.prompts(asked, tokenizer)
         asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
-        call = GeneratedCall(info, asked, prompts, engine, tokenizer, self._terms.log)
+        return _Prepared(asked, prompts, engine, tokenizer)
+
+    def _generated(self, info: CallInfo, ready: _Prepared) -> GeneratedCall:
+        call = GeneratedCall(info, *ready, self._terms.log)
+        past = _past_of(info)
         _begin(info, past)
         if past is not None:
             resampled = bool(past.span.attributes.get(c.CALL_RESAMPLED))
-            call.restore(records, resampled=resampled)
+            call.restore(past.records, resampled=resampled)
         return call
 
     def _engine_for(self, info: CallInfo) -> TokenEngine:
@@ -234,38 +282,67 @@ def _named_agent(request: web.Request) -> str | None:
     return join_path(unquote(part) for part in names.split("/"))
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+class _Read(NamedTuple):
+    """The body of a request."""
+
+    body: dict[str, Any]
+    digest: str
+    """Of what is asked: of two dialects that share a body each has its own."""
+    size: int
+    """In bytes."""
+
+
+def _digest(data: bytes, size: int) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+def _read_of(body: dict[str, Any], dialect: str, size: int) -> _Read:
+    named = b"" if dialect == _CHAT else dialect.encode()
+    return _Read(body, _digest(named + msgspec.json.encode(body, order="sorted"), 16), size)
+
+
+_CHAT: Final = "chat/completions"
+_NOTHING: Final = _read_of({}, _CHAT, 0)
+"""Of a body that could not be read."""
+
+
+async def _data(request: web.Request) -> bytes:
     try:
-        data = await request.read()
+        return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise ApiError(413, f"the request body is too large: {error.text}") from error
     except web.RequestPayloadError as error:  # no gzip, though it says so
         raise bad_request(f"the request body cannot be read: {error}") from error
+
+
+def _decoded(data: bytes, dialect: str) -> _Read:
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the request body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise bad_request("the request body must be a JSON object")
-    return body
+    if is_deeper(body, DEEPEST):  # what reads it goes down by calling itself
+        raise bad_request(f"the request body is nested more than {DEEPEST} levels deep")
+    return _read_of(body, dialect, len(data))
 
 
 def _call_info(
-    request: web.Request, account: Account, body: dict[str, Any], path: str, target: Target
+    request: web.Request, account: Account, read: _Read, path: str, target: Target
 ) -> CallInfo:
     trace_id, parent_id = _parent(request.headers.get(c.HEADER_PARENT))
-    body_hash = _digest(msgspec.json.encode(body, order="sorted"), 16)
     call_id = request.headers.get(c.HEADER_CALL_ID)
     if not call_id and request.headers.get(_RETRIES, "0") != "0":
-        call_id = account.undelivered(body_hash)  # without the shim
+        call_id = account.undelivered(read.digest)  # without the shim
     call_id = call_id or new_id("call")
     return CallInfo(
         account=account,
         call_id=call_id,
         agent_path=path,
         target=target,
-        body=body,
-        body_hash=body_hash,
+        body=read.body,
+        body_hash=read.digest,
+        size=read.size,
         policy=BASE_POLICY if target.route is Route.BASE else target.policy,
         # the same for every try of a call: writing it again changes nothing
         span_id=_digest(f"{account.attempt_id}/{call_id}".encode(), 8),
@@ -273,10 +350,6 @@ def _call_info(
         trace_id=trace_id,
         start_ns=now_ns(),
     )
-
-
-def _digest(data: bytes, size: int) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
 def _parent(header: str | None) -> tuple[str, str | None]:
@@ -357,48 +430,6 @@ def _tokenizer(engine: TokenEngine, policy: str) -> ChatTokenizer:
         return engine.tokenizer(policy)
     except NotFoundError as error:
         raise no_model(str(error)) from error
-
-
-def _grammar(
-    asked: ModelRequest, engine: TokenEngine, policy: str, tokenizer: ChatTokenizer
-) -> str:
-    """The grammar of what a request constrains; empty if it constrains nothing.
-
-    Raises:
-        ApiError: 400, this engine or its library cannot hold an answer to it.
-    """
-    constraint, parser = asked.constraint, tokenizer.tool_parser
-    if constraint is None:
-        return ""
-    if not engine.capabilities.grammars:
-        raise cannot_honour(*constraint.asked)
-    grammar = grammar_of(constraint, parser)
-    if len(grammar) > LONGEST:
-        raise bad_request(
-            f"the request's schemas make a grammar of {len(grammar):,} characters; at most "
-            f"{LONGEST:,} are followed"
-        )
-    try:
-        engine.check_grammar(policy, grammar)
-    except UnsupportedError as error:
-        raise _which(constraint, engine, policy, parser, error) from error
-    return grammar
-
-
-def _which(
-    constraint: Constraint,
-    engine: TokenEngine,
-    policy: str,
-    parser: ToolParserName,
-    error: UnsupportedError,
-) -> ApiError:
-    """The refusal that names the field."""
-    for field, part in parts_of(constraint, parser):
-        try:
-            engine.check_grammar(policy, part)
-        except UnsupportedError as reason:
-            return bad_request(f"'{field}' cannot be honoured: {reason}", field)
-    return bad_request(f"what is asked of the answer cannot be honoured: {error}", "tools")
 
 
 def _check_supported(sampling: Sampling, capabilities: EngineCapabilities) -> None:

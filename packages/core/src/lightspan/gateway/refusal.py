@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from lightspan.engines.protocol import PromptRefused
@@ -13,6 +15,9 @@ from lightspan.errors import (
     UnsupportedError,
 )
 from lightspan.schema import conventions as c
+
+CLIENT_LEFT: Final = 499
+"""The status of an answer that nobody reads."""
 
 
 class ApiError(Exception):

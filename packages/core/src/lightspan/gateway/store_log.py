@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightspan.errors import DataError
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError
+from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import request_attributes
 from lightspan.schema.content import without_keys
@@ -40,6 +42,7 @@ class StoreLog(CallLog):
         self._store = store
         self._patience_s = patience_s
         self._closing = asyncio.Event()
+        self._wording = Workers("spans")
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         info = call.info
@@ -53,17 +56,27 @@ class StoreLog(CallLog):
         attributes = call.attributes()
         if call.overrides:
             attributes[c.SAMPLING_OVERRIDES] = dump_json(call.overrides)
-        span = call_span(info, outcome, attributes, end=end, message=str(call.error or ""))
+        span = await self._span(info, outcome, attributes, end, str(call.error or ""))
         await self._write(info.account, span, records)
 
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
         info.sequence_start = info.account.next_sequence()
         end = info.account.next_sequence()
-        attributes: Attributes = {c.ERROR_TYPE: error.code or str(error.status)}
-        if error.status < 500:
-            attributes[c.CALL_REFUSED] = error.param or ""
-        span = call_span(info, CallOutcome.ERROR, attributes, end=end, message=error.message)
+        outcome, attributes = CallOutcome.ERROR, Attributes()
+        if error.status == CLIENT_LEFT:
+            outcome = CallOutcome.CANCELLED
+        else:
+            attributes[c.ERROR_TYPE] = error.code or str(error.status)
+            if error.status < 500:
+                attributes[c.CALL_REFUSED] = error.param or ""
+        span = await self._span(info, outcome, attributes, end, error.message)
         await self._write(info.account, span, [])
+
+    async def _span(
+        self, info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
+    ) -> Span:
+        make = partial(call_span, info, outcome, attributes, end=end, message=message)
+        return await self._wording.run(make, size=info.size)
 
     async def _write(self, account: Account, span: Span, records: list[TokenRecord]) -> None:
         """Wait for the store's acknowledgement, as long as patience lasts."""

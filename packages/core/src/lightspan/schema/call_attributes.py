@@ -82,7 +82,7 @@ class StreamedAnswer:
 
 def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
     empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-    call = calls.setdefault(int(delta.get("index", 0)), empty)
+    call = calls.setdefault(_number_of(calls, delta), empty)
     call["id"] = delta.get("id") or call["id"]
     function = delta.get("function") or {}
     call["function"]["name"] += function.get("name") or ""
@@ -92,6 +92,22 @@ def _add_tool_call(calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -
 def has_content(answer: Mapping[str, Any]) -> bool:
     """Whether anything of an answer has come."""
     return any(answer.get(key) for key in ("choices", "output", "content"))
+
+
+def _number_of(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
+    """Which call a delta belongs to. Some servers leave `index` out: then another id begins a call,
+    or without one another name, and the rest is of the latest."""
+    index, call_id = delta.get("index"), delta.get("id")
+    if isinstance(index, int):
+        return index
+    if not calls:
+        return 0
+    latest = max(calls)
+    if call_id:
+        same = (number for number, call in calls.items() if call["id"] == call_id)
+        return next(same, latest + 1)
+    begins = (delta.get("function") or {}).get("name") and calls[latest]["function"]["name"]
+    return latest + 1 if begins else latest
 
 
 def choices_asked(body: Mapping[str, Any]) -> int:

@@ -20,6 +20,8 @@ Part = dict[str, Any]
 LONGEST_TEXT: Final = 1_024
 """Characters that are kept of an address or a file's name."""
 
+DEEPEST: Final = 64
+"""Levels that are kept of a part: what reads it goes down by calling itself."""
 _LONGEST_OPAQUE: Final = 4_096
 """Characters of base64 that are taken for text, in a part of no known kind."""
 _FEWEST_KINDS: Final = 48
@@ -55,11 +57,12 @@ def is_reference(part: Any) -> bool:
     return isinstance(part, Mapping) and "modality" in part
 
 
-def reference(part: Mapping[str, Any]) -> Part:
-    """The part with references in place of bytes; one without any stays what it is."""
+def reference(part: Mapping[str, Any], levels: int = DEEPEST) -> Part:
+    """The part with references in place of bytes; one without any stays what it is, so many levels
+    deep."""
     modality = _MODALITIES.get(str(part.get("type")))
     if modality is None:
-        return {key: _without_bytes(value) for key, value in part.items()}
+        return {key: _without_bytes(value, levels) for key, value in part.items()}
     fields = dict(part)
     for key in _INSIDE:
         if isinstance(part.get(key), Mapping):
@@ -80,7 +83,7 @@ def reference(part: Mapping[str, Any]) -> Part:
     file_id = fields.get("file_id") or (fields.get("id") if modality == "audio" else None)
     if isinstance(file_id, str):
         return {"type": "file", **known, "file_id": kept_text(file_id, LONGEST_TEXT)}
-    return {key: _without_bytes(value) for key, value in part.items()}
+    return {key: _without_bytes(value, levels) for key, value in part.items()}
 
 
 def _is_text(source: Any) -> bool:
@@ -96,12 +99,14 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return next(filter(None, texts), "")
 
 
-def _without_bytes(value: Any) -> Any:
+def _without_bytes(value: Any, levels: int) -> Any:
     """The value of a part that no dialect here knows, with a reference where bytes stand."""
+    if isinstance(value, Mapping | list | tuple) and levels == 0:
+        return "…"
     if isinstance(value, Mapping):
-        return reference(value)
+        return reference(value, levels - 1)
     if isinstance(value, list | tuple):
-        return [_without_bytes(one) for one in value]
+        return [_without_bytes(one, levels - 1) for one in value]
     if isinstance(value, str) and _is_bytes(value):
         return {"type": "blob", **_digest(value)}
     return value

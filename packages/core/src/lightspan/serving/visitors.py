@@ -21,7 +21,7 @@ from aiohttp import web
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import ConfigError
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
-from lightspan.gateway.refusal import ApiError, bad_request, no_model
+from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan.gateway.server import Server
 from lightspan.gateway.terms import Terms, token_of
 from lightspan.schema import conventions as c
@@ -75,7 +75,7 @@ class Tally(CallLog):
         return use if known else use._replace(agent="…")
 
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
-        self.failed += 1
+        self.failed += error.status != CLIENT_LEFT
 
     async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
         """Nothing is kept, so nothing changes."""

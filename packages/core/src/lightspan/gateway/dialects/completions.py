@@ -66,6 +66,10 @@ class CompletionRequest(ModelRequest):
     def count(self) -> int:
         return len(self.given)
 
+    @property
+    def said(self) -> Any:
+        return self.given
+
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         ids = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in self.given]
         if not all(ids):

@@ -133,6 +133,10 @@ class ResponseRequest(ModelRequest):
         """What a next request goes on from."""
         return [*self.before, *self.given, answer.choices[0].message]
 
+    @property
+    def said(self) -> Any:
+        return [self.messages, self.tools, self.template_options]
+
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         plain = [plain_message(message, "input") for message in self.messages]
         if not plain:

@@ -20,6 +20,8 @@ from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 
 MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 64
+"""Stop strings: each is looked for at every token."""
 HONOURED_BY_ALL: Final = frozenset(
     {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
 )
@@ -144,9 +146,14 @@ class ModelRequest(ABC):
         """How many prompts there are."""
         return 1
 
+    @property
+    @abstractmethod
+    def said(self) -> Any:
+        """What prompts are made of."""
+
     @abstractmethod
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """The token ids of each prompt.
+        """The token ids of each prompt. It may take long: the gateway asks from other threads.
 
         Raises:
             ApiError: 400 naming the field.
@@ -224,6 +231,8 @@ def _stop(stop: Any, field: str) -> tuple[str, ...]:
     several = [stop] if isinstance(stop, str) else (stop or [])
     if not isinstance(several, list) or not all(isinstance(s, str) and s for s in several):
         raise bad_request(f"'{field}' must be a non-empty string or an array of them", field)
+    if len(several) > MAX_STOPS:
+        raise bad_request(f"'{field}' has {len(several):,} strings; at most {MAX_STOPS}", field)
     return tuple(several)
 
 
