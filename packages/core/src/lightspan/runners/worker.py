@@ -33,6 +33,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
+from lightspan.stores.event_loop import keep_time
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -119,6 +120,7 @@ def _run(main: Coroutine[Any, Any, None], check: Callable[[], None]) -> None:
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
+        keep_time(loop)
         os.register_at_fork(after_in_child=partial(_end_child_of, loop))
         task = loop.create_task(main)
         while True:
