@@ -14,10 +14,12 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from lightspan.capture import strays, threads
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
+from lightspan.runners.command.command import Command
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
 from lightspan.runners.pace import Pace
@@ -27,6 +29,7 @@ from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.schema.resources import NamedResources, routing_of
 from lightspan.schema.spans import (
+    Attributes,
     Span,
     SpanKind,
     SpanStatus,
@@ -114,6 +117,7 @@ class AttemptRun:
         self._timer: asyncio.TimerHandle | None = None
         """Looks whether it is."""
         self._given_s = 0.0
+        self._strays = strays.count()
         self._root = new_span_id()
         self._started = now_ns()
 
@@ -370,7 +374,17 @@ class AttemptRun:
 
     async def _keep_spans(self, scope: Scope, ending: Ending, store: Store) -> list[str]:
         """Keep what was recorded; returns the capture errors."""
-        scope.recorder.give_up()
+        recorder = scope.recorder
+        recorder.is_over = True
+        recorder.give_up()
+        lost = strays.missing_from(recorder, self._strays)
+        if lost is not None:
+            recorder.damage(lost)
+        attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
+        is_program = isinstance(self._host.app.function, Command)  # a child itself
+        has_children = recorder.has_children or threads.has_children()
+        if has_children and not recorder.has_called and not is_program:
+            attributes[c.CHILDREN] = True
         failed = ending.status is not AttemptStatus.SUCCEEDED
         root = self._span(
             scope,
@@ -380,10 +394,10 @@ class AttemptRun:
             start_ns=self._started,
             status=SpanStatus.ERROR if failed else SpanStatus.OK,
             status_message=ending.message,
-            attributes={c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id},
+            attributes=attributes,
         )
-        spans = [*scope.recorder.drain(), root]
-        damage = scope.recorder.damages()
+        spans = [*recorder.drain(), root]
+        damage = recorder.damages()
         try:
             await store.add_spans(self.ref, spans)
         except LightspanError as error:

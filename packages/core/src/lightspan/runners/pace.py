@@ -36,8 +36,9 @@ class Pace:
         self.stopped_s = 0.0
         """For how long the process was stopped, as by Ctrl-Z, which is no time at all."""
         self.blocking: set[str] = set()
-        """The attempts that were seen to execute since the last tick, which was late by then. They
-        are given nothing. Another thread adds them to the very set that it found before it looked."""
+        """The attempts that were seen to execute since the last tick, while the next one was late:
+        they are given nothing. Another thread adds them to the set that it found before it looked.
+        """
         self.ticked = self.now()
         """When the loop last turned, by `now`."""
 
