@@ -15,7 +15,7 @@ import openai
 
 import lightspan.capture.emit as emit
 from lightspan.runners.app import rollout
-from lightspan.runners.runner import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 
 not_callable = 5
 

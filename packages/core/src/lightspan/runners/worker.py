@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.capture import threads
 from lightspan.errors import LightspanError
 from lightspan.runners.app import App, load_app
 from lightspan.runners.deaths import note_faults, note_reason
@@ -105,6 +106,7 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
         with contextlib.suppress(OSError):  # a death will be told with less
             note_faults(plan.faults)
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
+    threads.carry()  # before the app begins workers of its own
     try:
         app = load_app(plan.app)
     except LightspanError as error:

@@ -1,5 +1,5 @@
-"""Event loops for plain code (`run_sync`), and that go by the real clock (`keep_time`); a wait for an
-event that has an end (`within`)."""
+"""Event loops for plain code (`run_sync`), and by the real clock (`keep_time`); a wait for an event
+that has an end (`within`)."""
 
 from __future__ import annotations
 
