@@ -172,16 +172,12 @@ class LocalRunners:
             plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
         self._faults = tempfile.mkdtemp(prefix="lightspan-")
-        starting: list[_Worker] = []
         try:
-            await asyncio.to_thread(self._spawn_all, starting)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                for worker in starting:  # the thread waits for them, perhaps for a slow import
-                    worker.process.kill()
+            self._workers = await self._start_all(_shares(self.slots, self.processes))
+        except BaseException:
             shutil.rmtree(self._faults, ignore_errors=True)
             raise
-        self._workers, self._listened = starting, clock.monotonic()
+        self._listened = clock.monotonic()
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
@@ -239,10 +235,27 @@ class LocalRunners:
         """Process ids of the runners."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
-    def _spawn_all(self, workers: list[_Worker]) -> None:
+    async def _start_all(self, shares: Sequence[int]) -> list[_Worker]:
+        """Start a process for so many slots each; all have ended if this raises."""
+        workers: list[_Worker] = []
+        spawning = asyncio.create_task(asyncio.to_thread(self._spawn_all, workers, shares))
+        try:
+            await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            while not spawning.done():  # the thread waits for them, perhaps for a slow import
+                for worker in workers:
+                    with contextlib.suppress(ValueError):  # the thread has just ended it
+                        worker.process.kill()
+                await asyncio.wait([spawning], timeout=0.05)
+            if spawning.exception() is None:
+                await asyncio.to_thread(_end, workers)
+            raise
+        return workers
+
+    def _spawn_all(self, workers: list[_Worker], shares: Sequence[int]) -> None:
         """Add each process to `workers` as it starts; all have ended if this raises."""
         try:
-            for slots in _shares(self.slots, self.processes):
+            for slots in shares:
                 workers.append(self._spawn(slots))  # noqa: PERF401 - those that started are ended
             for worker in workers:
                 self._wait_ready(worker)
@@ -367,16 +380,7 @@ class LocalRunners:
                 f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
                 f"before they ran anything (the last one {death}); run the app alone to see why"
             )
-        self._workers.append(await asyncio.to_thread(self._spawn_one, dead.plan.slots))
-
-    def _spawn_one(self, slots: int) -> _Worker:
-        worker = self._spawn(slots)
-        try:
-            self._wait_ready(worker)
-        except BaseException:
-            _end([worker])
-            raise
-        return worker
+        self._workers += await self._start_all([dead.plan.slots])
 
 
 @contextlib.contextmanager
