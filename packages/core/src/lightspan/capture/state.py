@@ -25,6 +25,8 @@ class State:
     """The wrapped requests of the SDKs."""
     starters: list[Patch] = field(default_factory=list)
     """The wrapped starts of threads, and what else carries scopes."""
+    forks_seen: bool = False
+    """Forked processes are left alone: that is asked for once, for ever."""
     strays: int = 0
     """Model calls for no attempt under way, so far."""
     stray: str = ""

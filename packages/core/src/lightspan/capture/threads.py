@@ -3,13 +3,14 @@
 `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
 context before Python 3.14, so a model call in a raw thread would lose its agent. Runners call
 `carry`; outside a scope nothing changes. What cannot be carried is noticed: workers that are fed by
-a queue (`strays`), and processes, in which nobody records.
+a queue (`strays`), and processes, in which nothing is recorded or redirected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import queue
 import subprocess
 import threading
@@ -21,7 +22,7 @@ from multiprocessing.pool import ThreadPool
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from lightspan.capture import strays
+from lightspan.capture import strays, wire
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import pushed
 from lightspan.capture.state import state
@@ -50,12 +51,29 @@ def carry() -> None:
     state.starters += [
         Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
     ]
+    if not state.forks_seen:
+        state.forks_seen = True
+        os.register_at_fork(after_in_child=_leave_child)
 
 
 def stop_carrying() -> None:
     """Undo `carry`."""
     while state.starters:
         state.starters.pop().undo()
+
+
+def _leave_child() -> None:
+    """In a forked process: do there what is done in one that is spawned, nothing.
+
+    It has the scope of whoever forked it, though it may work for all, as a pool's do; and our
+    connections, which it would share with its parent.
+    """
+    if state.starters:
+        state.lock = threading.Lock()  # another thread may have held it
+        stop_carrying()
+        wire.uninstall()
+        state.clients.clear()
+        state.async_clients.clear()
 
 
 def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[..., Future[Any]]:
