@@ -275,6 +275,12 @@ async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
         assert blocked(200, first) == {"ro-1": 600, "ro-2": 800}
         assert blocked(300, first) == {"ro-1": 600, "ro-2": 1100}
         assert blocked(300) == {"ro-1": 900, "ro-2": 1200}
+        attempt = runner.attempt(first)
+        assert attempt is not None
+        attempt.deadline = pace.now()  # due before the tick, and executed first
+        pace.ticked -= 200
+        attempt._look_at_limit()
+        assert left(runner) == {"ro-1": 200, "ro-2": 1200}
 
 
 async def test_a_stopped_process_has_no_time(store: Store, tmp_path: Path) -> None:

@@ -195,6 +195,18 @@ async def test_a_worker_that_asks_no_model_is_nobodys_business(store: Store, ask
     assert await damage_of(store, app) == [[], []]
 
 
+async def test_an_answer_that_comes_by_a_queue_is_no_order(store: Store, ask: Any) -> None:
+    """Nothing tells whom the worker worked for, but the attempt itself waited for it."""
+    consumer = Consumer(queue.SimpleQueue())
+
+    def app(task: int) -> float:
+        replies: queue.Queue[float] = queue.Queue()
+        consumer(lambda: replies.put(1.0) or 0.0)
+        return replies.get() * ask()
+
+    assert await damage_of(store, app) == [[], []]
+
+
 async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, ask: Any) -> None:
     """Its call comes too late; the next attempt has its own."""
     over, late = threading.Event(), threading.Event()
