@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import queue
+import threading
 import urllib.request
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import openai
@@ -142,6 +146,43 @@ def posts(task: dict[str, Any]) -> float:
     """The writer asks over HTTP, where nobody sees it."""
     with lightspan.agent("writer"):
         return _post(task["url"], "own", "any", task["q"])
+
+
+def _asks(url: str, text: str) -> float:
+    at = openai.OpenAI(base_url=url, api_key="own")
+    return float(_ask([{"role": "user", "content": text}], at))
+
+
+@lightspan.rollout
+def asks_in_a_process(task: dict[str, Any]) -> float:
+    """The writer asks in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    with lightspan.agent("writer"), ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(_asks, task["url"], task["q"]).result()
+
+
+def _consume() -> None:
+    while True:
+        work, done = _orders.get()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+
+_orders: queue.Queue[Any] = queue.Queue()
+_consumer = threading.Thread(target=_consume, name="consumer", daemon=True)
+
+
+@lightspan.rollout
+def asks_by_a_worker(task: dict[str, Any]) -> float:
+    """A thread that the first attempt began asks for all of them."""
+    done: Future[float] = Future()
+    with lightspan.agent("writer"):
+        if not _consumer.is_alive():
+            _consumer.start()
+        _orders.put((lambda: float(_ask([{"role": "user", "content": task["q"]}])), done))
+    return done.result()
 
 
 @lightspan.rollout

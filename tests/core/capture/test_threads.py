@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
@@ -65,6 +66,29 @@ def test_executors_inherit_per_submit() -> None:
             with agent("checker"):
                 assert list(pool.map(lambda _: acting_path(), range(2))) == ["checker"] * 2
         assert pool.submit(acting_path).result() is None
+
+
+def test_pools_of_multiprocessing_inherit_per_call() -> None:
+    """Several threads at once, and none of them has what it was started with."""
+    paths = ["writer", "writer"]
+
+    def path(*_: object) -> str | None:
+        return acting_path()
+
+    with open_scope(Scope(rollout_id="r", attempt_id="a")):
+        with agent("starter"):
+            pool = ThreadPool(2)
+        with agent("writer"):
+            assert pool.apply(path) == "writer"
+            assert pool.map(path, range(2)) == paths
+            assert pool.starmap(path, [(1, 2), (3, 4)], chunksize=1) == paths
+            assert list(pool.imap(path, range(2))) == paths
+            assert sorted(pool.imap_unordered(path, range(4), chunksize=2), key=str) == paths * 2
+            assert pool.map_async(path, range(2)).get() == paths
+            assert pool.starmap_async(func=path, iterable=[(1,)]).get() == ["writer"]
+    with pool:
+        assert pool.apply_async(path).get() is None
+    pool.join()
 
 
 def test_stop_carrying_leaves_the_classes_as_they_were() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.core.reports.dry_runs import dev, scripted
 
 from lightspan import LLM, Trainer
+from lightspan.capture import strays
 from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run.sections import ClientReport, Reason
@@ -90,6 +91,66 @@ def test_a_client_that_nobody_tells_of(
         with pytest.raises(UnsupportedError) as caught:
             trainer.fit(dry_apps.posts, [task])
         assert str(caught.value) == stops
+
+
+def test_an_app_that_asks_in_processes_of_its_own(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    """Forked ones, which have a copy of all that is ours, and make no use of it."""
+    trainer = Trainer(
+        rl(group_size=2, tasks_per_step=1),
+        engine=scripted({"": ["1"]}),
+        steps=3,
+        folder=tmp_path / "run",
+        reporter=SilentReporter(),
+    )
+    with ScriptedServer("1") as server:
+        task = {"q": "a", "url": server.url}
+        report = trainer.dev(dry_apps.asks_in_a_process, [task], group_size=2)
+        assert len(server.requests) == 2
+        stops = (
+            "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL; it started "
+            "other processes, and what is asked there is not seen (rollouts: 2). Ask in the app's "
+            "own process, or in threads, or hand every such process what to ask: "
+            f"{WAY_OUT.partition(';')[0]}"
+        )
+        assert report.warnings[0] == f"fit would stop: {stops}"
+        with pytest.raises(UnsupportedError) as caught:
+            trainer.fit(dry_apps.asks_in_a_process, [task])
+        assert str(caught.value) == stops
+
+
+def test_an_app_whose_worker_asks_for_all_attempts(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path, lines: Any
+) -> None:
+    """One after the other: the first attempt has its own call, the others have none."""
+
+    def trainer() -> Trainer:
+        """With an engine of its own: a closed one answers nobody."""
+        return Trainer(
+            rl(group_size=2, tasks_per_step=1),
+            engine=scripted({"": ["1", "0"]}),
+            steps=1,
+            runners=1,
+            folder=tmp_path / "run",
+            reporter=lines,
+        )
+
+    worker = "the thread 'consumer', which does not belong to it"
+    cause = f"a model call was made for an attempt by {worker}: {strays.ADVICE}"
+    report = trainer().dev(dry_apps.asks_by_a_worker, [{"q": "a"}], group_size=2)
+    assert f"1 of 2 rollouts are damaged, first of all: damaged: {cause} (1 of 2 rollouts)" in (
+        report.warnings
+    )
+    training = trainer()
+    training.fit(dry_apps.asks_by_a_worker, [{"q": "a"}])
+    told = f"1 of 2 rollouts are damaged, so not trained (for example task {{}}: {cause})"
+    episodes = stored_episodes(training.folder.store_url)
+    assert any(told.format(episode.task_id) in line for line in lines.texts for episode in episodes)
+    assert sorted((bool(episode.damage), len(episode.calls)) for episode in episodes) == [
+        (False, 1),
+        (True, 0),
+    ]
 
 
 def test_a_client_that_is_given_the_attempts_endpoint_trains(

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,32 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
 
 
 async def blocks_its_neighbours(task: dict[str, Any]) -> float:
-    """Blocks until it is let go; the others need the loop once more then."""
+    """Blocks for longer than the others' limit of 2 s; they need the loop again and again."""
     Path(task["marker"]).touch()
     await seen(*task["when"])
-    while task["kind"] == "blocks" and not Path(task["marker"] + "-go").exists():
-        time.sleep(0.02)
-    await asyncio.sleep(0.1)
+    if task["kind"] == "again and again":
+        for _ in range(8):
+            time.sleep(0.325)
+            await asyncio.sleep(0)
+    if task["kind"] == "with Python's lock":
+        ctypes.PyDLL(None).usleep(2_600_000)
+    for _ in range(8):
+        await asyncio.sleep(0.01)
+    return 1.0
+
+
+async def freezes_time(task: dict[str, Any]) -> float:
+    """Freezes it for its process, as freezegun does: wherever a module refers to it."""
+    if task["kind"] == "freezes":
+        for name in ("monotonic", "time", "time_ns", "perf_counter"):
+            real, frozen = getattr(time, name), partial(float, task["at"])
+            for module in [time, *sys.modules.values()]:
+                for own in [own for own, value in vars(module).items() if value is real]:
+                    setattr(module, own, frozen)
+        Path(task["marker"]).touch()
+    if task["kind"] == "too long":
+        await asyncio.sleep(3600)
+    await seen(*task["when"])
     return 1.0
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import openai
 
 import lightspan.capture.emit as emit
 from lightspan.runners.app import rollout
-from lightspan.runners.runner import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 
 not_callable = 5
 
@@ -204,6 +205,20 @@ def kills_itself(task: dict[str, Any]) -> float:
         with open(task["marker"], "w"):
             pass
         os.kill(os.getpid(), 9)
+    return 1.0
+
+
+POOLS: list[ProcessPoolExecutor] = []
+
+
+def keeps_a_pool(task: dict[str, Any]) -> float:
+    """Tells of its workers, and how they are started where nobody says."""
+    if not POOLS:
+        POOLS.append(ProcessPoolExecutor(2))
+    assert sum(POOLS[0].map(abs, [-1, 1])) == 2
+    method = multiprocessing.get_start_method()
+    with open(task["marker"], "w") as file:
+        json.dump([method, [child.pid for child in multiprocessing.active_children()]], file)
     return 1.0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from lightspan.errors import AppError, ConfigError, LightspanError
@@ -91,6 +94,58 @@ async def test_a_start_that_is_given_up_leaves_no_process(
         await starting
     await until(lambda: not Path(f"/proc/{seen.read_text()}").exists())
     await runners.stop()
+
+
+async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
+    store: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app takes long to import the second time."""
+    (tmp_path / "slow_app.py").write_text(
+        "import os, pathlib, time\n"
+        "seen = pathlib.Path(os.environ['SEEN'])\n"
+        "if seen.exists():\n"
+        "    seen.write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "seen.touch()\n"
+        "def answer(task):\n"
+        "    return 1.0\n"
+    )
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    runners = make(1)
+    if runners.python is not None:
+        runners = LocalRunners(1, python=runners.python, app_dirs=[tmp_path])
+    told = plan(store, "slow_app:answer")
+    told.sys_path.append(str(tmp_path))
+    await runners.start(told)
+    os.kill(runners.pids[0], signal.SIGKILL)
+    await until(seen.read_text)
+    await runners.stop()
+    assert not Path(f"/proc/{seen.read_text()}").exists()
+
+
+@pytest.mark.parametrize("how", ["stop", "drain"])
+async def test_pools_of_processes_end_with_their_runner(
+    store: Store, make: Make, tmp_path: Path, how: str
+) -> None:
+    """They are started as the app's platform does."""
+    marker = tmp_path / "marker"
+    await enqueue(store, [{"marker": str(marker)}])
+    async with started(make(1), plan(store, "runner_apps:keeps_a_pool")) as runners:
+        await finished(store, runners)
+        method, pids = json.loads(marker.read_text())
+        workers = [psutil.Process(pid) for pid in pids]
+        await getattr(runners, how)()
+        await until(lambda: not any(map(is_alive, workers)))
+    assert len(workers) == 2
+    assert method == multiprocessing.get_start_method()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def finished(store: Store, runners: LocalRunners) -> list[RolloutState]:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,6 +36,7 @@ from lightspan.schema.records import (
 from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store
+from lightspan.stores.event_loop import within
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
 
@@ -86,12 +88,13 @@ async def runners_of(
         await runners.stop()
 
 
-async def finished(store: Store, runners: LocalRunners) -> list[RolloutState]:
+async def finished(store: Store, runners: LocalRunners | None = None) -> list[RolloutState]:
     while True:
         states = await store.rollouts()
         if all(state.status.final for state in states):
             return states
-        runners.check()
+        if runners is not None:
+            runners.check()
         await asyncio.sleep(0.02)
 
 
@@ -99,6 +102,12 @@ async def reaches(store: Store, status: RolloutStatus, count: int = 1) -> None:
     while True:
         if (await store.count()).get(status) == count:
             return
+        await asyncio.sleep(0.02)
+
+
+async def until_lease(store: Store, number: int, at: float) -> None:
+    """Until an attempt's lease lasts so long."""
+    while (await attempt_of(store, number)).lease_until < at:  # noqa: ASYNC110 - in a store
         await asyncio.sleep(0.02)
 
 
@@ -201,57 +210,140 @@ async def test_an_app_that_blocks_its_loop_in_its_own_environment(
     )
 
 
-async def test_a_block_costs_the_neighbours_no_time(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["again and again", "with Python's lock"])
+async def test_a_block_costs_the_neighbours_no_time(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
     """It was over before the guilty attempt's own limit, and after theirs."""
-    neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=3) for number in (1, 2)]
-    await store.enqueue([rollout(0, "blocks", tmp_path, timeout_s=600), *neighbours])
-    async with runners_of(store, "blocks_its_neighbours") as runners:
-        for number in range(3):
-            await until((tmp_path / f"marker-{number}").exists)
-        await asyncio.sleep(4)
-        (tmp_path / "marker-0-go").touch()
-        states = await finished(store, runners)
+    neighbours = [rollout(number, "neighbour", tmp_path, timeout_s=2) for number in (1, 2)]
+    await store.enqueue([rollout(0, kind, tmp_path, timeout_s=600), *neighbours])
+    runner = Runner(store, App(apps.blocks_its_neighbours), RunnerConfig(guarded=True))
+    ended: list[str | None] = []
+    async with Guard(runner, store.url, lambda: None, ended.append):
+        working = asyncio.create_task(runner.run())
+        states = await finished(store)
+        runner.stop()
+        await working
     assert [state.status for state in states] == [RolloutStatus.SUCCEEDED] * 3
-    for number in range(3):
-        assert (await attempt_of(store, number)).reward == Reward(1.0)
+    assert ended == []
 
 
-async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
-    """Nobody more than once more its limit, and not who blocked the loop itself."""
+@asynccontextmanager
+async def guarded(store: Store, tmp_path: Path) -> AsyncIterator[tuple[Guard, Runner, list[Any]]]:
+    """A guard whose runner has two attempts under way that have a limit of 600 s; why it ended."""
     await store.enqueue(
         [
             rollout(0, "unlimited", tmp_path),
             *(rollout(number, "limited", tmp_path, timeout_s=600) for number in (1, 2)),
         ]
     )
-    runner = Runner(store, App(apps.waits_for_its_neighbours), RunnerConfig(guarded=True))
-    async with Guard(runner, store.url, lambda: None, lambda _: None) as guard:
+    config, ended = RunnerConfig(guarded=True, grace_s=1.0), []
+    runner = Runner(store, App(apps.waits_for_its_neighbours), config)
+    async with Guard(runner, store.url, lambda: None, ended.append) as guard:
         working = asyncio.create_task(runner.run())
         await until((tmp_path / "marker-0").exists)
-        blocking = {(await attempt_of(store, 1)).attempt_id}
-        attempts = {each.claim.rollout.rollout_id: each for each in runner.attempts}
-        limits = {name: each.deadline for name, each in attempts.items()}
+        try:
+            yield guard, runner, ended
+        finally:
+            for number in (1, 2):
+                (tmp_path / f"marker-{number}").touch()
+            runner.stop()
+            await working
 
-        def given() -> dict[str, float]:
-            return {
-                name: each.deadline - before
-                for name, each in attempts.items()
-                if each.deadline is not None and (before := limits[name]) is not None
-            }
 
-        now = time.monotonic()
-        guard._turn(now, set())  # the loop's own pace
-        assert given() == {"ro-1": 0, "ro-2": 0}
-        guard._turn(now - 200, blocking)
-        guard._turn(now - 300, blocking)
-        assert given() == {"ro-1": 0, "ro-2": pytest.approx(500, abs=10)}
-        guard._turn(now - 300, set())
-        assert given() == {"ro-1": pytest.approx(300, abs=10), "ro-2": pytest.approx(600)}
+def left(runner: Runner) -> dict[str, float]:
+    """Rollout → what is left of its limit, roughly."""
+    return {
+        each.claim.rollout.rollout_id: pytest.approx(each.deadline - runner.pace.now(), abs=20)
+        for each in runner.attempts
+        if each.deadline is not None
+    }
+
+
+async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
+    """Nobody more than once more its limit, and not who blocked the loop itself."""
+    async with guarded(store, tmp_path) as (_, runner, _):
+        pace, first = runner.pace, (await attempt_of(store, 1)).attempt_id
+
+        def blocked(seconds: float, *blocking: str) -> dict[str, float]:
+            pace.blocking |= set(blocking)
+            pace.ticked -= seconds
+            pace.catch_up()
+            return left(runner)
+
+        assert blocked(0) == {"ro-1": 600, "ro-2": 600}
+        assert blocked(200, first) == {"ro-1": 600, "ro-2": 800}
+        assert blocked(300, first) == {"ro-1": 600, "ro-2": 1100}
+        assert blocked(300) == {"ro-1": 900, "ro-2": 1200}
+        attempt = runner.attempt(first)
+        assert attempt is not None
+        attempt.deadline = pace.now()  # due before the tick, and executed first
+        pace.ticked -= 200
+        attempt._look_at_limit()
+        assert left(runner) == {"ro-1": 200, "ro-2": 1200}
+
+
+async def test_a_stopped_process_has_no_time(store: Store, tmp_path: Path) -> None:
+    """However long, and whichever of its threads goes on first; it may be told so at any time."""
+    async with guarded(store, tmp_path) as (guard, runner, _):
+        now = guard._looks[1]
+        for looks in ((now, now - 5000), (now - 5000, now)):
+            runner.pace.ticked -= 4999
+            for attempt in runner.attempts:
+                if attempt.deadline is not None:
+                    attempt.deadline -= 4999
+            guard._looks = looks
+            os.kill(os.getpid(), signal.SIGCONT)
+            os.kill(os.getpid(), signal.SIGCONT)
+            assert left(runner) == {"ro-1": 600, "ro-2": 600}
+
+
+async def test_what_a_guard_could_not_see_is_no_block(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was kept from looking for as long, and looks again before the loop turns."""
+    looked, away = threading.Event(), threading.Event()
+
+    async def kept_from_it(*args: Any) -> bool:
+        is_over = await within(*args)
+        if not is_over and not away.is_set():
+            time.sleep(1.5)
+            away.set()
+            return False
+        looked.set()
+        return is_over
+
+    async with guarded(store, tmp_path) as (_, runner, ended):
+        for attempt in runner.attempts:
+            if attempt.deadline is not None:
+                attempt.deadline -= 700
+        monkeypatch.setattr("lightspan.runners.guard.within", kept_from_it)
+        looked.wait()  # blocks the loop
+        runner.pace.ticked = runner.pace.now()  # their time is over, and nobody looks at it
+        for attempt in runner.attempts:
+            attempt.deadline = None
+    assert ended == []
+
+
+@pytest.mark.parametrize("at", [0.0, 4e9])
+async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float) -> None:
+    """Leases and limits go on; neither are they over at once, nor never."""
+    first = rollout(0, "freezes", tmp_path, timeout_s=600)
+    first.task["at"] = at
+    await store.enqueue([first, rollout(1, "neighbour", tmp_path, timeout_s=600)])
+    async with runners_of(store, "freezes_time", lease_s=2) as runners:
+        await until((tmp_path / "marker-0").exists)
+        await store.enqueue([rollout(2, "too long", tmp_path, timeout_s=TIMEOUT_S)])
+        await reaches(store, RolloutStatus.FAILED)
+        before = (await attempt_of(store, 1)).lease_until
+        await until_lease(store, 1, before + 0.5)
+        assert await store.expire() == 0
         for number in (1, 2):
             (tmp_path / f"marker-{number}").touch()
-        await reaches(store, RolloutStatus.SUCCEEDED, 3)
-        runner.stop()
-        await working
+        states = await finished(store, runners)
+    succeeded, failed = RolloutStatus.SUCCEEDED, RolloutStatus.FAILED
+    assert [state.status for state in states] == [succeeded, succeeded, failed]
+    assert (await attempt_of(store, 2)).outcome is Outcome.TIMEOUT
 
 
 async def test_leases_are_kept_while_the_loop_is_blocked(store: Store, tmp_path: Path) -> None:
@@ -522,7 +614,7 @@ async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
 
     await store.enqueue([rollout(0, "never", tmp_path)])
     runner = Runner(store, App(apps.waits_once))
-    monkeypatch.setattr(runner, "_resources_of", never)
+    monkeypatch.setattr(runner, "resources_of", never)
     working = asyncio.create_task(runner.run())
     await asked.wait()
     runner.abort()
@@ -539,7 +631,7 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 
 async def main(url, folder):
-    runners = LocalRunners(2)
+    runners = LocalRunners(3)
     app = "misbehaving_apps:waits_for_its_neighbours"
     await runners.start(RunnerPlan(store_url=url, app=app, sys_path=[folder], lease_s=3.0))
     print(runners.pids, flush=True)
@@ -553,8 +645,9 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_ctrl_z_ends_no_process(store: Store, tmp_path: Path) -> None:
-    """All were stopped for longer than a process may say nothing; then all go on."""
-    both = [rollout(number, "limited", tmp_path) for number in (1, 2)]
+    """All were stopped for longer than a process may say nothing, and more than twice the limit of
+    an attempt; then all go on."""
+    both = [rollout(number, "limited", tmp_path, timeout_s=3) for number in (1, 2)]
     await store.enqueue([rollout(0, "unlimited", tmp_path), *both])
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", STOPPABLE, store.url, str(HERE)),
@@ -576,8 +669,7 @@ async def test_ctrl_z_ends_no_process(store: Store, tmp_path: Path) -> None:
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.5)
         stopped = (await attempt_of(store, 0)).lease_until
-        while (await attempt_of(store, 0)).lease_until <= stopped + 1:  # noqa: ASYNC110 - it goes on
-            await asyncio.sleep(0.05)
+        await until_lease(store, 0, stopped + 1)  # it goes on
         for number in (1, 2):
             (tmp_path / f"marker-{number}").touch()
         await reaches(store, RolloutStatus.SUCCEEDED, 3)

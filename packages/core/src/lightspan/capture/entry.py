@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightspan.capture import wire
+from lightspan.capture import strays, wire
 from lightspan.capture.scope import Acting, Scope, reset_acting, set_acting
 
 
@@ -16,6 +16,7 @@ def open_scope(scope: Scope) -> Iterator[Scope]:
         wire.install()
     except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
         scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+    strays.is_here()
     token = set_acting(Acting(scope, parent_span_id=scope.root_span_id))
     try:
         yield scope

@@ -25,6 +25,12 @@ class Recorder:
     """False: whatever is added is forgotten."""
 
     def __init__(self, limit: int = 100_000) -> None:
+        self.has_called = False
+        """A model call was seen here."""
+        self.has_children = False
+        """The app has started another process."""
+        self.is_over = False
+        """The attempt has ended: what is made in its name now is no part of it."""
         self._limit = limit
         self._spans: list[Span] = []
         self._damage: list[str] = []
@@ -36,6 +42,7 @@ class Recorder:
 
     def new_call_id(self) -> str:
         """The id of a call that is made now."""
+        self.has_called = True
         return new_id("call")
 
     def add(self, span: Span) -> None:
@@ -43,6 +50,7 @@ class Recorder:
             name, message = clean_text(span.name), kept_text(span.status_message)
             span = span.replace(name=name, status_message=message)
         span = without_keys(span)
+        self.has_called = self.has_called or span.kind is SpanKind.LLM
         with self._lock:
             if len(self._spans) < self._limit:
                 self._spans.append(span)

@@ -26,7 +26,13 @@ class State:
     shims: list[Patch] = field(default_factory=list)
     """The wrapped requests of the SDKs."""
     starters: list[Patch] = field(default_factory=list)
-    """The wrapped starts of threads."""
+    """The wrapped starts of threads, and what else carries scopes."""
+    forks_seen: bool = False
+    """Forked processes are left alone: that is asked for once, for ever."""
+    strays: int = 0
+    """Model calls for no attempt under way, so far."""
+    stray: str = ""
+    """What is to be said of the last one."""
     clients: dict[tuple[str, str], Any] = field(default_factory=dict)
     """SDK and origin → our clean client."""
     async_clients: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]] = field(

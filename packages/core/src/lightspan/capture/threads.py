@@ -1,37 +1,79 @@
-"""Carry the scope into threads and executors (inside runners only).
+"""Carry the scope into threads, executors and pools (inside runners only).
 
-`threading.Thread` and `ThreadPoolExecutor` start work in an empty context before Python 3.14, so a
-model call in a raw thread would lose its agent. Runners call `carry`; outside a scope nothing
-changes.
+`threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
+context before Python 3.14, so a model call in a raw thread would lose its agent. Runners call
+`carry`; outside a scope nothing changes. What cannot be carried is noticed: workers that are fed by
+a queue (`strays`), and processes, in which nothing is recorded or redirected.
 """
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import os
+import queue
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
-from typing import Any
+from multiprocessing.pool import ThreadPool
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
 
+from lightspan.capture import strays, wire
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import pushed
 from lightspan.capture.state import state
 
+_POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
+"""Modules whose threads outlive the attempt that happened to start them."""
+_POOL_METHODS: Final = (
+    *("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
+)
+_QUEUES: Final = ((queue.Queue, "put", "get"), (asyncio.Queue, "put_nowait", "get_nowait"))
+
 
 def carry() -> None:
     """Make threads started inside a scope inherit it. Idempotent."""
-    if not state.starters:
-        state.starters += [
-            Patch(ThreadPoolExecutor, "submit", partial(_submit, ThreadPoolExecutor.submit)),
-            Patch(threading.Thread, "start", partial(_start, threading.Thread.start)),
-        ]
+    if state.starters:
+        return
+    changes: list[tuple[Any, str, Any]] = [
+        (ThreadPoolExecutor, "submit", _submit),
+        (threading.Thread, "start", _start),
+        *((ThreadPool, name, _pooled) for name in _POOL_METHODS),
+        *((kind, put, _put) for kind, put, _ in _QUEUES),
+        *((kind, get, _get) for kind, _, get in _QUEUES),
+        (BaseProcess, "start", _start_process),
+        (subprocess.Popen, "__init__", _start_process),
+    ]
+    state.starters += [
+        Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
+    ]
+    if not state.forks_seen:
+        state.forks_seen = True
+        os.register_at_fork(after_in_child=_leave_child)
 
 
 def stop_carrying() -> None:
     """Undo `carry`."""
     while state.starters:
         state.starters.pop().undo()
+
+
+def _leave_child() -> None:
+    """In a forked process: do there what is done in one that is spawned, nothing.
+
+    It has the scope of whoever forked it, though it may work for all, as a pool's do; and our
+    connections, which it would share with its parent.
+    """
+    if state.starters:
+        state.lock = threading.Lock()  # another thread may have held it
+        stop_carrying()
+        wire.uninstall()
+        state.clients.clear()
+        state.async_clients.clear()
 
 
 def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[..., Future[Any]]:
@@ -46,14 +88,70 @@ def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[...,
     return submit
 
 
+def _pooled(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    @wraps(original)
+    def method(self: ThreadPool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not patch.on or pushed() is None:
+            return original(self, func, *args, **kwargs)
+        context = copy_context()
+
+        def carried(*each: Any, **named: Any) -> Any:
+            return context.copy().run(func, *each, **named)  # one can be entered once at a time
+
+        return original(self, carried, *args, **kwargs)
+
+    return method
+
+
 def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callable[..., None]:
     @wraps(original)
     def start(self: threading.Thread) -> None:
         # A pool's worker outlives the attempt that happened to start it: it must not inherit.
         worker = getattr(self, "_target", None)
-        is_worker = getattr(worker, "__module__", "") == "concurrent.futures.thread"
+        is_worker = getattr(worker, "__module__", "") in _POOLS
         if patch.on and pushed() is not None and not is_worker:
             self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)
 
     return start
+
+
+def _put(original: Callable[..., None], patch: Patch) -> Callable[..., None]:
+    @wraps(original)
+    def put(self: Any, item: Any, *args: Any, **kwargs: Any) -> None:
+        # before it is there, or another thread could take it first
+        undo = strays.give(self, item, pushed()) if patch.on else None
+        try:
+            original(self, item, *args, **kwargs)
+        except BaseException:
+            if undo is not None:
+                undo()
+            raise
+
+    return put
+
+
+def _get(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    @wraps(original)
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        item = original(self, *args, **kwargs)
+        if patch.on:
+            strays.take(self, item)
+        return item
+
+    return get
+
+
+def _start_process(original: Callable[..., None], patch: Patch) -> Callable[..., None]:
+    @wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        if patch.on and (current := pushed()) is not None:
+            current.scope.recorder.has_children = True
+        original(self, *args, **kwargs)
+
+    return start
+
+
+def has_children() -> bool:
+    """Whether processes of multiprocessing's are there, whichever attempt started them."""
+    return bool(multiprocessing.active_children())

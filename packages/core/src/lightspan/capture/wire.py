@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from lightspan.capture import strays
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
 from lightspan.capture.patch import Patch
@@ -139,12 +140,16 @@ def _async_shim(
 def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
     """The call to handle, or None if it is not ours. Never raises into the app."""
     current, root = pushed(), None
-    if current is None or is_clean(client):
+    if is_clean(client) or (current is None and not state.starters):
         return None
     try:
         if not _asks_a_model(sdk, options):
             return None
+        if current is None:
+            strays.look(None)
+            return None
         current, root = begin(current, None)
+        strays.look(current)
         told = call_begins(current)
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
@@ -154,7 +159,8 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         call_id, body = current.scope.new_call_id(), _body(options)
         return _SentCall(sdk, current, target, call_id, body, now_ns(), address, told, root)
     except Exception as error:
-        current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
+        if current is not None:
+            current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
         if root is not None:
             root.close()
         return None

@@ -24,6 +24,8 @@ UNSCORED_TASKS: Final = 2
 """Tasks without a reward after which training stops, if none had one; or all."""
 NAMED: Final = 5
 """Tasks, or reasons, that are named; the others are counted."""
+LONGEST_DAMAGE: Final = 600
+"""Characters of what an attempt is damaged by, advice included."""
 LONGEST_REASON: Final = 300
 """Characters of what a call failed with."""
 WAY_OUT: Final = (
@@ -53,6 +55,7 @@ class Health:
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
         """Those that a note has named."""
+        self._damage_told = False
 
     def look(self, episodes: Sequence[Episode]) -> None:
         """Note what is odd.
@@ -65,6 +68,7 @@ class Health:
         """
         check_rewards(episodes)
         self._failures(episodes)
+        self._damaged(episodes)
         self._unscored(episodes)
         self._seen |= seen_agents(episodes)
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
@@ -98,6 +102,17 @@ class Health:
                     f"{100 * len(affected) / len(episodes):.0f} % of the rollouts {what} (mostly "
                     f"{why}; for example task {affected[0].task_id}: {affected[0].message[:200]})"
                 )
+
+    def _damaged(self, episodes: Sequence[Episode]) -> None:
+        """The first ones, however few, and whenever there are many."""
+        damaged = [episode for episode in episodes if episode.damage]
+        if not damaged or (self._damage_told and len(damaged) <= FAILURE_WARNING * len(episodes)):
+            return
+        self._damage_told = True
+        self._note(
+            f"{len(damaged)} of {many(len(episodes), 'rollout')} are damaged, so not trained (for "
+            f"example task {damaged[0].task_id}: {damaged[0].damage[0][:LONGEST_DAMAGE]})"
+        )
 
     def _unscored(self, episodes: Sequence[Episode]) -> None:
         """Each task is named once, or a long run would name the same ones at every step. Failures
@@ -273,6 +288,12 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
     silent = "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL"
     way_out = f"Give another client (LiteLLM, httpx, requests) {WAY_OUT}"
+    if any(span.attributes.get(c.CHILDREN) for episode in episodes for span in episode.spans):
+        silent += "; it started other processes, and what is asked there is not seen"
+        way_out = (
+            "Ask in the app's own process, or in threads, or hand every such process what to ask: "
+            f"{WAY_OUT.partition(';')[0]}"
+        )
     if not failed:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"
     every = len(failed) == len(episodes)

@@ -11,7 +11,6 @@ import logging
 import secrets
 import sys
 import threading
-import time
 from typing import Any, Final
 
 import msgspec
@@ -29,7 +28,7 @@ from lightspan.production.journal import (
 )
 from lightspan.production.options import RecordOptions
 from lightspan.production.redact import Redactor
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import clock, conventions as c, messages
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.records import AttemptStatus, Json, Mode, Outcome
 from lightspan.schema.spans import (
@@ -61,13 +60,13 @@ class OpenAttempt(Recorder):
     def __init__(self, owner: OpenAttempts, *, is_call: bool) -> None:
         super().__init__(MOST_SPANS)
         self._owner = owner
-        unique = f"{time.time_ns():016x}{secrets.token_hex(8)}"
+        unique = f"{clock.now_ns():016x}{secrets.token_hex(8)}"
         self.attempt_id: Final = f"at-{unique}"
         self.rollout_id: Final = f"ro-{unique}"
         self._call_stem = f"call-{unique}-"
         self.is_call: Final = is_call
         self._calls = 0
-        self._started_at = time.time()
+        self._started_at = clock.now()
         self._ended = self._failed = self._cut = False
         self._handed_over = self._taken = self._is_forgotten = False
         self._left_out = 0

@@ -28,6 +28,7 @@ from lightspan.errors import (
     NotFoundError,
     StoreFormatError,
 )
+from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -356,7 +357,7 @@ class Journal:
             self._service,
             None,
             [],
-            started_at=time.time(),
+            started_at=clock.now(),
             report=report_of(
                 attempt_id,
                 AttemptStatus.CANCELLED,

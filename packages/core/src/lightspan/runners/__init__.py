@@ -1,12 +1,13 @@
 """Runners run the app: they claim an attempt, call the app in its scope, and report its outcome.
 
 `app` is what is run (`@rollout` and its arguments), `command` a program in any language as an app.
-`runner` is the loop, and `outcome` says what an app's return value or exception means. `protocol`
-says what a set of runners is: `local` processes of this machine (`worker` inside them,
-`interpreters` for those of the app's own Python), or `external` ones that somebody starts by hand.
-Such a one is a `joiner`; it and the trainer find each other in the store by `peers`.
+`runner` is the loop, `attempt` what it does with one attempt, and `outcome` says what an app's
+return value or exception means. `protocol` says what a set of runners is: `local` processes of this
+machine (`worker` inside them, `interpreters` for those of the app's own Python), or `external` ones
+that somebody starts by hand. Such a one is a `joiner`; it and the trainer find each other in the
+store by `peers`.
 
 An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks its
-loop, `descriptors` what was closed; `local` sees what is dead or silent, and `deaths` says which
-attempt is to blame, and by `whereabouts` which line of the app.
+loop, `pace` what attempts lose by that, `descriptors` what was closed; `local` sees what is dead or
+silent, and `deaths` says which attempt is to blame, and by `whereabouts` which line of the app.
 """

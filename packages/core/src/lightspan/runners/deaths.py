@@ -12,7 +12,6 @@ import fcntl
 import os
 import resource
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 
 from lightspan.runners.outcome import STOPPED
 from lightspan.runners.whereabouts import in_words, of_faults
+from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -139,7 +139,7 @@ class Death:
 
     def _blamed(self, rollout: Rollout, attempt: Attempt) -> Report:
         # the clock of a store that processes of this machine share
-        lasted_s = time.time() - attempt.started_at
+        lasted_s = clock.now() - attempt.started_at
         if self.silent_s is not None and lasted_s > (rollout.timeout_s or float("inf")):
             text = f"the app ran longer than {rollout.timeout_s:g} s; its process {self}"
             return attempt.report(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)

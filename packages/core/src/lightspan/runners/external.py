@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.peers import disagreement, is_there, speaks
 from lightspan.runners.protocol import RunnerPlan, Runners, check_leaves_home
+from lightspan.schema import clock
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.stores.protocol import Store
@@ -100,7 +100,7 @@ class RunnerWatch:
         """Look at the store's peers for as long as this is not cancelled."""
         while True:
             try:
-                self.look(await store.peers(), time.monotonic())
+                self.look(await store.peers(), clock.monotonic())
             except StoreError as error:
                 log.warning("who works with the store cannot be seen: %s", error)
             await asyncio.sleep(LOOK_S)

@@ -3,7 +3,7 @@
 It extends the leases, tells the parent that the process lives, and looks at the app's loop: one
 that is blocked runs no timeout and no neighbour. When the attempt that blocks it is past its time
 limit, the guard reports it, gives its neighbours back, and ends the process, which is replaced.
-When the loop turns again before that, its neighbours get the time that they have lost.
+When the loop turns again before that, its neighbours get the time that they have lost (`pace`).
 
 What blocks Python itself (C code that keeps the interpreter's lock) blocks the guard too: then the
 parent hears nothing, and ends the process (`local`).
@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self
 
 from lightspan.capture.scope import pushed_in
+from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import STOPPED
-from lightspan.runners.runner import BEATS_PER_LEASE, AttemptRun, Runner
+from lightspan.runners.runner import BEATS_PER_LEASE, Runner
 from lightspan.runners.whereabouts import in_words, of_frame
+from lightspan.schema import clock
 from lightspan.schema.spans import text_of
 from lightspan.stores import open_store
-from lightspan.stores.event_loop import within
+from lightspan.stores.event_loop import keep_time, within
 from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
@@ -34,9 +36,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.25
 """How often a guard looks at the app's loop."""
 _AWAY_S: Final = 1.0
-"""From when on the process was stopped, as by Ctrl-Z, and no app has blocked its loop."""
-_LOST_S: Final = 1.0
-"""From when on a block is time that its neighbours have lost, and not the pace of a busy loop."""
+"""From when on a guard was kept from looking: by a process that was stopped, as by Ctrl-Z, or by
+something that kept Python's lock."""
 WARN_S: Final = 10.0
 """How long an attempt may block the loop before it is warned of."""
 
@@ -64,23 +65,26 @@ class Guard:
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._guarded = threading.get_ident()
-        self._turned = threading.Event()
-        """The app's loop has turned since it was asked to."""
-        self._turned.set()
-        self._asked = time.monotonic()
-        self._blocking: set[str] = set()
-        """The attempts that were seen to execute since."""
+        self._looks = (clock.monotonic(),) * 2
+        """When it looked last, and before."""
+        self._returned = 0.0
+        """When it could look again after it was kept from that."""
         self._warned: set[str] = set()
         self._over = asyncio.Event()
         # of the standard library, whatever policy the app has set
         self._own_loop = asyncio.SelectorEventLoop()
+        keep_time(self._own_loop)
         self._thread = threading.Thread(target=self._run, name="lightspan-guard", daemon=True)
 
     async def __aenter__(self) -> Self:
+        self._looks = (clock.monotonic(),) * 2
         self._thread.start()
+        self._handler = signal.signal(signal.SIGCONT, self._continued)
+        signal.siginterrupt(signal.SIGCONT, False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        signal.signal(signal.SIGCONT, self._handler)
         self._own_loop.call_soon_threadsafe(self._over.set)
         await asyncio.to_thread(self._thread.join)
 
@@ -95,11 +99,10 @@ class Guard:
     async def _work(self) -> None:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
-            looked = time.monotonic()
             while not await within(LOOK_S, self._over):
-                away_s, looked = time.monotonic() - looked - LOOK_S, time.monotonic()
-                if away_s > _AWAY_S:
-                    self._asked += away_s
+                self._looks = before, now = self._looks[1], clock.monotonic()
+                if now - before > LOOK_S + _AWAY_S:
+                    self._returned = now
                 self._beat()
                 await self._look(store)
                 if extending.done():
@@ -114,37 +117,38 @@ class Guard:
                 self._loop.call_soon_threadsafe(attempt.lose)
 
     async def _look(self, store: Store) -> None:
-        now = time.monotonic()
-        if self._turned.is_set():
-            self._turned.clear()
-            self._asked = now
-            self._blocking = set()
-            self._loop.call_soon_threadsafe(self._turn, now, self._blocking)
+        pace = self._runner.pace
+        blocking = pace.blocking
+        blocked_s = min(pace.now() - pace.ticked, clock.monotonic() - self._returned)
+        if blocked_s < LOOK_S:
             return
         frame = sys._current_frames().get(self._guarded)
         guilty = self._acting_in(frame)
         if guilty is not None:
-            self._blocking.add(guilty.ref.attempt_id)
+            blocking.add(guilty.attempt_id)
         grace_s = self._runner.config.grace_s
-        blocked_s = now - self._asked
         if blocked_s < min(grace_s, WARN_S):
             return
         where = in_words(list(of_frame(frame)))
-        if blocked_s >= grace_s and self._is_over(guilty, now):
+        if blocked_s >= grace_s and self._is_over(guilty, blocked_s):
             await self._give_back(store, guilty, where)
         elif blocked_s >= WARN_S and guilty is not None:
-            self._warn(guilty.ref.attempt_id, where)
+            self._warn(guilty.attempt_id, where)
 
-    def _turn(self, asked: float, blocking: set[str]) -> None:
-        """The app's loop turns, which executes this before the timeouts that are due by now."""
-        blocked_s = time.monotonic() - asked
-        if blocked_s >= _LOST_S:
-            for attempt in self._runner.attempts:
-                if attempt.ref.attempt_id not in blocking:
-                    attempt.give_time(blocked_s)
-        self._turned.set()
+    def _continued(self, *_: object) -> None:
+        """A signal handler: the process, if it was stopped, goes on. That was no time at all.
 
-    def _is_over(self, guilty: AttemptRun | None, now: float) -> bool:
+        Another process may say so at any time, so it was stopped only if nobody has looked for a
+        while; the guard's thread may be faster than this one and have looked again.
+        """
+        before, looked = self._looks
+        now = clock.monotonic()
+        away_s = max(looked - before, now - looked) - LOOK_S
+        if away_s > _AWAY_S:
+            self._looks = (now, now)
+            self._runner.pace.stopped_s += away_s
+
+    def _is_over(self, guilty: AttemptRun | None, blocked_s: float) -> bool:
         """Whether the attempt is past its limit, or over; any that waits, where nobody is known to
         block. What blocks while nobody waits was left behind by one that is over."""
         if guilty is not None and guilty.ending is not None:
@@ -153,8 +157,8 @@ class Guard:
         if guilty is None and self._runner.stuck:
             return True
         if guilty is None and not waiting:  # an app that opens may take its time
-            return self._runner.claimed > 0 and now - self._asked >= WARN_S
-        asked = waiting if guilty is None else [guilty]
+            return self._runner.claimed > 0 and blocked_s >= WARN_S
+        asked, now = waiting if guilty is None else [guilty], self._runner.pace.now()
         limits = [each.deadline for each in asked if each.deadline]
         return any(now >= limit + self._runner.config.grace_s for limit in limits)
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lightspan.errors import AppError, ConfigError, UnsupportedError
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.peers import Presence, disagreement, here, is_there, speaks
 from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema import clock
 from lightspan.schema.checks import check_number
 from lightspan.schema.records import Peer, PeerRole, new_id
 from lightspan.stores import open_store
@@ -100,7 +100,7 @@ class _Joiner:
         self._waiting = ""
         self._told = self._seen = (0, 0)
         self._disagreed: set[str] = set()
-        self._told_at = self._busy_at = time.monotonic()
+        self._told_at = self._busy_at = clock.monotonic()
 
     async def work(self, store: Store) -> None:
         """Until there is nothing to do any more."""
@@ -213,7 +213,7 @@ class _Joiner:
 
     def _tell(self) -> None:
         """Say what was done, now and then."""
-        counts, now = self._counts, time.monotonic()
+        counts, now = self._counts, clock.monotonic()
         if counts != self._told and now - self._told_at >= TELL_S:
             self._told, self._told_at = counts, now
             claimed, running = counts
@@ -223,7 +223,7 @@ class _Joiner:
 
     def _is_idle(self) -> bool:
         """Whether there was nothing to do for as long as was allowed."""
-        counts, now = self._counts, time.monotonic()
+        counts, now = self._counts, clock.monotonic()
         if self._runners.running or counts != self._seen:
             self._seen, self._busy_at = counts, now
         limit = self._options.until_idle_s

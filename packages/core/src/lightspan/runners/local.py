@@ -32,6 +32,7 @@ from lightspan.runners import interpreters
 from lightspan.runners.deaths import SHOW, Death, bury
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.runners.worker import DAMAGED, Order, Word, work
+from lightspan.schema import clock
 from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
 from lightspan.stores import open_store
@@ -66,20 +67,20 @@ class _Worker:
     latest: Word = field(default_factory=Word)
     """What the process said last."""
     heard: float = 0.0
-    """When, by `time.monotonic`."""
+    """When, by `clock.monotonic`."""
 
     def hear(self) -> None:
         """Take in what the process has said."""
         with contextlib.suppress(EOFError, OSError, *DAMAGED):
             while self.lifeline.poll():
                 self.latest = msgspec.json.decode(self.lifeline.recv_bytes(), type=Word)
-                self.heard = time.monotonic()
+                self.heard = clock.monotonic()
 
     @property
     def silent_s(self) -> float | None:
         """For how long it has said nothing, if that is so long that its attempts may soon be lost:
         something keeps Python's lock."""
-        silent_s = time.monotonic() - self.heard
+        silent_s = clock.monotonic() - self.heard
         limit = max(_SILENT_S, self.plan.lease_s * _SILENT_LEASES)
         return silent_s if self.latest.beats and silent_s > limit else None
 
@@ -90,8 +91,8 @@ class _Worker:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SHOW)
-        deadline = time.monotonic() + _NOTE_S
-        while _size(faults) == before and time.monotonic() < deadline:
+        deadline = clock.monotonic() + _NOTE_S
+        while _size(faults) == before and clock.monotonic() < deadline:
             time.sleep(0.02)
         self.process.kill()
         self.process.join()
@@ -160,7 +161,7 @@ class LocalRunners:
         self._claimed_before = 0
         """By processes that are gone."""
         self._listened = 0.0
-        """When we last did, by `time.monotonic`."""
+        """When we last did, by `clock.monotonic`."""
 
     async def start(self, plan: RunnerPlan) -> None:
         """Spawn the processes and wait until each has imported the app.
@@ -174,16 +175,12 @@ class LocalRunners:
             plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
         self._faults = tempfile.mkdtemp(prefix="lightspan-")
-        starting: list[_Worker] = []
         try:
-            await asyncio.to_thread(self._spawn_all, starting)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                for worker in starting:  # the thread waits for them, perhaps for a slow import
-                    worker.process.kill()
+            self._workers = await self._start_all(_shares(self.slots, self.processes))
+        except BaseException:
             shutil.rmtree(self._faults, ignore_errors=True)
             raise
-        self._workers, self._listened = starting, time.monotonic()
+        self._listened = clock.monotonic()
         self._supervisor = asyncio.create_task(self._supervise(), name="lightspan-runners")
 
     def check(self) -> None:
@@ -241,10 +238,27 @@ class LocalRunners:
         """Process ids of the runners."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
-    def _spawn_all(self, workers: list[_Worker]) -> None:
+    async def _start_all(self, shares: Sequence[int]) -> list[_Worker]:
+        """Start a process for so many slots each; all have ended if this raises."""
+        workers: list[_Worker] = []
+        spawning = asyncio.create_task(asyncio.to_thread(self._spawn_all, workers, shares))
+        try:
+            await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            while not spawning.done():  # the thread waits for them, perhaps for a slow import
+                for worker in workers:
+                    with contextlib.suppress(ValueError):  # the thread has just ended it
+                        worker.process.kill()
+                await asyncio.wait([spawning], timeout=0.05)
+            if spawning.exception() is None:
+                await asyncio.to_thread(_end, workers)
+            raise
+        return workers
+
+    def _spawn_all(self, workers: list[_Worker], shares: Sequence[int]) -> None:
         """Add each process to `workers` as it starts; all have ended if this raises."""
         try:
-            for slots in _shares(self.slots, self.processes):
+            for slots in shares:
                 workers.append(self._spawn(slots))  # noqa: PERF401 - those that started are ended
             for worker in workers:
                 self._wait_ready(worker)
@@ -263,7 +277,7 @@ class LocalRunners:
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)
-        return _Worker(process, name, lifeline, time.monotonic(), plan)
+        return _Worker(process, name, lifeline, clock.monotonic(), plan)
 
     def _start_process(
         self, plan: RunnerPlan, name: str
@@ -337,7 +351,7 @@ class LocalRunners:
 
     def _excuse_silence(self) -> None:
         """While we were stopped, as by Ctrl-Z, so were the processes."""
-        now = time.monotonic()
+        now = clock.monotonic()
         away_s, self._listened = now - self._listened, now
         if away_s > _AWAY_S:
             for worker in self._workers:
@@ -361,7 +375,7 @@ class LocalRunners:
                 log.warning("attempt %s: %s", report.attempt_id, report.message)
 
     async def _replace(self, dead: _Worker, death: Death) -> None:
-        is_quick = time.monotonic() - dead.started < QUICK_S
+        is_quick = clock.monotonic() - dead.started < QUICK_S
         is_useless = is_quick and not death.leaves and not dead.latest.claimed
         self._useless = self._useless + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death)
@@ -374,16 +388,7 @@ class LocalRunners:
                 f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
                 f"before they ran anything (the last one {death}); run the app alone to see why"
             )
-        self._workers.append(await asyncio.to_thread(self._spawn_one, dead.plan.slots))
-
-    def _spawn_one(self, slots: int) -> _Worker:
-        worker = self._spawn(slots)
-        try:
-            self._wait_ready(worker)
-        except BaseException:
-            _end([worker])
-            raise
-        return worker
+        self._workers += await self._start_all([dead.plan.slots])
 
 
 @contextlib.contextmanager
@@ -428,10 +433,10 @@ def _end(workers: list[_Worker]) -> None:
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.lifeline.close()
-    deadline = time.monotonic() + 10
+    deadline = clock.monotonic() + 10
     for worker in workers:
         # Not `join`, which waits for children too that an app has forked and left.
-        while worker.process.is_alive() and time.monotonic() < deadline:
+        while worker.process.is_alive() and clock.monotonic() < deadline:
             time.sleep(0.01)
         if worker.process.is_alive():
             worker.process.kill()

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.capture import threads
 from lightspan.errors import LightspanError
 from lightspan.runners.app import App, load_app
 from lightspan.runners.deaths import note_faults, note_reason
@@ -33,6 +34,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
+from lightspan.stores.event_loop import keep_time
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -97,10 +99,14 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     # The parent ends us in any case, and a daemonic process may start none of its own: an app that
     # uses multiprocessing would fail here and nowhere else.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    # A spawned process would have its own start what it is asked to by spawning, too: the app is to
+    # find what it finds anywhere else.
+    multiprocessing.set_start_method(None, force=True)
     if plan.faults:
         with contextlib.suppress(OSError):  # a death will be told with less
             note_faults(plan.faults)
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
+    threads.carry()  # before the app begins workers of its own
     try:
         app = load_app(plan.app)
     except LightspanError as error:
@@ -119,6 +125,7 @@ def _run(main: Coroutine[Any, Any, None], check: Callable[[], None]) -> None:
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
+        keep_time(loop)
         os.register_at_fork(after_in_child=partial(_end_child_of, loop))
         task = loop.create_task(main)
         while True:

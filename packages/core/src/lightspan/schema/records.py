@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
 from lightspan.errors import IllegalMoveError
+from lightspan.schema import clock
 from lightspan.schema.reward import Reward
 
 Json = Any
@@ -157,7 +157,7 @@ def new_id(prefix: str) -> str:
     Ids begin with the time, so that those of one batch lie together in a store's indexes, and end
     with 64 random bits.
     """
-    return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(8)}"
+    return f"{prefix}-{clock.now_ns():016x}{secrets.token_hex(8)}"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):

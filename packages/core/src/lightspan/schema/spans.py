@@ -9,7 +9,6 @@ log-probabilities never live in a span, they are in `lightspan.schema.tokens.Tok
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, cast
@@ -17,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from lightspan.errors import DataError
+from lightspan.schema import clock
 from lightspan.schema.texts import clean_text, kept_text
 
 SCHEMA_VERSION = 1
@@ -157,7 +157,7 @@ def new_trace_id() -> str:
 
 def now_ns() -> int:
     """Nanoseconds since the epoch."""
-    return time.time_ns()
+    return clock.now_ns()
 
 
 def clean_attributes(values: Mapping[str, Any]) -> Attributes:

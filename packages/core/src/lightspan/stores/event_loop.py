@@ -1,4 +1,5 @@
-"""Event loops for plain code (`run_sync`), and a wait for an event that has an end (`within`)."""
+"""Event loops for plain code (`run_sync`), and by the real clock (`keep_time`); a wait for an event
+that has an end (`within`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import contextlib
 import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar, cast
+
+from lightspan.schema import clock
 
 T = TypeVar("T")
 
@@ -17,6 +20,12 @@ async def within(timeout_s: float | None, event: asyncio.Event) -> bool:
         async with asyncio.timeout(timeout_s):
             await event.wait()
     return event.is_set()
+
+
+def keep_time(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the loop's timers go by the real clock, whatever becomes of `time.monotonic`."""
+    if isinstance(loop, asyncio.BaseEventLoop):  # others, as uvloop's, have a clock of their own
+        loop.time = clock.monotonic  # type: ignore[method-assign]
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from itertools import islice, takewhile
 from typing import TypeAlias
 
 from lightspan.errors import NotFoundError, StoreClosedError
+from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -71,7 +71,7 @@ class MemoryStore(Store):
     capabilities = StoreCapabilities(durable=False, multi_process=False)
     url = "memory:"
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._signal = Signal()
@@ -186,11 +186,11 @@ class MemoryStore(Store):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        deadline = time.monotonic() + timeout_s
+        deadline = clock.monotonic() + timeout_s
         with self._signal.waiter() as waiter:
             while True:
                 changes = self._changes(cursor, run_id)
-                left = deadline - time.monotonic()
+                left = deadline - clock.monotonic()
                 if changes.rollouts or left <= 0:
                     return changes
                 await waiter.wait(left)

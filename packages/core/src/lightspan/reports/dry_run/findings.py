@@ -28,6 +28,7 @@ from lightspan.lightning.breaks import Decode, Exchange, Merging, read_merging
 from lightspan.lightning.credit import Credit
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.health import (
+    LONGEST_DAMAGE,
     LONGEST_REASON,
     app_failed,
     client_of,
@@ -229,7 +230,7 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
     for episode in episodes:
         if episode.outcome is not Outcome.OK:
             failures[f"{episode.outcome}: {episode.message[:300]}".rstrip(": ")] += 1
-        failures.update(f"damaged: {reason[:300]}" for reason in episode.damage)
+        failures.update(f"damaged: {reason[:LONGEST_DAMAGE]}" for reason in episode.damage)
     total = len(episodes)
     return [f"{text} ({count} of {total} rollouts)" for text, count in failures.most_common()]
 

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 
 from lightspan import __version__
 from lightspan.errors import StoreError, StoreFormatError
+from lightspan.schema import clock
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
@@ -69,13 +70,13 @@ def patiently(function: Callable[[], T]) -> T:
     SQLite's own busy handler sleeps up to 100 ms at a time, so that a busy neighbour can starve
     us; short random pauses do not.
     """
-    deadline = time.monotonic() + _BUSY_S
+    deadline = clock.monotonic() + _BUSY_S
     pause = _LONGEST_PAUSE_S / 16
     while True:
         try:
             return function()
         except sqlite3.OperationalError as error:
-            if not error_name(error).startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+            if not error_name(error).startswith("SQLITE_BUSY") or clock.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0, pause))
         pause = min(2 * pause, _LONGEST_PAUSE_S)

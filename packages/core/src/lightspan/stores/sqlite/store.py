@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
 from lightspan.errors import StoreClosedError
+from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -60,7 +60,7 @@ class SQLiteStore(Store):
         path: str | os.PathLike[str],
         *,
         power_loss: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = clock.now,
     ) -> None:
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
@@ -214,12 +214,12 @@ class SQLiteStore(Store):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        deadline = time.monotonic() + timeout_s
+        deadline = clock.monotonic() + timeout_s
         pause = _SHORTEST_POLL_S
         with self._signal.waiter() as waiter:
             while True:
                 changes = await self._read(self._opened.reader.changes, cursor, run_id)
-                left = deadline - time.monotonic()
+                left = deadline - clock.monotonic()
                 if changes.rollouts or left <= 0:
                     return changes
                 await waiter.wait(min(left, pause))

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from lightspan.errors import StoreClosedError, StoreError
+from lightspan.schema import clock
 from lightspan.stores.sqlite import file
 
 if sys.platform == "linux":
@@ -216,7 +217,7 @@ class Writer:
 
     def _write_here(self, group: Sequence[_Write]) -> list[list[Any]]:
         """The answers of the first jobs; the rest is for the thread."""
-        begun = time.monotonic()
+        begun = clock.monotonic()
         if begun < self._here_from or not self._turn.acquire(blocking=False):
             return []
         waits = _waits() if self._watchful else -1
@@ -226,7 +227,7 @@ class Writer:
             return []
         finally:
             self._turn.release()
-            taken = time.monotonic() - begun
+            taken = clock.monotonic() - begun
             if taken > _LONG_S:
                 if self._watchful and _waits() != waits:
                     self._here_from = begun + taken * (1 + _PAUSE)
@@ -285,12 +286,12 @@ class Writer:
         """Write the first jobs, and commit, in a transaction just begun; returns their answers."""
         answers: list[list[Any]] = []
         changes = self._db.total_changes
-        end = time.monotonic() + _TRANSACTION_S
+        end = clock.monotonic() + _TRANSACTION_S
         try:
             self._on_begin()
             for same in _by_work(jobs):
                 answers += _together(same)
-                if len(answers) < len(jobs) and time.monotonic() > end:
+                if len(answers) < len(jobs) and clock.monotonic() > end:
                     break
             self._db.execute("COMMIT")
         except BaseException:

@@ -1,0 +1,139 @@
+"""Strays: model calls that a worker of the app's own makes for another attempt than it acts for.
+
+A thread or a task acts for whoever began it, for ever: one that the first attempt began, and that
+every attempt feeds by a queue, asks for all of them in the first one's name. Whom it works for
+nobody can tell in general. What can be told, and damages the attempts concerned:
+
+- who put what the worker took last into a `queue.Queue` or an `asyncio.Queue`;
+- that the attempt for which it acts is over, or that there is none. Then the call is missing from
+  one of those under way: from any that has made no call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+from lightspan.capture.recorder import Recorder
+from lightspan.capture.stack import Acting
+from lightspan.capture.state import state
+
+_GIVEN: Final = "_lightspan_given"
+_MOST_GIVEN: Final = 10_000
+"""A queue that hands out other objects than were put there would have us keep those."""
+ADVICE: Final = (
+    "begin such workers in each attempt, or put a `contextvars.copy_context()` beside the work and "
+    "do it there: `context.run(…)` in a thread, `asyncio.create_task(…, context=context)` in a task"
+)
+
+_giver: Final[ContextVar[Acting | None]] = ContextVar("lightspan_giver", default=None)
+"""Who put what was last taken here, or had it put."""
+_home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
+"""The thread and the task in which the scope was opened: what these take is no order."""
+
+
+# --- queues -----------------------------------------------------------------------------------
+def give(queue: Any, item: Any, acting: Acting | None) -> Callable[[], None] | None:
+    """Note for whom this is put into the queue; returns what undoes it.
+
+    Args:
+        queue: an object that nobody else has notes on.
+        item: what is put there.
+        acting: who puts it; a worker does so for whom it works.
+    """
+    for_whom = _giver.get() or acting
+    if for_whom is None:
+        return None
+    given = vars(queue).setdefault(_GIVEN, {})
+    if len(given) > _MOST_GIVEN:
+        given.clear()
+    note = (item, for_whom)
+    given.setdefault(id(item), []).append(note)
+    return lambda: _forget(given, id(item), note)
+
+
+def take(queue: Any, item: Any) -> None:
+    """Note for whom works who has taken this out of the queue."""
+    given = vars(queue).get(_GIVEN)
+    if given is None:
+        return
+    notes = given.get(id(item))
+    note = notes[0] if notes else None
+    _giver.set(None if note is None else note[1])
+    if note is not None:
+        _forget(given, id(item), note)
+
+
+def _forget(given: dict[int, list[Any]], key: int, note: Any) -> None:
+    notes = given.get(key, [])
+    notes[:] = [each for each in notes if each is not note]
+    if not notes:
+        given.pop(key, None)
+
+
+# --- calls ------------------------------------------------------------------------------------
+def is_here() -> None:
+    """The scope that is open in this context was opened by this thread and task."""
+    _home.set(_place())
+    _giver.set(None)
+
+
+def look(current: Acting | None) -> None:
+    """A model call begins for whoever acts: see whether it is another's."""
+    giver = _giver.get()
+    if giver is not None and _home.get() != _place() and not _same(giver, current):
+        reason = (
+            f"a model call was made for an attempt by {_worker()}, which does not belong to it: "
+            f"{ADVICE}"
+        )
+        for each in (giver, current):
+            if each is not None:
+                each.scope.recorder.damage(reason)
+    elif state.starters and (current is None or current.scope.recorder.is_over):
+        whose = "none" if current is None else "one that is over"
+        state.stray = (
+            "it made no model call that was seen, and one was made beside it for no attempt under "
+            f"way, by {_worker()}, which belongs to {whose}: {ADVICE}"
+        )
+        state.strays += 1
+
+
+def _same(one: Acting, other: Acting | None) -> bool:
+    return other is not None and one.scope.attempt_id == other.scope.attempt_id
+
+
+def count() -> int:
+    """Calls for no attempt under way, so far."""
+    return state.strays
+
+
+def missing_from(recorder: Recorder, before: int) -> str | None:
+    """Why a call may be missing from an attempt; None: nothing says so.
+
+    Args:
+        recorder: of the attempt.
+        before: how many such calls there were when it began.
+    """
+    return state.stray if state.strays > before and not recorder.has_called else None
+
+
+def _task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return None
+
+
+def _place() -> tuple[int, int]:
+    return threading.get_ident(), id(_task())
+
+
+def _worker() -> str:
+    task = _task()
+    if task is None:
+        return f"the thread {threading.current_thread().name!r}"
+    name = getattr(task.get_coro(), "__qualname__", "")
+    return f"the task {task.get_name()!r}{f' ({name})' if name else ''}"

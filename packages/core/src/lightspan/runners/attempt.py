@@ -1,0 +1,444 @@
+"""One attempt in the hands of a runner: the app is called in its scope, limited, and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from lightspan.capture import strays, threads
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope
+from lightspan.errors import LightspanError, StoreError
+from lightspan.runners.app import App, Inputs, attempt_llm
+from lightspan.runners.command.command import Command
+from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from lightspan.runners.outcome import STOPPED, Ending, classify, returned
+from lightspan.runners.pace import Pace
+from lightspan.runners.whereabouts import in_words, of_coroutine
+from lightspan.schema import conventions as c
+from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
+from lightspan.schema.resources import NamedResources, routing_of
+from lightspan.schema.spans import (
+    Attributes,
+    Span,
+    SpanKind,
+    SpanStatus,
+    clean_attributes,
+    new_span_id,
+    now_ns,
+    text_of,
+)
+from lightspan.stores.protocol import PAUSES_S, Store
+
+if TYPE_CHECKING:
+    from lightspan.runners.runner import RunnerConfig
+
+log = logging.getLogger(__name__)
+
+_REPORT_PAUSES_S: Final = (*PAUSES_S[:3], None)
+"""Before each further try of a report that the store did not take. No more than these: when the
+lease runs out another runner takes over, as if this one had died. The journal and the gateway,
+whose writes nobody repeats for them, try for longer."""
+
+
+class Host(Protocol):
+    """What an attempt needs of its runner."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def app(self) -> App: ...
+    @property
+    def config(self) -> RunnerConfig: ...
+    @property
+    def pace(self) -> Pace: ...
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for sync apps, one per slot."""
+        ...
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends, and cancels what it has under way."""
+        ...
+
+    async def resources_of(self, resources_id: str) -> NamedResources:
+        """Raises `StoreError` if they cannot be had."""
+        ...
+
+    def leave_run(self, run_id: str) -> None:
+        """Claim nothing more of this run: it asks for another app."""
+        ...
+
+    def leave_alone(self, attempt: AttemptRun, ending: Ending) -> None:
+        """Report an attempt whose app does not end, and wait for it no longer."""
+        ...
+
+    def count_stuck(self, change: int) -> None:
+        """So many more apps hold their thread, or task, past their end."""
+        ...
+
+    def check_loop(self) -> None:
+        """Somebody cancels what runs here: see to it that this is one of ours."""
+        ...
+
+    def end_child(self) -> None:
+        """End a process that an app has forked and in which it returns: it is no runner."""
+        ...
+
+
+class AttemptRun:
+    """One attempt in the hands of a runner."""
+
+    def __init__(self, host: Host, claim: Claim) -> None:
+        self.claim = claim
+        self.ref = AttemptRef(claim.attempt.attempt_id, claim.attempt.epoch)
+        self.task: asyncio.Task[None] | None = None
+        self.deadline: float | None = None
+        """When the app has to have ended, by its runner's `Pace`; None while there is no limit."""
+        self.ending: Ending | None = None
+        """How the app has ended; what is left is to report."""
+        self._host = host
+        self._store = host.store
+        self._scope: Scope | None = None
+        self._stopping = False
+        self._limit: asyncio.Timeout | None = None
+        """Ends the app when its time is over; None while there is no limit."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks whether it is."""
+        self._given_s = 0.0
+        self._strays = strays.count()
+        self._root = new_span_id()
+        self._started = now_ns()
+
+    @property
+    def attempt_id(self) -> str:
+        return self.ref.attempt_id
+
+    async def run(self) -> None:
+        """Run the app, keep its spans, report."""
+        if not self._is_ours():
+            # its run was resumed with another app; no try is used up
+            text = f"for the app {self.claim.rollout.app}, not {self._host.config.app}"
+            self._host.leave_run(self.claim.rollout.run_id)
+            await self.finish(STOPPED._replace(message=text))
+            return
+        try:
+            ending = await self._prepared_and_executed()
+        except asyncio.CancelledError:
+            if not self._stopping:
+                self._host.check_loop()
+            await asyncio.shield(self.finish(STOPPED))
+            raise
+        await self.finish(ending)
+
+    async def _prepared_and_executed(self) -> Ending:
+        try:
+            self._scope, inputs = await self._prepare()
+        except LightspanError as error:
+            return Ending(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, str(error))
+        return await self._execute(self._scope, inputs)
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether it is cancelled by us: an app may cancel the task that it runs in, too."""
+        return self._stopping or self._host.is_leaving
+
+    def stop(self) -> None:
+        """Cancel it: it is lost, and its rollout queued again without using up a try."""
+        if self.task is not None and self.ending is None and not self._stopping:
+            self._stopping = True
+            self.task.cancel()
+            self._expect_end(STOPPED)
+
+    def lose(self) -> None:
+        """Stop it, because its lease is another runner's."""
+        if self.ending is None:
+            log.warning("attempt %s lost its lease and is stopped", self.ref.attempt_id)
+            self.stop()
+
+    def too_long(self, why: str = "") -> Ending:
+        """The ending of an app that has run out of time."""
+        text = f"the app ran longer than {self.claim.rollout.timeout_s:g} s{why}"
+        return Ending(AttemptStatus.TIMEOUT, Outcome.TIMEOUT, text)
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+        """Cancel the app when its time is over, and see to it that it has then ended soon."""
+        timeout = self.claim.rollout.timeout_s
+        async with asyncio.timeout(None) as limit:
+            if timeout is None:
+                yield limit
+                return
+            self._limit, self.deadline = limit, self._host.pace.now() + timeout
+            self._look_again()
+            try:
+                yield limit
+            finally:
+                self._limit = None
+                assert self._timer is not None
+                self._timer.cancel()
+
+    def _look_again(self) -> None:
+        """When the time will be over, if it is given no more."""
+        assert self.deadline is not None
+        left_s = self.deadline - self._host.pace.now()
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._look_at_limit)
+
+    def _look_at_limit(self) -> None:
+        assert self.deadline is not None
+        self._host.pace.catch_up()
+        if self._host.pace.now() < self.deadline:
+            self._look_again()
+        elif self._limit is not None:
+            # The grace begins now: a loop that was blocked for long would otherwise come to both
+            # at once.
+            self._limit.reschedule(asyncio.get_running_loop().time())
+            self._expect_end(self.too_long())
+
+    def give_time(self, seconds: float) -> None:
+        """Let it end that much later: a neighbour has kept the loop from it for so long.
+
+        No attempt gets more than its limit once more, whatever its neighbours do.
+        """
+        limit_s = self.claim.rollout.timeout_s
+        if limit_s is not None and self.deadline is not None:
+            more = min(seconds, limit_s - self._given_s)
+            self._given_s += more
+            self.deadline += more
+
+    def _expect_end(self, ending: Ending) -> None:
+        """The app is being cancelled: report it so if it goes on all the same."""
+        grace_s = self._host.config.grace_s
+        asyncio.get_running_loop().call_later(grace_s, self._give_up, ending)
+
+    def _give_up(self, ending: Ending) -> None:
+        if self.task is None or self.task.done() or self.ending is not None:
+            return
+        where = in_words(of_coroutine(self.task.get_coro()))
+        text = f"{ending.message} and went on when it was cancelled: {where}"
+        log.warning("attempt %s: %s", self.ref.attempt_id, text)
+        self._host.leave_alone(self, ending._replace(message=text))
+
+    def _is_ours(self) -> bool:
+        wanted, mine = self.claim.rollout.app, self._host.config.app
+        return not wanted or not mine or wanted == mine
+
+    async def _prepare(self) -> tuple[Scope, Inputs]:
+        rollout, attempt = self.claim.rollout, self.claim.attempt
+        resources = await self._host.resources_of(rollout.resources_id)
+        routing = routing_of(resources)
+        scope = Scope(
+            rollout_id=rollout.rollout_id,
+            attempt_id=attempt.attempt_id,
+            mode=rollout.mode,
+            gateway_url=routing.gateway_url or None,
+            call_token=attempt.call_token,
+            routing=routing,
+            root_span_id=self._root,
+        )
+        return scope, Inputs(rollout, resources, attempt_llm(scope))
+
+    async def _execute(self, scope: Scope, inputs: Inputs) -> Ending:
+        app, task = self._host.app, _current_task()
+        if self._host.config.environment:
+            os.environ[TOKEN_VARIABLE] = scope.call_token
+            os.environ[GATEWAY_VARIABLE] = scope.gateway_url or ""
+        try:
+            async with self._limited() as limit:
+                value = await (self._call_async if app.is_async else self._call_sync)(scope, inputs)
+        except asyncio.CancelledError as error:
+            if _being_cancelled() and self._is_stopped:
+                raise
+            return self._failed(scope, error)  # the app cancelled itself
+        except GeneratorExit as error:
+            if _current_task() is not task:  # closed under us: nothing can be awaited any more
+                raise
+            return self._failed(scope, error)
+        except BaseException as error:  # SystemExit, and what is no Exception, such as pytest.fail
+            if isinstance(error, TimeoutError) and limit.expired():
+                return self.too_long()
+            return self._failed(scope, error)
+        if isinstance(value, _Raised):
+            return self._failed(scope, value.error)
+        return returned(value)
+
+    def _failed(self, scope: Scope, error: BaseException) -> Ending:
+        span = self._span(
+            scope,
+            name="lightspan.exception",
+            kind=SpanKind.EXCEPTION,
+            span_id=new_span_id(),
+            parent_id=self._root,
+            start_ns=now_ns(),
+            status=SpanStatus.ERROR,
+            status_message=text_of(error),
+            attributes=clean_attributes(exception_attributes(error)),
+        )
+        scope.recorder.add(span)
+        return classify(error, scope.gateway_url)
+
+    async def _call_async(self, scope: Scope, inputs: Inputs) -> Any:
+        try:
+            with open_scope(scope):
+                return await self._host.app.call(inputs)
+        finally:
+            self._host.end_child()
+
+    async def _call_sync(self, scope: Scope, inputs: Inputs) -> Any:
+        finished = threading.Event()
+
+        def work() -> Any:
+            try:
+                with open_scope(scope):
+                    return self._host.app.call(inputs)
+            except BaseException as error:
+                return _Raised(error)
+            finally:
+                self._host.end_child()
+                finished.set()
+
+        # Shielded, because a thread cannot be cancelled: the app in it runs on whatever happens
+        # here.
+        loop, context = asyncio.get_running_loop(), copy_context()
+        future = loop.run_in_executor(self._host.pool, context.run, work)
+        try:
+            value = await asyncio.shield(future)
+        except BaseException:
+            is_stuck = not finished.is_set()
+            self._host.count_stuck(is_stuck)
+            future.add_done_callback(partial(self._left_over, was_stuck=is_stuck))
+            raise
+        if not inspect.isawaitable(value):
+            return value
+        _adopt(context)
+        with open_scope(scope):  # on the one loop: clients that an app keeps are bound to theirs
+            return await value
+
+    def _left_over(self, future: asyncio.Future[Any], *, was_stuck: bool) -> None:
+        """A sync app has ended after its outcome was reported: it ran too long, or was stopped."""
+        self._host.count_stuck(-was_stuck)
+        if not future.cancelled() and future.exception() is None:
+            value = future.result()
+            if inspect.iscoroutine(value):
+                value.close()  # nobody will await it
+
+    async def finish(self, ending: Ending, store: Store | None = None) -> None:
+        """Keep the spans and report; nothing if that was begun already.
+
+        Args:
+            ending: how the app ended.
+            store: another one than the runner's, of the thread that calls.
+        """
+        if self.ending is not None:
+            return
+        self.ending = ending
+        store = store or self._store
+        damage = [] if self._scope is None else await self._keep_spans(self._scope, ending, store)
+        report = self.claim.attempt.report(**ending._asdict(), damage=damage)
+        for pause in _REPORT_PAUSES_S:
+            try:
+                await store.report([report])
+                return
+            except StoreError as error:
+                log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
+                if pause is not None:
+                    await asyncio.sleep(pause)
+
+    async def report_ended(self, store: Store, where: str) -> None:
+        """Report how it had ended, which its own loop is kept from: it is blocked since.
+
+        Nothing changes if it was reported. Else its spans may be missing, and it is damaged.
+
+        Args:
+            store: of the thread that calls.
+            where: what blocks the loop.
+        """
+        assert self.ending is not None
+        damage = [f"it had ended when something of it blocked the event loop: {where}"]
+        report = self.claim.attempt.report(**self.ending._asdict(), damage=damage)
+        try:
+            await store.report([report])
+        except StoreError as error:
+            log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
+
+    async def _keep_spans(self, scope: Scope, ending: Ending, store: Store) -> list[str]:
+        """Keep what was recorded; returns the capture errors."""
+        recorder = scope.recorder
+        recorder.is_over = True
+        recorder.give_up()
+        lost = strays.missing_from(recorder, self._strays)
+        if lost is not None:
+            recorder.damage(lost)
+        attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
+        is_program = isinstance(self._host.app.function, Command)  # a child itself
+        has_children = recorder.has_children or threads.has_children()
+        if has_children and not recorder.has_called and not is_program:
+            attributes[c.CHILDREN] = True
+        failed = ending.status is not AttemptStatus.SUCCEEDED
+        root = self._span(
+            scope,
+            name="attempt",
+            kind=SpanKind.CHAIN,
+            span_id=self._root,
+            start_ns=self._started,
+            status=SpanStatus.ERROR if failed else SpanStatus.OK,
+            status_message=ending.message,
+            attributes=attributes,
+        )
+        spans = [*recorder.drain(), root]
+        damage = recorder.damages()
+        try:
+            await store.add_spans(self.ref, spans)
+        except LightspanError as error:
+            damage.append(f"spans could not be stored: {error}")
+        return damage
+
+    def _span(self, scope: Scope, **fields: Any) -> Span:
+        return Span(
+            trace_id=scope.trace_id,
+            rollout_id=scope.rollout_id,
+            attempt_id=scope.attempt_id,
+            end_ns=now_ns(),
+            **fields,
+        )
+
+
+class _Raised(NamedTuple):
+    """What a sync app raised, as a value: a future takes no StopIteration, and would never end."""
+
+    error: BaseException
+
+
+def _being_cancelled() -> bool:
+    """Whether somebody outside cancels the running task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """The task that runs; None outside a loop, where the garbage collector closes coroutines."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _adopt(context: Context) -> None:
+    """Set here, too, the variables that were set in that context: the rest of the app runs here."""
+    for variable, value in context.items():
+        if variable.get(_ABSENT) is not value:
+            variable.set(value)
+
+
+_ABSENT: Final = object()

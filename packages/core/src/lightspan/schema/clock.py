@@ -1,0 +1,17 @@
+"""The real clocks, whatever an app makes of those of `time`.
+
+An app may freeze time, as freezegun does: it puts functions of its own into the module `time` and
+wherever a module refers to the real ones (`from time import monotonic`). It does not find these.
+Leases and time limits go by them, or they would end at once, or never.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+monotonic: Final = partial(time.monotonic)
+now: Final = partial(time.time)
+"""Seconds since the epoch."""
+now_ns: Final = partial(time.time_ns)
