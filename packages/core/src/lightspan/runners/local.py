@@ -286,9 +286,9 @@ class LocalRunners:
             return interpreters.start(self.python)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=_main, args=(msgspec.json.encode(plan), name, theirs), name=name, daemon=True
-        )
+        method = multiprocessing.get_start_method(allow_none=True)
+        args = (msgspec.json.encode(plan), name, theirs, method)
+        process = context.Process(target=_main, args=args, name=name, daemon=True)
         process.start()
         theirs.close()
         return process, ours
@@ -455,6 +455,8 @@ def _main_script() -> str:
     return os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "the script")
 
 
-def _main(data: bytes, name: str, lifeline: Connection) -> None:
+def _main(data: bytes, name: str, lifeline: Connection, method: str | None) -> None:
     """The entry of a process of this interpreter."""
+    # A spawned process starts its own by spawning, too: the app is to find what it would find here.
+    multiprocessing.set_start_method(method, force=True)
     work(msgspec.json.decode(data, type=RunnerPlan), name, lifeline)

@@ -99,9 +99,6 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     # The parent ends us in any case, and a daemonic process may start none of its own: an app that
     # uses multiprocessing would fail here and nowhere else.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    # A spawned process would have its own start what it is asked to by spawning, too: the app is to
-    # find what it finds anywhere else.
-    multiprocessing.set_start_method(None, force=True)
     if plan.faults:
         with contextlib.suppress(OSError):  # a death will be told with less
             note_faults(plan.faults)
