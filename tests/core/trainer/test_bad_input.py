@@ -127,7 +127,10 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     for evaluation in result.evaluations:
         assert evaluation.rewards == {"number": 0.5}
         assert (evaluation.unscored, evaluation.failed) == (3, 0)
-    assert "step 0: held-out reward 0.500 (95% CI 0.500..0.500, n=1), 3 unscored" in lines.texts
+    assert (
+        "step 0: held-out reward 0.500 (95% CI 0.500..0.500, n=1), 3 unscored; sampled at "
+        "temperature 1"
+    ) in lines.texts
     line = trainer.folder.metrics()[1]
     assert (line["rollouts"], line["scored"], line["batch/unscored"]) == (16, 4, 12)
     assert line["reward"] == 0.5

@@ -40,6 +40,8 @@ class Trainer:
         epochs: passes over the training tasks where `steps` is not given.
         folder: of the run; None for `runs/<date and time>`.
         validate_every: steps between evaluations; there is one before and one after in any case.
+        validate_temperature: what the agents that learn are sampled at in evaluations; None for
+            what the app asks. 0 is greedy: the likeliest token each time.
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
         engine: None for transformers in this process.
         learner: None for torch in this process.

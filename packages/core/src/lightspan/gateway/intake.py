@@ -134,9 +134,8 @@ class Intake:
         info = _call_info(request, account, read, path, target)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        forced = target.sampling if target.selected else None
         mode, body = account.claim.rollout.mode, {**read.body, "max_tokens": 1}
-        asked = await self._parsed(parse, body, read.size, mode, forced)
+        asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
         return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
 
@@ -188,8 +187,8 @@ class Intake:
     async def _prepared(self, info: CallInfo, parse: Parse) -> _Prepared:
         """What is asked, with its grammar, and the ids of its prompts."""
         account, engine = info.account, self._engine_for(info)
-        forced = info.target.sampling if info.target.selected else None
         mode = account.claim.rollout.mode
+        forced = info.target.forced(mode)
         asked = await self._parsed(parse, info.body, info.size, mode, forced)
         if asked.previous is not None:
             asked = asked.after(_conversation(account, asked.previous))

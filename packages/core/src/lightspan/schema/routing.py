@@ -20,6 +20,7 @@ import msgspec
 
 from lightspan.schema.conventions import UNNAMED_AGENT
 from lightspan.schema.llm import LLM
+from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 
 BASE_POLICY: Final = "base"
@@ -97,10 +98,23 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """For `endpoint`."""
     sampling: Sampling | None = None
     """What training samples with, whatever the app asked (train mode, trained policies)."""
+    validate_temperature: float | None = None
+    """What validation samples at, whatever the app asked (val mode, trained policies)."""
 
     @property
     def selected(self) -> bool:
         return self.route is Route.POLICY
+
+    def forced(self, mode: Mode) -> Sampling | None:
+        """What the app does not choose in a rollout of this mode: in validation the temperature
+        alone, else all of the sampling. None: it chooses."""
+        if not self.selected:
+            return None
+        if mode is not Mode.VAL:
+            return self.sampling
+        if self.validate_temperature is None:
+            return None
+        return Sampling(temperature=self.validate_temperature)
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -142,6 +156,19 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         them as its model is that agent's."""
         rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
         return msgspec.structs.replace(self, rules=[*rules, *self.rules])
+
+    def validating_at(self, temperature: float | None) -> Routing:
+        """The same routes, the trained policies sampled at this temperature in validation; None:
+        at what the app asks."""
+        rules = [
+            Rule(
+                rule.pattern,
+                msgspec.structs.replace(rule.target, validate_temperature=temperature),
+                rule.regex,
+            )
+            for rule in self.rules
+        ]
+        return msgspec.structs.replace(self, rules=rules)
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
         """Patterns of trained policies that match none of the paths (an error of the user's)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import app_failed
+from lightspan.schema import conventions as c
 from lightspan.schema.records import Json
 from lightspan.training.statistics import Interval, mean_interval, paired_gain
 
@@ -24,6 +26,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks without a usable reward, which is not a reward of zero."""
     failed: int = 0
     """Tasks on which the app failed, scored or not."""
+    temperatures: dict[str, list[float]] = {}
+    """Agent path → what its calls were sampled at, as far as that is known."""
 
     @classmethod
     def of(cls, step: int, episodes: Sequence[Episode]) -> Evaluation:
@@ -34,6 +38,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             rewards=rewards,
             unscored=len(episodes) - len(rewards),
             failed=sum(map(app_failed, episodes)),
+            temperatures=_temperatures(episodes),
         )
 
     @property
@@ -52,7 +57,31 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     def text(self, metric: str) -> str:
         """One line for people."""
         odd = "".join(f", {count} {name}" for name, count in self._counts.items() if count)
-        return f"step {self.step}: held-out {metric} {self.interval}{odd}"
+        return f"step {self.step}: held-out {metric} {self.interval}{odd}{self._sampled}"
+
+    @property
+    def _sampled(self) -> str:
+        """At which temperatures, for people."""
+        agents = {
+            agent: " and ".join(f"{value:g}" for value in values)
+            for agent, values in self.temperatures.items()
+        }
+        several = set(agents.values())
+        if len(several) == 1:
+            return f"; sampled at temperature {several.pop()}"
+        named = ", ".join(f"{agent} at {value}" for agent, value in agents.items())
+        return f"; sampled at temperature: {named}" if named else ""
+
+
+def _temperatures(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    found: dict[str, set[float]] = defaultdict(set)
+    for call in (call for episode in episodes for call in episode.calls):
+        asked = None if call.span is None else call.span.attributes.get(c.REQUEST_TEMPERATURE)
+        if call.record is not None:
+            found[call.agent_path].add(call.record.sampling.temperature)
+        elif isinstance(asked, int | float):
+            found[call.agent_path].add(float(asked))
+    return {agent: sorted(values) for agent, values in sorted(found.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,7 @@ class Session:
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
         gateway = await self._stack.enter_async_context(Gateway(self.store, engine))
         routing = routing.naming(self._app.agents or ())
+        routing = routing.validating_at(self.settings.validate_temperature)
         routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         self._resources_id = await self.store.put_resources({ROUTING: routing})
         self.runners = await self._start_runners()

@@ -27,7 +27,10 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-RECORDED: Final = ("steps", "epochs", "validate_every", "checkpoint_every", "device", "metric")
+RECORDED: Final = (
+    *("steps", "epochs", "validate_every", "validate_temperature", "checkpoint_every", "device"),
+    "metric",
+)
 """What `config.json` says of a trainer as it was given."""
 
 
@@ -45,6 +48,7 @@ class TrainerSettings:
     epochs: float = 1.0
     folder: str | Path | None = None
     validate_every: int | None = None
+    validate_temperature: float | None = None
     checkpoint_every: int = 1
     engine: TokenEngine | None = None
     learner: Learner | None = None
@@ -67,6 +71,8 @@ class TrainerSettings:
             raise ConfigError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
         if self.validate_every is not None and self.validate_every < 1:
             raise ConfigError(f"validate_every={self.validate_every} must be at least 1, or None")
+        if self.validate_temperature is not None:
+            check_number("validate_temperature", self.validate_temperature, low=0)
         if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:

@@ -147,7 +147,7 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
         mode: of the rollout. In train and dev mode, for a trained policy (`forced` given), sampling
             is the algorithm's and what cannot be honoured is overridden; otherwise it is refused,
             but for what is `STEERING`.
-        forced: the algorithm's sampling.
+        forced: the algorithm's sampling; in val mode its temperature alone counts.
 
     Raises:
         ApiError: 400 naming the field.

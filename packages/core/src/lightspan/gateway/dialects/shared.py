@@ -249,8 +249,8 @@ def decide_sampling(
         body: the request.
         asked: the sampling that it asks for.
         impossible: fields that cannot be honoured, with their values.
-        mode: of the rollout; what is forced is forced in training and dry runs.
-        forced: the algorithm's sampling.
+        mode: of the rollout; in validation the temperature alone is forced.
+        forced: the algorithm's sampling (`Target.forced`).
 
     Raises:
         ApiError: 400, a field that constrains the answer cannot be honoured, or any (`STEERING`
@@ -262,8 +262,11 @@ def decide_sampling(
     if forced is None or mode is Mode.VAL:
         for key in sorted(impossible.keys() - STEERING)[:1]:
             raise cannot_honour(key, impossible[key])
-        return asked, overrides
-    sampling = _forced(asked, forced)
+        if forced is None:
+            return asked, overrides
+        sampling = msgspec.structs.replace(asked, temperature=forced.temperature)
+    else:
+        sampling = _forced(asked, forced)
     return sampling, overrides | _sampling_overrides(body, asked, sampling)
 
 

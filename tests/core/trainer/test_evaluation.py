@@ -1,0 +1,54 @@
+"""Evaluations: at which temperature, and when the same run gives the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import Trainer
+from lightspan.errors import ConfigError
+from lightspan.learners.torch import TorchLearner
+
+Make = Callable[..., Any]
+
+
+def test_what_agents_are_sampled_at_is_said_and_can_be_told(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make, lines: Any
+) -> None:
+    """The frozen checker keeps what the app asks; training has a temperature of its own."""
+    algorithm = rl(frozen="base", temperature=0.9)
+    trainer = Trainer(
+        algorithm, steps=1, folder=tmp_path / "run", reporter=lines, validate_temperature=0
+    )
+    result = trainer.fit(apps.two, ask(2), ask(2, held=1))
+    assert [e.temperatures for e in result.evaluations] == [{"writer": [0.0], "checker": [1.0]}] * 2
+    said = [text for text in lines.texts if "held-out reward" in text]
+    assert [text.partition("; ")[2] for text in said[:2]] == [
+        "sampled at temperature: checker at 1, writer at 0"
+    ] * 2
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["temperature"], config["validate_temperature"]) == (0.9, 0)
+    asked = Trainer(rl(frozen="base"), folder=tmp_path / "asked", reporter=lines)
+    assert asked.evaluate(apps.two, ask(1)).temperatures == {"writer": [1.0], "checker": [1.0]}
+    with pytest.raises(ConfigError, match="validate_temperature=-1 must be a finite number at le"):
+        Trainer(rl(), validate_temperature=-1)
+
+
+def test_one_attempt_at_a_time_gives_the_same_numbers_again(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
+) -> None:
+    """Bit for bit: what is sampled, what it earned, and the weights that are left."""
+
+    def run(name: str) -> tuple[Any, ...]:
+        trainer = Trainer(rl(seed=3), runners=1, steps=2, folder=tmp_path / name)
+        result = trainer.fit(apps.two, ask(3), ask(3, held=1))
+        lines = trainer.folder.metrics()
+        rewards = [line.get("reward") for line in lines]
+        weights = TorchLearner({"policy": str(result.model)}).weight_hash("policy")
+        return [e.rewards for e in result.evaluations], rewards, weights
+
+    assert run("one") == run("other")
