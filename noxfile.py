@@ -221,6 +221,13 @@ def report_versions(session: nox.Session, python: str = "python") -> None:
     )
 
 
+def newest_python() -> str:
+    """The newest CPython that is on the path, by its name there."""
+    minors = range(30, sys.version_info.minor, -1)
+    names = (f"python3.{minor}" for minor in minors)
+    return next(filter(shutil.which, names), f"python3.{sys.version_info.minor}")
+
+
 def install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
     """Install with pip, and leave it to Python to compile what is imported: all that torch and
     transformers consist of would take as long as the rest of the installation."""
@@ -306,9 +313,8 @@ def test_files(folder: str, pattern: str) -> Iterable[str]:
     return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob(pattern))]
 
 
-@nox.session
-def learning(session: nox.Session) -> None:
-    """Make the virtualenv with torch, all our packages and the tools that others share."""
+def install_learning(session: nox.Session) -> None:
+    """Install torch, all our packages that can be beside it, and the tools that others share."""
     install_torch(session)
     editable = [f"{CORE}[train,otlp,parquet]", *shared_adapters(), *shared_examples()]
     install(
@@ -320,6 +326,12 @@ def learning(session: nox.Session) -> None:
     )
     # for the published chat templates in its files; none of its code is run
     install(session, "--no-deps", *CONSTRAINTS, "trl")
+
+
+@nox.session
+def learning(session: nox.Session) -> None:
+    """Make the virtualenv that others share."""
+    install_learning(session)
 
 
 # --- checks ---------------------------------------------------------------------------------
@@ -446,6 +458,14 @@ def tests_examples(session: nox.Session) -> None:
     """Test the examples."""
     report_versions(session, learning_python())
     run_pytest(session, *FAST, *PARALLEL, "tests/examples", python=learning_python())
+
+
+@nox.session(default=False, python=newest_python())
+def tests_newest_python(session: nox.Session) -> None:
+    """Run the tests of core and the examples on the newest Python that is installed."""
+    install_learning(session)
+    report_versions(session)
+    run_pytest(session, *FAST, *PARALLEL, "tests/core", "tests/packaging", "tests/examples")
 
 
 @nox.session(default=False)

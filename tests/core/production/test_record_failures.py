@@ -237,6 +237,23 @@ def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> N
     )
 
 
+NO_THREADS = """
+import atexit, threading
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+atexit.register(lambda: setattr(threading.Thread, "start", refuse))
+say('only')
+"""
+
+
+def test_an_interpreter_on_its_way_out_starts_no_threads(server: ScriptedServer, url: str) -> None:
+    """Python 3.12 refuses them; what was asked is written, and nothing is said."""
+    ended = run_program(server, url, NO_THREADS)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    [found] = read_recorded(url)
+    assert found.answered == [("only", "echo only")]
+
+
 PREFORK = """
 import os
 say('parent')

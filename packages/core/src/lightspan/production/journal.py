@@ -255,11 +255,15 @@ class Journal:
 
     # --- in the journal's thread ----------------------------------------------------------
     def _run(self) -> None:
+        # Not asyncio.run: it ends the loop's threads by starting one, which an interpreter on its way
+        # out refuses from Python 3.12 on.
+        loop = asyncio.new_event_loop()
         try:
-            asyncio.run(self._serve())
+            loop.run_until_complete(self._serve())
         except Exception as error:  # a daemon thread must not print into the app's terminal
             self.lose(0, 0, f"the journal ended: {error!r}")
         finally:
+            loop.close()
             self._opened.set()
 
     async def _serve(self) -> None:

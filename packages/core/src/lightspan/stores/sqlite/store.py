@@ -89,7 +89,10 @@ class SQLiteStore(Store):
     async def close(self) -> None:
         database, self._database = self._database, None
         if database is not None and database.pid == os.getpid():
-            await asyncio.to_thread(database.stop)
+            try:
+                await asyncio.to_thread(database.stop)
+            except RuntimeError:  # the interpreter is on its way out, and starts nothing any more
+                database.stop()
         self._signal.notify()
 
     @property
