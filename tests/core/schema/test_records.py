@@ -106,7 +106,7 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert all(re.fullmatch("ro-[0-9a-f]{32}", one) for one in ids)
     told = iter((9, 10, 2**62))
     monkeypatch.setattr(
-        "lightspan.schema.records.time", SimpleNamespace(time_ns=lambda: next(told))
+        "lightspan.schema.records.clock", SimpleNamespace(now_ns=lambda: next(told))
     )
     ordered = [new_id("ro") for _ in range(3)]
     assert ordered == sorted(ordered)
