@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -146,6 +147,7 @@ def test_parquet_says_the_same(
     run, _ = one_step
     out = tmp_path / "out.parquet"
     done = export_run(run, what, out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600  # it holds what people asked
     from_parquet = parquet.read_table(out).to_pylist()
     lines = exported(run, what)
     assert len(from_parquet) == len(lines) == done.rows
@@ -174,6 +176,7 @@ def test_the_command(
     out = tmp_path / "messages.jsonl"
     assert main(["export", str(run), "messages", "-o", str(out)]) == 0
     assert len(out.read_text().splitlines()) == 42
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert main(["export", str(tmp_path), "spans"]) == 1
     assert b"is no run" in capsysbinary.readouterr().err
 

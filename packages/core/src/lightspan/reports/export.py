@@ -380,6 +380,7 @@ def _writer(what: What, format: Format, out: Path | IO[bytes]) -> AbstractContex
 def _whole(out: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -> Iterator[Write]:
     """Write beside the file and put the result in its place at the end, so that an export that
     fails leaves the earlier one. What is no regular file, such as a FIFO, is written to as it is.
+    The file is its owner's to read alone: it holds what people asked.
 
     Raises:
         DataError: it cannot be written.
@@ -392,6 +393,8 @@ def _whole(out: Path, opened: Callable[[Path], AbstractContextManager[Write]]) -
             return
         beside = target.with_name(f".{target.name}.part")
         try:
+            beside.unlink(missing_ok=True)  # of a process that was killed
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             with opened(beside) as write:
                 yield write
             beside.replace(target)
