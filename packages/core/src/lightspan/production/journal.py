@@ -255,8 +255,8 @@ class Journal:
 
     # --- in the journal's thread ----------------------------------------------------------
     def _run(self) -> None:
-        # Not asyncio.run: it ends the loop's threads by starting one, which an interpreter on its way
-        # out refuses from Python 3.12 on.
+        # Not asyncio.run: it ends the loop's threads by starting one, which an interpreter on its
+        # way out refuses from Python 3.12 on.
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(self._serve())
