@@ -41,7 +41,9 @@ def test_the_model_loads_and_is_small(folder: Path, tokenizer: Any) -> None:
     assert tokenizer.pad_token == "<|endoftext|>"
 
 
-def test_the_seed_decides_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_the_seed_decides_the_weights(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = torch.random.get_rng_state()
     for seed in (1, 2):
         build_model(tmp_path / str(seed), chats(600, 0), seed=seed)
@@ -53,6 +55,7 @@ def test_the_seed_decides_the_weights(folder: Path, tmp_path: Path) -> None:
     assert weights[folder] == weights[tmp_path / "1"] != weights[tmp_path / "2"]
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (folder / name).read_bytes() == (tmp_path / "1" / name).read_bytes()
+    assert capfd.readouterr().err == ""  # no bar of a library's
 
 
 @pytest.mark.parametrize("text", ["SELECT avg(age) FROM old_ships", "née ☃\n\t  x", "a''b\"c 1234"])

@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from lightspan.engines.weights import quiet_unless_terminal
+
 Chat: TypeAlias = Mapping[str, Any]
 """`{"messages": [...]}`, with `"tools"` where there are any."""
 
@@ -79,7 +81,8 @@ def build_model(
         model = Qwen2ForCausalLM(model_config(tokenizer))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(directory)
+    with quiet_unless_terminal():
+        model.save_pretrained(directory)
 
 
 def model_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
