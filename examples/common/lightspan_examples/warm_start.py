@@ -59,7 +59,8 @@ class WarmStart:
             vocabulary=settings.vocabulary,
             context=settings.context,
         )
-        result = make_sft(base, seed, settings).fit(chats, folder, reporter=reporter)
+        sft = make_sft(base, seed, settings)
+        result = sft.fit(chats, folder, reporter=reporter, resume=True)  # after a Ctrl-C
         shutil.rmtree(base)
         complete.write_text(f"{result.seconds:.1f}")
         return folder, result.seconds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import lightspan
 from lightspan import SFT, LoRA, Optimizer, Trainer
 from lightspan.algorithms.sft import Demonstration, demonstrations_from
 from lightspan.engines.tokenizer import load_tokenizer
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
@@ -63,6 +65,51 @@ def test_memorised_answers_come_back_greedily(tiny: Path, tmp_path: Path) -> Non
     assert result.seconds > 0
     assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
     assert _greedy(result.model, "colour?") == "red<|im_end|>"
+
+
+class Stopped(SilentReporter):
+    """Presses Ctrl-C after so many updates, and keeps what is said."""
+
+    def __init__(self, after: int) -> None:
+        self.after, self.said = after, ""
+
+    def advance(self, count: int = 1, **values: float | str) -> None:
+        self.after -= count
+        if self.after == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def finish(self, summary: str = "") -> None:
+        self.said = summary
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
+def test_an_interrupted_run_goes_on_to_the_same_weights(
+    tiny: Path, tmp_path: Path, lora: LoRA | None
+) -> None:
+    options: dict[str, Any] = {"learning_rate": 3e-3, "batch_size": 1, "epochs": 3, "lora": lora}
+    whole = SFT(tiny, **options).fit(CHATS, tmp_path / "whole", reporter=QUIET)
+    target, reporter = tmp_path / "model", Stopped(after=2)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            SFT(tiny, **options).fit(CHATS, target, reporter=reporter)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    kept = tmp_path / "model.unfinished"
+    assert reporter.said == (
+        f"interrupted after 2 of 6 updates, kept in {kept}: go on with fit(…, resume=True)"
+    )
+    with pytest.raises(ConfigError, match="is of other settings or demonstrations"):
+        SFT(tiny, **options).fit(CHATS[:1], target, reporter=QUIET, resume=True)
+    gone_on = SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
+    assert gone_on.losses == whole.losses
+    weights = [(path / "model.safetensors").read_bytes() for path in (whole.model, target)]
+    assert weights[0] == weights[1]
+    assert not kept.exists()
+    (kept / "learner").mkdir(parents=True)
+    (kept / "done.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"cannot read .*model.unfinished"):
+        SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
 
 
 def test_lora_memorises_too(tiny: Path, tmp_path: Path) -> None:

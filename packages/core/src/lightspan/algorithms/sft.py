@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import time
@@ -16,6 +17,7 @@ import msgspec
 from lightspan.algorithms.chats import load_chats
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
+from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ConfigError, DataError, short_tracebacks
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
@@ -155,18 +157,22 @@ class SFT:
         folder: str | Path | None = None,
         *,
         reporter: Reporter | None = None,
+        resume: bool = False,
     ) -> SFTResult:
         """Fine-tune and write the model to `folder`: `fit(chats, folder)`, or with `from_store`
-        `fit(folder=folder)`.
+        `fit(folder=folder)`. After a Ctrl-C what was learned is beside it (`FOLDER.unfinished`).
 
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
                 last message is the assistant's, to be imitated as `turns` says, or token ids.
             folder: where the model goes; it is made.
             reporter: None for the terminal.
+            resume: go on from what a Ctrl-C left, exactly; begin anew if it left nothing.
 
         Raises:
-            ConfigError: no folder, or demonstrations and `from_store` both or neither.
+            CheckpointError: what it left cannot be read.
+            ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
+                Ctrl-C left is of other settings or demonstrations.
             DataError: no demonstration, or one that does not end with the assistant, answers or
                 says nothing, is longer than the model's context, whose earlier messages the chat
                 template renders differently once an answer is there, or whose `earlier` is not
@@ -200,13 +206,18 @@ class SFT:
             seed=self.seed,
             **(self.learner_options or {}),
         )
-        losses = self._imitate(learner, prepared, reporter)
         target = Path(folder)
+        unfinished = Unfinished(target)
+        done = Done(work=self._work(prepared), losses=[], seconds=0.0)
+        if resume:
+            done = unfinished.read(learner, done.work) or done
+        self._imitate(learner, prepared, reporter, done, unfinished)
         learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
+        unfinished.remove()
         return SFTResult(
             model=target,
-            losses=losses,
-            seconds=learner.usage()["cpu_s"],
+            losses=done.losses,
+            seconds=done.seconds,
             demonstrations=len(prepared),
             left_out=dict(left_out),
         )
@@ -238,24 +249,55 @@ class SFT:
         reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{why}")
         return prepared
 
+    def _work(self, demonstrations: Sequence[Demonstration]) -> str:
+        """A hash of all that decides what is learned."""
+        settings = {
+            "model": str(self.model),
+            "optimizer": self.optimizer,
+            "lora": self.lora,
+            "order": [self.seed, self.batch_size, self.epochs],
+            "weights": [self.prompt_weight, self.turns],
+        }
+        return hashlib.sha256(msgspec.json.encode([settings, demonstrations])).hexdigest()
+
     def _imitate(
-        self, learner: Learner, demonstrations: Sequence[Demonstration], reporter: Reporter
-    ) -> list[float]:
+        self,
+        learner: Learner,
+        demonstrations: Sequence[Demonstration],
+        reporter: Reporter,
+        done: Done,
+        unfinished: Unfinished,
+    ) -> None:
+        """Make the updates that are left, and note each in `done`.
+
+        Raises:
+            KeyboardInterrupt: what was done is kept.
+        """
         batches = list(self._batches(len(demonstrations)))
-        losses: list[float] = []
         reporter.start("imitating", len(batches))
-        started = time.monotonic()
-        for batch in batches:
-            rows = self._rows([demonstrations[index] for index in batch])
-            metrics = learner.update(rows, SFTLoss())
-            losses.append(metrics["loss"])
-            used = learner.usage()
-            speed = used["tokens"] / max(1e-3, time.monotonic() - started)
-            reporter.advance(1, loss=losses[-1], tokens_per_s=speed)
-            if self.max_cpu_seconds is not None and used["cpu_s"] >= self.max_cpu_seconds:
-                break
-        reporter.finish(f"imitated {len(demonstrations)} demonstrations, loss {losses[-1]:.3f}")
-        return losses
+        reporter.advance(len(done.losses))
+        before_s, started = done.seconds, time.monotonic()
+        with interrupts() as interrupted:
+            for batch in batches[len(done.losses) :]:
+                rows = self._rows([demonstrations[index] for index in batch])
+                metrics = learner.update(rows, SFTLoss())
+                done.losses.append(metrics["loss"])
+                used = learner.usage()
+                done.seconds = before_s + used["cpu_s"]
+                speed = used["tokens"] / max(1e-3, time.monotonic() - started)
+                reporter.advance(1, loss=done.losses[-1], tokens_per_s=speed)
+                if self.max_cpu_seconds is not None and done.seconds >= self.max_cpu_seconds:
+                    break
+                if interrupted():
+                    unfinished.keep(learner, done)
+                    reporter.finish(
+                        f"interrupted after {len(done.losses)} of {len(batches)} updates, kept in "
+                        f"{unfinished.path}: go on with fit(…, resume=True)"
+                    )
+                    raise KeyboardInterrupt
+        reporter.finish(
+            f"imitated {len(demonstrations)} demonstrations, loss {done.losses[-1]:.3f}"
+        )
 
     def _batches(self, count: int) -> list[list[int]]:
         rng = random.Random(self.seed)
