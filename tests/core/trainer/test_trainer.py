@@ -102,6 +102,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "steps": 2,
         "epochs": 1.0,
         "validate_every": 1,
+        "validate_temperature": None,
         "checkpoint_every": 1,
         "device": "cpu",
         "metric": "reward",
