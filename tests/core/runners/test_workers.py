@@ -207,6 +207,50 @@ async def test_an_answer_that_comes_by_a_queue_is_no_order(store: Store, ask: An
     assert await damage_of(store, app) == [[], []]
 
 
+@pytest.mark.parametrize("kind", [asyncio.LifoQueue, asyncio.Queue])
+async def test_what_is_taken_and_given_back_is_no_order(store: Store, ask: Any, kind: Any) -> None:
+    """A pool's connection, a limiter's permission: the next attempt has it of the one before."""
+    shared: asyncio.Queue[None] = kind()
+    shared.put_nowait(None)
+
+    async def node() -> float:
+        permission = await shared.get()
+        try:
+            return await asyncio.to_thread(ask)
+        finally:
+            shared.put_nowait(permission)
+
+    async def app(task: int) -> float:
+        await asyncio.gather(node(), node())
+        return await asyncio.create_task(node())
+
+    assert await damage_of(store, app) == [[], []]
+
+
+@pytest.mark.parametrize("kind", [queue.LifoQueue, queue.Queue])
+async def test_a_worker_of_an_attempts_own_works_for_it(store: Store, ask: Any, kind: Any) -> None:
+    """Whatever the attempt holds that another one gave back."""
+    pool: queue.Queue[object] = kind()
+    pool.put(object())
+
+    def app(task: int) -> float:
+        connection, orders = pool.get(), queue.Queue[Any]()
+        try:
+            return Consumer(orders)(ask)
+        finally:
+            orders.put(None)
+            pool.put(connection)
+
+    assert await damage_of(store, app) == [[], []]
+
+
+async def test_a_runner_leaves_queues_and_threads_as_they_were(store: Store, ask: Any) -> None:
+    """It may run in somebody's notebook."""
+    before = (queue.Queue.put, asyncio.Queue.get_nowait, threading.Thread.start)
+    assert await damage_of(store, lambda task: ask()) == [[], []]
+    assert before == (queue.Queue.put, asyncio.Queue.get_nowait, threading.Thread.start)
+
+
 async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, ask: Any) -> None:
     """Its call comes too late; the next attempt has its own."""
     over, late = threading.Event(), threading.Event()

@@ -12,8 +12,10 @@ nobody can tell in general. What can be told, and damages the attempts concerned
 from __future__ import annotations
 
 import asyncio
+import queue as queues
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -24,6 +26,9 @@ from lightspan.capture.state import state
 _GIVEN: Final = "_lightspan_given"
 _MOST_GIVEN: Final = 10_000
 """A queue that hands out other objects than were put there would have us keep those."""
+_MOST_TAKEN: Final = 8
+_POOLS: Final = (queues.LifoQueue, asyncio.LifoQueue)
+"""No orders wait in these: what was given back last is taken first, as in a pool of connections."""
 ADVICE: Final = (
     "begin such workers in each attempt, or put a `contextvars.copy_context()` beside the work and "
     "do it there: `context.run(…)` in a thread, `asyncio.create_task(…, context=context)` in a task"
@@ -31,6 +36,9 @@ ADVICE: Final = (
 
 _giver: Final[ContextVar[Acting | None]] = ContextVar("lightspan_giver", default=None)
 """Who put what was last taken here, or had it put."""
+_taken: Final[ContextVar[tuple[tuple[Any, Any], ...]]] = ContextVar("lightspan_taken", default=())
+"""The queues and the items that were taken here last: what is put back into the same queue is no
+order, but a connection of a pool, say, or the permission of a limiter."""
 _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
 """The thread and the task in which the scope was opened: what these take is no order."""
 
@@ -44,34 +52,48 @@ def give(queue: Any, item: Any, acting: Acting | None) -> Callable[[], None] | N
         item: what is put there.
         acting: who puts it; a worker does so for whom it works.
     """
-    for_whom = _giver.get() or acting
+    if isinstance(queue, _POOLS):
+        return None
+    taken = _taken.get()
+    if any(each is queue and thing is item for each, thing in taken):
+        _taken.set(tuple(one for one in taken if one[0] is not queue or one[1] is not item))
+        _giver.set(None)
+        return None
+    for_whom = acting if _home.get() == _place() else (_giver.get() or acting)
     if for_whom is None:
         return None
     given = vars(queue).setdefault(_GIVEN, {})
     if len(given) > _MOST_GIVEN:
         given.clear()
     note = (item, for_whom)
-    given.setdefault(id(item), []).append(note)
+    given.setdefault(id(item), deque(maxlen=_MOST_GIVEN)).append(note)
     return lambda: _forget(given, id(item), note)
 
 
 def take(queue: Any, item: Any) -> None:
     """Note for whom works who has taken this out of the queue."""
+    if isinstance(queue, _POOLS):
+        return
+    _taken.set(((queue, item), *_taken.get()[: _MOST_TAKEN - 1]))
     given = vars(queue).get(_GIVEN)
     if given is None:
         return
     notes = given.get(id(item))
-    note = notes[0] if notes else None
-    _giver.set(None if note is None else note[1])
-    if note is not None:
-        _forget(given, id(item), note)
-
-
-def _forget(given: dict[int, list[Any]], key: int, note: Any) -> None:
-    notes = given.get(key, [])
-    notes[:] = [each for each in notes if each is not note]
+    try:
+        note = notes.popleft() if notes else None
+    except IndexError:  # another thread was faster
+        note = None
     if not notes:
-        given.pop(key, None)
+        given.pop(id(item), None)
+    _giver.set(None if note is None else note[1])
+
+
+def _forget(given: Mapping[int, deque[Any]], key: int, note: Any) -> None:
+    notes = given.get(key, deque())
+    for place, each in enumerate(notes):
+        if each is note:
+            del notes[place]
+            return
 
 
 # --- calls ------------------------------------------------------------------------------------
@@ -79,6 +101,7 @@ def is_here() -> None:
     """The scope that is open in this context was opened by this thread and task."""
     _home.set(_place())
     _giver.set(None)
+    _taken.set(())
 
 
 def look(current: Acting | None) -> None:
@@ -93,6 +116,8 @@ def look(current: Acting | None) -> None:
             if each is not None:
                 each.scope.recorder.damage(reason)
     elif state.starters and (current is None or current.scope.recorder.is_over):
+        if current is not None and _home.get() == _place():
+            return  # an app that goes on past its own end: nobody else's work
         whose = "none" if current is None else "one that is over"
         state.stray = (
             "it made no model call that was seen, and one was made beside it for no attempt under "

@@ -35,10 +35,10 @@ _POOL_METHODS: Final = (
 _QUEUES: Final = ((queue.Queue, "put", "get"), (asyncio.Queue, "put_nowait", "get_nowait"))
 
 
-def carry() -> None:
-    """Make threads started inside a scope inherit it. Idempotent."""
+def carry() -> bool:
+    """Make threads started inside a scope inherit it. Idempotent: False if they did already."""
     if state.starters:
-        return
+        return False
     changes: list[tuple[Any, str, Any]] = [
         (ThreadPoolExecutor, "submit", _submit),
         (threading.Thread, "start", _start),
@@ -54,6 +54,7 @@ def carry() -> None:
     if not state.forks_seen:
         state.forks_seen = True
         os.register_at_fork(after_in_child=_leave_child)
+    return True
 
 
 def stop_carrying() -> None:

@@ -119,7 +119,7 @@ class Runner:
         """
         self._main = asyncio.current_task()
         os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER_KEY)
-        threads.carry()
+        carries = threads.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
             wire.install()  # it imports the SDK, which no attempt's time should go to
         self.pace.start()
@@ -144,6 +144,8 @@ class Runner:
             await wire.aclose()
             self.pool.shutdown(wait=not self._stuck, cancel_futures=True)
             self.pace.stop()
+            if carries:  # the process may be somebody's notebook
+                threads.stop_carrying()
 
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Claim the rollouts of these runs only, from now on; none: claim nothing."""
