@@ -267,6 +267,14 @@ def test_a_vocabulary_is_indexed_once(
     assert larger._tokens is not grammars._tokens
 
 
+def test_a_vocabulary_that_the_library_cannot_index(
+    grammars: Grammars, tokenizer: TransformersTokenizer
+) -> None:
+    """A tokenizer of more tokens than the model has logits, say. An engine starts all the same."""
+    with pytest.raises(UnsupportedError, match="cannot be compiled for this tokenizer: vocab size"):
+        Grammars(tokenizer.tokenizer, vocabulary=300, eos_ids=tokenizer.eos_ids)
+
+
 def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     """Walks do not disturb each other."""
     one, other = grammars.walk(FRUIT), grammars.walk(FRUIT)

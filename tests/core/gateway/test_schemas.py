@@ -75,7 +75,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "asks for itself",
     ),
 }  # fmt: skip
+
+
+def expressions(kinds: int) -> dict[str, Any]:
+    """What Pydantic makes of as many classes whose two fields each are any of them, or a number: a
+    title beside every union."""
+    union = {"anyOf": [{"$ref": f"#/$defs/Kind{n}"} for n in range(kinds)] + [{"type": "number"}]}
+    kind = {
+        "type": "object",
+        "title": "Kind",
+        "properties": {
+            "left": {**union, "title": "Left"},
+            "right": {**union, "title": "Right", "description": "The other side.", "default": 0},
+        },
+        "required": ["left"],
+    }
+    return {"$defs": {f"Kind{n}": kind for n in range(kinds)}, **union, "title": "Expression"}
+
+
 FOLLOWED: dict[str, dict[str, Any]] = {
+    "titles beside unions": expressions(8),
     "tree": TREE,
     "optional": {"type": "object", "properties": {"a": {"$ref": "#"}}},
     "nullable": a_property({"anyOf": [{"$ref": "#"}, {"type": "null"}]}),

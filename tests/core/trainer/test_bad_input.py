@@ -147,12 +147,12 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
 def test_nothing_scored_at_all_is_an_error(
     apps: Any, rl: Make, tmp_path: Path, ask: Make, give: str, reason: str
 ) -> None:
-    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
+    trainer = Trainer(rl(tasks_per_step=4), steps=1, folder=tmp_path / "run")
     with pytest.raises(RewardError) as caught:
-        trainer.fit(apps.odd, ask(2, give=give), ask(1, give="none"))
+        trainer.fit(apps.odd, ask(4, give=give), ask(1, give="none"))
     assert str(caught.value) == (
-        f"no rollout has a reward, so there is nothing to learn from: {reason} (8 of 8). Return a "
-        "number from the app, or call lightspan.emit_reward(number)"
+        f"no rollout has a reward, so there is nothing to learn from: {reason} (16 of 16). Return "
+        "a number from the app, or call lightspan.emit_reward(number)"
     )
     assert trainer.folder.metrics()[0]["mean"] is None
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,9 +150,23 @@ def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
             cause = error.__cause__
             if cause is not None:  # such as the user's own module, which could not be imported
                 cause.__traceback__ = _after_ours(cause.__traceback__)
-            raise error.with_traceback(None) from cause
+            if not _has_theirs(error.__traceback__):
+                error = error.with_traceback(None)
+            raise error from cause
 
     return door
+
+
+_MACHINERY: Final = (__package__, "asyncio", "concurrent", "threading", "contextlib")
+
+
+def _has_theirs(frames: TracebackType | None) -> bool:
+    """Whether somebody else's code is on the way: an algorithm, an engine, a signal of theirs."""
+    while frames is not None:
+        if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
+            return True
+        frames = frames.tb_next
+    return False
 
 
 def _after_ours(frames: TracebackType | None) -> TracebackType | None:

@@ -247,6 +247,9 @@ class LightningRL(LightningSettings, Algorithm):
     def routing(self) -> Routing:
         return self._routing
 
+    def load_state(self, state: dict[str, Json]) -> None:
+        self._was_scored = True  # what it learned so far, it learned from rewards
+
     def config(self) -> dict[str, Json]:
         plain = {
             setting.name: msgspec.to_builtins(getattr(self, setting.name))

@@ -279,6 +279,8 @@ class SFT:
         before_s, started = done.seconds, time.monotonic()
         with interrupts() as interrupted:
             for batch in batches[len(done.losses) :]:
+                if self.max_cpu_seconds is not None and done.seconds >= self.max_cpu_seconds:
+                    break
                 rows = self._rows([demonstrations[index] for index in batch])
                 metrics = learner.update(rows, SFTLoss())
                 done.losses.append(metrics["loss"])
@@ -286,8 +288,6 @@ class SFT:
                 done.seconds = before_s + used["cpu_s"]
                 speed = used["tokens"] / max(1e-3, time.monotonic() - started)
                 reporter.advance(1, loss=done.losses[-1], tokens_per_s=speed)
-                if self.max_cpu_seconds is not None and done.seconds >= self.max_cpu_seconds:
-                    break
                 if interrupted():
                     unfinished.keep(learner, done)
                     reporter.finish(

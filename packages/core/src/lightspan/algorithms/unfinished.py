@@ -38,6 +38,7 @@ class Unfinished:
     """
 
     def __init__(self, target: Path) -> None:
+        target = target.absolute()  # "." has no name
         self.path = target.with_name(f"{target.name}.unfinished")
 
     def keep(self, learner: Learner, done: Done) -> None:

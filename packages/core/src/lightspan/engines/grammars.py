@@ -235,14 +235,23 @@ _tries_lock: Final = threading.Lock()
 
 
 def _trie(tokenizer: Any, vocabulary: int, eos_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
-    """The library's index of a vocabulary: policies, engine and learner share it."""
+    """The library's index of a vocabulary: policies, engine and learner share it.
+
+    Raises:
+        UnsupportedError: it cannot index this one.
+    """
     with _tries_lock:
         text = tokenizer.backend_tokenizer.to_str().encode()
         key = hashlib.blake2b(text).digest(), vocabulary, eos_ids
         if key not in _tries:
-            _tries[key] = llguidance.hf.from_tokenizer(
-                tokenizer, n_vocab=vocabulary, eos_token=list(eos_ids)
-            )
+            try:
+                _tries[key] = llguidance.hf.from_tokenizer(
+                    tokenizer, n_vocab=vocabulary, eos_token=list(eos_ids)
+                )
+            except ValueError as error:  # it knows byte-level BPE, and as many tokens as logits
+                raise UnsupportedError(
+                    f"grammars cannot be compiled for this tokenizer: {error}"
+                ) from error
             if len(_tries) > _TRIES:
                 _tries.popitem(last=False)
         _tries.move_to_end(key)

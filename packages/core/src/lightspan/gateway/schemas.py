@@ -323,10 +323,20 @@ def _named(schema: Schema) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+_ANNOTATIONS: Final = frozenset(
+    {
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("$comment", "$schema", "$id", "$defs", "definitions"),
+    }
+)
+"""Keywords that hold for no value. Pydantic writes some of them beside every `$ref` and `anyOf`."""
+
+
 def _joins(schema: Schema) -> bool:
     """Whether its parts hold for one value together."""
     several = len(_parts(schema, "allOf")) > 1
-    return several or (len(schema) > 1 and bool((_IN_PLACE | {"$ref"}) & schema.keys()))
+    holding = schema.keys() - _ANNOTATIONS
+    return several or (len(holding) > 1 and bool((_IN_PLACE | {"$ref"}) & holding))
 
 
 def _multiple(schema: Schema) -> int:

@@ -19,9 +19,8 @@ from lightspan.schema.tokens import CallOutcome
 FAILURE_WARNING: Final = 0.05
 """Share of failed rollouts above which a batch warns (design law 4)."""
 ENOUGH_TASKS: Final = 4
-"""Tasks of which no call can be trained, after which training stops; or all, if there are fewer."""
-UNSCORED_TASKS: Final = 2
-"""Tasks without a reward after which training stops, if none had one; or all."""
+"""Tasks of which no call can be trained, or none is scored, after which training stops; or all, if
+there are fewer."""
 NAMED: Final = 5
 """Tasks, or reasons, that are named; the others are counted."""
 LONGEST_DAMAGE: Final = 600
@@ -165,7 +164,7 @@ def check_scored(
         return True
     fresh = {episode.task_id for episode in ended} - unscored
     unscored |= fresh
-    if not ended or (fresh and len(unscored) < UNSCORED_TASKS):
+    if not ended or (fresh and len(unscored) < ENOUGH_TASKS):
         return False
     reasons = Counter(map(_why_unscored, ended))
     why = ", ".join(f"{reason} ({count} of {len(ended)})" for reason, count in reasons.items())
@@ -314,5 +313,7 @@ def seen_agents(episodes: Sequence[Episode]) -> set[str]:
 
 def _why_unscored(episode: Episode) -> str:
     if episode.reward_source is None:
+        if any(call.reward is not None for call in episode.calls):
+            return 'rewards were emitted on calls only, which credit="discounted" pays for'
         return "the app returned None and emitted no reward"
     return f"NaN or infinity was {episode.reward_source}"
