@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import queue as queues
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -36,7 +37,10 @@ ADVICE: Final = (
 
 _giver: Final[ContextVar[Acting | None]] = ContextVar("lightspan_giver", default=None)
 """Who put what was last taken here, or had it put."""
-_taken: Final[ContextVar[tuple[tuple[Any, Any], ...]]] = ContextVar("lightspan_taken", default=())
+_Handle = weakref.ref[Any] | int
+_taken: Final[ContextVar[tuple[tuple[_Handle, _Handle], ...]]] = ContextVar(
+    "lightspan_taken", default=()
+)
 """The queues and the items that were taken here last: what is put back into the same queue is no
 order, but a connection of a pool, say, or the permission of a limiter."""
 _home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
@@ -55,8 +59,9 @@ def give(queue: Any, item: Any, acting: Acting | None) -> Callable[[], None] | N
     if isinstance(queue, _POOLS):
         return None
     taken = _taken.get()
-    if any(each is queue and thing is item for each, thing in taken):
-        _taken.set(tuple(one for one in taken if one[0] is not queue or one[1] is not item))
+    others = tuple(one for one in taken if not (_is(one[0], queue) and _is(one[1], item)))
+    if len(others) < len(taken):
+        _taken.set(others)
         _giver.set(None)
         return None
     for_whom = acting if _home.get() == _place() else (_giver.get() or acting)
@@ -74,7 +79,7 @@ def take(queue: Any, item: Any) -> None:
     """Note for whom works who has taken this out of the queue."""
     if isinstance(queue, _POOLS):
         return
-    _taken.set(((queue, item), *_taken.get()[: _MOST_TAKEN - 1]))
+    _taken.set(((_handle(queue), _handle(item)), *_taken.get()[: _MOST_TAKEN - 1]))
     given = vars(queue).get(_GIVEN)
     if given is None:
         return
@@ -86,6 +91,19 @@ def take(queue: Any, item: Any) -> None:
     if not notes:
         given.pop(id(item), None)
     _giver.set(None if note is None else note[1])
+
+
+def _handle(thing: Any) -> _Handle:
+    """Stands for the thing and does not keep it alive: a worker's context lives long. What cannot
+    be referred to weakly may be another thing by then; an order then goes unnoticed."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return id(thing)
+
+
+def _is(handle: _Handle, thing: Any) -> bool:
+    return handle == id(thing) if isinstance(handle, int) else handle() is thing
 
 
 def _forget(given: Mapping[int, deque[Any]], key: int, note: Any) -> None:
