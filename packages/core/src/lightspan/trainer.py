@@ -106,7 +106,6 @@ class Trainer:
             AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError,
             RewardError, StoreError, UnknownAgentError: as their messages say.
         """
-        end_if_imported_by_a_runner()
         tasks = load_tasks(train, "train")
         held_out = None if val is None else load_distinct(val, "val")
         chosen = self._served(as_app(app))
@@ -125,7 +124,6 @@ class Trainer:
         Raises:
             The errors of `fit`.
         """
-        end_if_imported_by_a_runner()
         held_out = load_distinct(tasks, "tasks")
         chosen = self._served(as_app(app))
         return run_sync(self._evaluate(chosen, held_out, self._checked(resume)))
@@ -164,7 +162,6 @@ class Trainer:
             AppError, ConfigError, DataError, EngineError, ModelError, RewardError: as their
                 messages say.
         """
-        end_if_imported_by_a_runner()
         chosen = self._served(as_app(app))
         plan = DryRun(
             self.settings,
@@ -204,7 +201,9 @@ class Trainer:
             return evaluation
 
     def _served(self, app: App) -> App:
-        """The app, whose agents are answered as far as it names them itself."""
+        """The app, whose agents are answered as far as it names them itself. Where a runner process
+        only imports the script, there is none: the process ends."""
+        end_if_imported_by_a_runner()
         check_served(self.algorithm.routing(), app.agents or ())
         return app
 

@@ -91,7 +91,8 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
     rows = []
     async for state, attempt, episode in read_attempts(store, query):
         services[state.rollout.run_id] += 1
-        agents.update(call.agent_path for call in episode.calls)
+        acting = Counter(call.agent_path for call in episode.calls)
+        agents.update(acting)
         calls.update(str(call.outcome) for call in episode.calls)
         # in local time, as a person reads it beside the service's own log
         began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
@@ -100,7 +101,7 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
                 row_id=attempt.attempt_id,
                 status=str(episode.status),
                 reward=episode.reward,
-                agents=Counter(call.agent_path for call in episode.calls),
+                agents=acting,
                 before=f"{state.rollout.run_id:<20}  {began:<19}  ",
                 after=f"{_seconds(episode):>7.2f}  {'damaged' if episode.damage else '':<7}  ",
             )

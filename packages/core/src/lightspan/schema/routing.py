@@ -161,10 +161,9 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         """The same routes, the trained policies sampled at this temperature in validation; None:
         at what the app asks."""
         rules = [
-            Rule(
-                rule.pattern,
-                msgspec.structs.replace(rule.target, validate_temperature=temperature),
-                rule.regex,
+            msgspec.structs.replace(
+                rule,
+                target=msgspec.structs.replace(rule.target, validate_temperature=temperature),
             )
             for rule in self.rules
         ]
