@@ -12,8 +12,11 @@ names the index that torch comes from, such as https://download.pytorch.org/whl/
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -131,7 +134,11 @@ EXAMPLES = {
     ),
 }
 BRIEFLY = ["--steps", "6", "--validate-every", "6", "--held-out", "200"]
-"""Options of an example's train.py with which it learns enough to be told from chance."""
+"""Options of an example's train.py with which it learns enough to be told from chance. With half of
+the recipe's demonstrations it would begin at 0.01 (math), or learn little but the form (RAG)."""
+PACKAGED = "tests/packaging/test_metadata.py"
+"""Tests what the packages declare, and hold once they are built."""
+SMOKE = ROOT / "tests/packaging/smoke.py"
 SCRIPTS = ["examples/own_algorithm"]
 """Examples that are run where they lie."""
 
@@ -366,6 +373,19 @@ def packaging(session: nox.Session) -> None:
     """Build the packages, install them outside the repository, import all they promise."""
     install(session, *CONSTRAINTS, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
+    wheels = {wheel.name.partition("-")[0]: wheel for wheel in build_packages(session, dist)}
+    apart = {f"lightspan_{name}" for name in adapters_apart()}
+    together = [str(wheel) for name, wheel in wheels.items() if name not in apart]
+    install(session, *CONSTRAINTS, *together, *PYTEST)
+    report_versions(session)
+    with session.chdir(dist):
+        session.run("python", "-I", str(SMOKE), *sorted(wheels.keys() - apart))
+    session.env["LIGHTSPAN_DIST"] = str(dist)
+    run_pytest(session, PACKAGED)
+
+
+def build_packages(session: nox.Session, dist: Path) -> list[Path]:
+    """Build the source distribution and the wheel of every package; the wheels."""
     shutil.rmtree(dist, ignore_errors=True)
     for path in (CORE, *(f"packages/{name}" for name in ADAPTERS)):
         command = ("python", "-m", "build", "--no-isolation", "--outdir", str(dist), path)
@@ -373,14 +393,69 @@ def packaging(session: nox.Session) -> None:
     wheels = sorted(dist.glob("*.whl"))
     for wheel in wheels:
         session.log("%s: %d files", wheel.name, len(zipfile.ZipFile(wheel).namelist()))
-    apart = tuple(f"lightspan_{name}" for name in adapters_apart())
-    together = [str(wheel) for wheel in wheels if not wheel.name.startswith(apart)]
-    install(session, *CONSTRAINTS, *together, *PYTEST)
-    report_versions(session)
-    with session.chdir(dist):
-        session.run("python", "-I", str(ROOT / "tests/packaging/smoke.py"))
-    session.env["LIGHTSPAN_DIST"] = str(dist)
-    run_pytest(session, "tests/packaging/test_metadata.py")
+    return wheels
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build what a release uploads, into dist/, and check it; `-- --upload` uploads it.
+
+    Every wheel is installed beside the core's, in an empty virtualenv of its own. Uploading needs
+    the release's commit: tagged with the version, nothing changed, CHANGELOG with its heading.
+    """
+    uploads, lacking = session.posargs == ["--upload"], not_releasable(ROOT)
+    if session.posargs and not uploads:
+        session.error(f"{' '.join(session.posargs)}: the only argument is --upload")
+    if uploads and lacking:
+        session.error(f"nothing is uploaded: {lacking}")
+    install(session, *CONSTRAINTS, "build", "hatchling", "twine", *PYTEST)
+    dist = ROOT / "dist"
+    wheels = {wheel.name.partition("-")[0]: wheel for wheel in build_packages(session, dist)}
+    files = [str(path.relative_to(ROOT)) for path in sorted(dist.iterdir())]
+    session.run("twine", "check", "--strict", *files)
+    session.run(*("python", "-m", "pytest", PACKAGED), env={**TESTING, "LIGHTSPAN_DIST": str(dist)})
+    core = wheels.pop("lightspan")
+    for name, wheel in wheels.items():
+        smoke_apart(session, name, core, wheel)
+    session.log("The release is these %d files:\n%s", len(files), "\n".join(files))
+    if uploads:
+        session.run("twine", "upload", *files)
+        return
+    session.log("Not uploaded; it would be:\ntwine upload %s", " ".join(files))
+    if lacking:
+        session.log("And not yet a release: %s", lacking)
+
+
+def smoke_apart(session: nox.Session, name: str, *wheels: Path) -> None:
+    """Import what is in wheels, in an empty virtualenv: an adapter's and the core's."""
+    folder = Path(session.create_tmp()).absolute() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "venv", str(folder))
+    python = str(folder / "bin" / "python")
+    pins = f"constraints/{name.removeprefix('lightspan_')}-latest.txt"
+    packages = ("--quiet", "--no-compile", "-c", pins, *map(str, wheels))
+    session.run(python, "-m", "pip", "install", *packages, external=True)
+    with session.chdir(folder):
+        session.run(python, "-I", str(SMOKE), "lightspan", name, external=True)
+
+
+def not_releasable(root: Path) -> str:
+    """Why the checkout is no release; empty if it is."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    project = tomllib.loads((root / CORE / "pyproject.toml").read_text())["project"]
+    tag = f"v{project['version']}"
+    heading = re.findall("^## (.*)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    if not re.fullmatch(rf"{re.escape(project['version'])} \(\d{{4}}-\d\d-\d\d\)", heading):
+        return f"CHANGELOG.md begins with {heading!r}, not with {project['version']} and its day"
+    if git("status", "--porcelain"):
+        return "files are changed or not tracked (git status)"
+    if tag not in git("tag", "--points-at", "HEAD").split():
+        return f"the commit has no tag {tag}"
+    return ""
 
 
 # --- tests ----------------------------------------------------------------------------------
@@ -477,6 +552,15 @@ def tests_sinks(session: nox.Session) -> None:
     run_pytest(session, "tests/sinks")
 
 
+@nox.session(default=False)
+def tests_agl(session: nox.Session) -> None:
+    """Look whether Agent Lightning 0.3.0 says what `lightspan.agl` is compared with (0.6 GB)."""
+    install(session, "-r", "constraints/agentlightning.txt")
+    said = "tests/core/agl/agentlightning-0.3.0.json"
+    script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
+    session.run("python", *script, env=ISOLATED)
+
+
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""
@@ -500,6 +584,19 @@ def slow(session: nox.Session) -> None:
     # a file whole in one process: what its tests share may take minutes to make
     options = ["-m", "slow and not faults", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, "tests", python=learning_python())
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def attack(session: nox.Session) -> None:
+    """Send a million hostile requests to a training's gateway and to `serve`: hours.
+
+    After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
+    measures how long others wait meanwhile.
+    """
+    python = learning_python()
+    report_versions(session, python)
+    program = ("-m", "tests.attack", *session.posargs)
+    session.run(python, *program, env={**TESTING, "PYTHONPATH": str(ROOT)}, external=True)
 
 
 # --- programs -------------------------------------------------------------------------------

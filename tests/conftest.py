@@ -31,6 +31,10 @@ os.environ["CREWAI_DISABLE_TRACKING"] = "true"
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
 
+# What training leaves in its user's home.
+_state = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name
+
 # nohup and scripts that start something in their background have it ignore Ctrl-C, and whatever it
 # starts inherits that. The tests press Ctrl-C all the same, as a person would at a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

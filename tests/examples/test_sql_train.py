@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +67,9 @@ def test_errors_are_one_line(
         (["--dev", "--resume"], "--dev trains nothing that --resume could go on with"),
         (["--held-out", "-3"], "--held-out -3 must be at least 1"),
         (["--dev", "--data", "spider"], "--data needs --model"),
+        (["--demonstrations", "0"], "--demonstrations 0 must be at least 1"),
+        (["--demonstrations", "9", "--model", "m"], "--demonstrations is of the small model"),
+        (["--dev", "--demonstrations", "9", "--base-url", "http://m"], "is of the small model"),
     ],
 )
 def test_options_that_contradict(
@@ -152,12 +154,10 @@ def test_the_dry_run_of_the_small_model(
     tmp_path: Path,
 ) -> None:
     """`train.py --dev` as a newcomer runs it, but for a warm start of four updates."""
-    recipe = training.RECIPE
-    short = replace(recipe, imitation=replace(recipe.imitation, demonstrations=64))
-    monkeypatch.setattr(training, "RECIPE", short)
     monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     monkeypatch.chdir(tmp_path)
-    arguments = ["--dev", "--runners", "2", "--cache", str(tmp_path / "cache")]
+    arguments = ["--dev", "--demonstrations", "64", "--runners", "2"]
+    arguments += ["--cache", str(tmp_path / "cache")]
     assert main(script.EXAMPLE, script.__doc__, arguments) == 0
     report = capsys.readouterr().out
     assert "4 tasks x 4 rollouts" in report

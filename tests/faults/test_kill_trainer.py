@@ -1,9 +1,13 @@
-"""`kill -9` of a real trainer at random moments: resumed, it trains each step and rollout once."""
+"""`kill -9` of a real trainer at random moments, and every other way to stop it: nothing of it is
+left, and resumed, it trains each step and rollout once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,26 +33,53 @@ KILLS = 12
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
 
 
-class Trainer:
-    """A trainer process, resumed as often as it is killed."""
+End = Callable[[subprocess.Popen[bytes], random.Random], None]
 
-    def __init__(self, folder: Path, model: Path, log: Path) -> None:
+
+def kill(process: subprocess.Popen[bytes], rng: random.Random) -> None:
+    """`kill -9`."""
+    process.kill()
+
+
+def stop(process: subprocess.Popen[bytes], rng: random.Random) -> None:
+    """Ctrl-C twice, to the trainer alone or to its runners too as a terminal sends it; or the
+    signals of a service manager and of a terminal that is closed."""
+    send = rng.choice([os.kill, os.killpg])
+    kind = rng.choice([signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    send(process.pid, kind)
+    if kind is signal.SIGINT:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.choice([0.0, 0.01, 0.1, rng.uniform(0, 1), rng.uniform(0, 5)]))
+        if process.poll() is None:
+            send(process.pid, kind)
+    process.wait()
+    # 0: it had just ended; 1: Python was still starting
+    assert process.returncode in (0, 1, -kind)
+
+
+class Trainer:
+    """A trainer process, resumed as often as it is ended."""
+
+    def __init__(self, folder: Path, model: Path, log: Path, end: End) -> None:
+        self._end = end
         self._command = [sys.executable, str(SCRIPT), str(folder), str(model), str(STEPS)]
         self._metrics = folder / "metrics.jsonl"
         self._log = log
         self.kills = 0
+        self.slowest_s = 0.0
 
     def live(self, rng: random.Random) -> bool:
         """Start it and kill it at a random moment; True if it ended by itself."""
         with self._log.open("ab") as log:
-            process = subprocess.Popen([*self._command, "--resume"], stdout=log, stderr=log)
+            command = [*self._command, "--resume"]
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             if self.kills < KILLS:
                 self._wait_for_a_moment(process, rng)
             else:
                 process.wait(240)
         finally:
-            children = self._kill(process)
+            children = self._kill(process, rng)
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, "runner processes outlive their trainer"
         return process.returncode == 0
@@ -69,22 +100,27 @@ class Trainer:
     def _lines(self) -> int:
         return self._metrics.read_bytes().count(b"\n") if self._metrics.exists() else 0
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    def _kill(self, process: subprocess.Popen[bytes], rng: random.Random) -> list[psutil.Process]:
         try:
             children: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             children = []
         if process.poll() is None:
-            process.kill()
+            started = time.monotonic()
+            self._end(process, rng)
             self.kills += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         process.wait()
         return children
 
 
-def test_killed_trainer_goes_on(tmp_path: Path, moments: Callable[[Any], random.Random]) -> None:
+@pytest.mark.parametrize("end", [kill, stop])
+def test_killed_trainer_goes_on(
+    tmp_path: Path, moments: Callable[[Any], random.Random], end: End
+) -> None:
     model = tiny_model(tmp_path / "model", seed=0)
     folder, log = tmp_path / "run", tmp_path / "log"
-    trainer, rng = Trainer(folder, model, log), moments(20)
+    trainer, rng = Trainer(folder, model, log, end), moments(f"20 {end.__name__}")
     lives = 1
     while not trainer.live(rng):
         lives += 1
@@ -97,6 +133,10 @@ def test_killed_trainer_goes_on(tmp_path: Path, moments: Callable[[Any], random.
     state = load_state(found)
     states = asyncio.run(_check_store(run, state))
     _check_trained_once(run, state, states)
+    print(
+        f"{end.__name__}: {trainer.kills} times, the slowest took {trainer.slowest_s:.1f} s; no "
+        f"process left, no rollout lost, of {len(states)}"
+    )
 
 
 def _check_folder(run: RunFolder) -> None:

@@ -1,21 +1,22 @@
-"""Import the installed packages outside the repository: run by `nox -s packaging` with -I.
+"""Import installed packages outside the repository: for the sessions `packaging` and `release`.
 
 Without the learning plane every name either works or says what to install.
+
+    python -I smoke.py lightspan lightspan_langgraph
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 
-PACKAGES = {"lightspan": "lightspan", "lightspan_langgraph": "lightspan-langgraph"}
 
-
-def main() -> int:
-    """Check every package; the exit status."""
-    for name, distribution in PACKAGES.items():
-        package = importlib.import_module(name)
+def main(names: Sequence[str]) -> int:
+    """Check the packages of these names; the exit status."""
+    for name in names:
+        package, distribution = importlib.import_module(name), name.replace("_", "-")
         assert "site-packages" in str(package.__file__), package.__file__
         absent = {each: missing(package, each) for each in package.__all__}
         print(
@@ -40,4 +41,4 @@ def missing(package: object, name: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

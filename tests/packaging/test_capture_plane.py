@@ -74,6 +74,12 @@ for name in {CAPTURE}:
     assert HEAVY.isdisjoint(run(code, tmp_path)["modules"])
 
 
+def test_the_originals_names_are_light(tmp_path: Path) -> None:
+    found = run("import lightspan.agl as agl; agl.InMemoryLightningStore()", tmp_path)
+    assert HEAVY.isdisjoint(found["modules"])
+    assert {"openai", "pydantic"}.isdisjoint(found["modules"])
+
+
 def modules_of(folder: str) -> list[str]:
     """The modules of a folder of the core, or of a module, without `lightspan.`."""
     path = CORE / folder
@@ -217,4 +223,24 @@ except ModuleNotFoundError as error:
     found = run(code, tmp_path, without=HEAVY)
     if "error" in found:
         assert f"lightspan.{name} needs" in found["error"]
-        assert "pip install 'lightspan[train]'" in found["error"]
+        remedy = "`pip install './packages/core[train]'`, from a checkout of lightspan"
+        assert found["error"].endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "command", ["dev json:dumps tasks.jsonl --base-url http://localhost:9/v1", "serve run"]
+)
+def test_commands_of_the_learning_plane_name_the_remedy(tmp_path: Path, command: str) -> None:
+    """In the app's own environment: one line and no traceback."""
+    code = f"""
+import contextlib, io
+from lightspan.cli import main
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    result["status"] = main({command!r}.split())
+result["error"] = said.getvalue()
+"""
+    found = run(code, tmp_path, without=HEAVY)
+    assert found["status"] == 1
+    assert found["error"].startswith("lightspan: this needs '"), found["error"]
+    assert found["error"].endswith(" from a checkout of lightspan\n")

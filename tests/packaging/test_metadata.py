@@ -6,6 +6,7 @@ import email
 import email.message
 import os
 import re
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -45,6 +46,15 @@ def test_versions_are_in_lockstep(package: str) -> None:
     assert project(PACKAGES[package])["version"] == version
     assert (
         f'__version__ = "{version}"' in (PACKAGES["core"] / "src/lightspan/__init__.py").read_text()
+    )
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    version = project(PACKAGES["core"])["version"]
+    [heading, *_] = re.findall("^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    day = r"\d{4}-\d\d-\d\d"
+    assert heading == f"Unreleased ({version})" or re.fullmatch(
+        rf"{re.escape(version)} \({day}\)", heading
     )
 
 
@@ -129,6 +139,7 @@ def test_latest_constraints_agree() -> None:
     together: dict[str, str] = {}
     apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
     apart.add("together-latest.txt")  # what the newest CrewAI leaves of the others
+    apart.add("agentlightning.txt")  # what an older release of another project takes
     for name in CONSTRAINTS:
         if not name.endswith("-oldest.txt") and name not in apart:
             for pinned, version in pins(name).items():
@@ -187,9 +198,26 @@ def test_wheels_hold_the_whole_source_and_nothing_else(package: str) -> None:
     ours = {str(path) for path in files if not CACHE.search(str(path))}
     held = {each for each in wheel(package).namelist() if ".dist-info/" not in each}
     assert held == ours
+    assert any(each.endswith("/py.typed") for each in held)
+    assert any(each.endswith(".sql") for each in held) is (package == "core")
+    [license_name] = [each for each in wheel(package).namelist() if each.endswith("/LICENSE")]
+    assert wheel(package).read(license_name) == (ROOT / "LICENSE").read_bytes()
+
+
+@built
+@pytest.mark.parametrize("package", PACKAGES)
+def test_source_distributions_hold_the_package_and_nothing_else(package: str) -> None:
+    name = project(PACKAGES[package])["name"].replace("-", "_")
+    [path] = Path(DIST or "").glob(f"{name}-[0-9]*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
+    files = [each for each in (PACKAGES[package] / "src").rglob("*") if each.is_file()]
+    ours = {str(each.relative_to(PACKAGES[package])) for each in files}
+    beside = {"PKG-INFO", "pyproject.toml", "README.md", "LICENSE"}
+    assert held - {".gitignore"} == {each for each in ours if not CACHE.search(each)} | beside
 
 
 @built
 @pytest.mark.parametrize("package", PACKAGES)
 def test_wheels_are_small(package: str) -> None:
-    assert sum(each.file_size for each in wheel(package).infolist()) < 2 * 2**20
+    assert sum(each.file_size for each in wheel(package).infolist()) < 3 * 2**20

@@ -67,6 +67,12 @@ def add_options(
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--steps", type=int, help="training iterations")
     parser.add_argument(
+        "--demonstrations",
+        type=int,
+        metavar="N",
+        help="that the small model imitates first: fewer are sooner over, and it begins worse",
+    )
+    parser.add_argument(
         "--validate-every", type=int, help="iterations between evaluations (half of --steps)"
     )
     parser.add_argument("--held-out", type=int, default=500, help="held-out questions (500)")
@@ -91,5 +97,10 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         parser.error("--dev trains nothing that --resume could go on with")
     if options.data is not None and options.model is None and not asks_endpoint:
         parser.error("--data needs --model: the small model knows no words but its own")
+    if options.demonstrations is not None:
+        if options.model is not None or asks_endpoint:
+            parser.error("--demonstrations is of the small model: leave --model and --base-url out")
+        if options.demonstrations < 1:
+            parser.error(f"--demonstrations {options.demonstrations} must be at least 1")
     if options.held_out < 1:
         parser.error(f"--held-out {options.held_out} must be at least 1")

@@ -15,6 +15,7 @@ import pytest
 import lightspan
 import lightspan.agl as agl
 from lightspan.agl._dev import DevSummary
+from lightspan.agl._instead import INSTEAD
 from lightspan.agl._travel import AgentApp, MainLLM, agents, travelling
 from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.runners.app import load_app
@@ -192,14 +193,38 @@ async def test_emitted_rewards_count_where_none_is_returned() -> None:
     reward = next(span for span in spans if span.kind is SpanKind.REWARD)
     assert reward.attributes["lightspan.reward.value"] == 0.75
     nested = [s for s in spans if s.kind is SpanKind.ANNOTATION][1]
-    assert nested.attributes["lightspan.annotation.nested.deep"] == "[1,2]"
+    assert nested.attributes["lightspan.annotation.nested.deep"] == [1, 2]
     assert nested.attributes["lightspan.annotation.nested.flag"] is True
+
+
+class Makes(agl.LitAgent[Any]):
+    """Returns spans that it has made."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> Any:
+        note = agl.Span.from_attributes(attributes={"k": 1}, name="note")
+        return [agl.emit_reward(0.75, propagate=False), note if task == "note" else task]
+
+
+async def test_spans_that_an_agent_returns_are_recorded() -> None:
+    app = AgentApp(_one(Makes()), {})
+    attempt, spans = await run_once(app, "note", gateway="")
+    assert attempt.reward is not None
+    assert attempt.reward.value == 0.75
+    assert [
+        (s.kind, s.attempt_id) for s in spans if s.name in ("agentlightning.annotation", "note")
+    ] == [
+        (SpanKind.REWARD, attempt.attempt_id),
+        (SpanKind.OTHER, attempt.attempt_id),
+    ]
+    attempt, _ = await run_once(app, "no span", gateway="")
+    assert "which is no span" in attempt.message
 
 
 def test_dimensions_need_a_primary_one() -> None:
     with pytest.raises(RewardError, match=r"needs primary_key=, one of these names"):
         agl.emit_reward({"a": 1.0}, primary_key="b")
-    assert agl.emit_reward(1.0) is None  # outside a rollout
+    outside = agl.emit_reward(1.0)  # outside a rollout it is recorded nowhere
+    assert outside.attributes["agentlightning.reward.0.value"] == 1.0
 
 
 def _one(agent: Any) -> Any:
@@ -357,7 +382,7 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
         ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
         ({"max_tasks": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
         ({"tracer": "agentops"}, "lightspan records calls itself"),
-        ({"algorithm": object()}, r"has VERL\(config\) alone"),
+        ({"algorithm": object()}, r"use VERL\(config\), or an Algorithm of your own"),
         ({"adapter": {"reward_match": "first"}}, "'reward_match': 'first'"),
         ({"adapter": object()}, "use {'agent_match': 'regular expression'}"),
         ({"adapter": {"agent_match": "("}}, "is no regular expression"),
@@ -439,7 +464,7 @@ def test_names_that_are_missing_say_what_to_use() -> None:
 
 def test_the_page_on_moving_names_everything() -> None:
     page = (Path(__file__).parents[3] / "docs" / "from-agent-lightning.md").read_text()
-    names = {*agl.__all__, *agl._MISSING}
+    names = {*agl.__all__, *INSTEAD}
     assert [name for name in sorted(names) if name not in page] == []
 
 

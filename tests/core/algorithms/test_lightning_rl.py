@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,13 @@ import pytest
 
 from lightspan import LLM, LightningRL, LoRA, Optimizer, Policy, PolicyLoss
 from lightspan.algorithms import Algorithm, PolicySpec
-from lightspan.algorithms.metrics import alarms, merge_updates, rollout_metrics, why_nothing
+from lightspan.algorithms.metrics import (
+    alarms,
+    approximate_kl,
+    merge_updates,
+    rollout_metrics,
+    why_nothing,
+)
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.learners import LearnerCapabilities, Loss
@@ -341,6 +348,10 @@ class Scripted:
     def learner(self) -> Any:
         return self
 
+    def score(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Each update makes every token likelier by .1, what the prompt says too."""
+        return [[0.1 * len(self.updated) - 1] * len(row.ids) for row in rows]
+
     def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
         self.updated.append(sorted({row.rollout_id for row in rows}))
         return {}
@@ -421,6 +432,56 @@ async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
 
 
 # --- what it says of a step ---------------------------------------------------------------------
+
+
+async def test_how_far_a_step_moved_the_policy() -> None:
+    """Of two updates of .1 each: exp(.2) - 1 - .2 per trained token."""
+    world: Any = Scripted([VARIES])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, minibatches=2)
+    metrics = await algorithm.run_step(world)
+    assert metrics["learner/approx_kl"] == pytest.approx(math.expm1(0.2) - 0.2)
+    idle: Any = Scripted([FLAT])
+    assert "learner/approx_kl" not in await algorithm.run_step(idle)
+
+
+def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
+    row = _row(mask=[False, True, True])
+    moved = approximate_kl([row], [[0.0, -1.0, -1.0]], [[9.0, -1.0, -0.5]])
+    assert moved == pytest.approx((math.expm1(0.5) - 0.5) / 2)
+    assert math.isfinite(approximate_kl([row], [[0.0, -900.0, 0.0]], [[0.0, 0.0, -900.0]]))
+    assert approximate_kl([], [], []) == 0.0
+
+
+def _row(mask: list[bool]) -> Row:
+    size = len(mask)
+    return Row(
+        rollout_id="r",
+        policy="policy",
+        ids=[1] * size,
+        mask=mask,
+        advantages=[0.0] * size,
+        weights=[0.0] * size,
+        logprobs=[0.0] * size,
+        versions=[0] * size,
+        temperatures=[1.0] * size,
+    )
+
+
+def test_error_of_the_reward_is_over_groups() -> None:
+    """Two groups of means 1 and .5, the second half as large: rollouts of a group are alike."""
+    episodes = [
+        *(_episode("a", member, 1.0) for member in range(4)),
+        *(_episode("b", member, float(member)) for member in range(2)),
+        _episode("c", 0, None),
+    ]
+    metrics = rollout_metrics(episodes)
+    mean = metrics["reward"]
+    assert mean == pytest.approx(5 / 6)
+    expected = math.sqrt(2 * ((4 * (1 - mean)) ** 2 + (2 * (0.5 - mean)) ** 2)) / 6
+    assert metrics["reward_se"] == pytest.approx(expected)
+    same = [_episode(f"g{n}", 0, float(n % 2)) for n in range(8)]
+    plain = math.sqrt(8 * 0.25 / 7 / 8)  # of groups of one it is the textbook's
+    assert rollout_metrics(same)["reward_se"] == pytest.approx(plain)
 
 
 def test_metrics_of_rollouts() -> None:

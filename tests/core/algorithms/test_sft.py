@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -65,6 +66,38 @@ def test_memorised_answers_come_back_greedily(tiny: Path, tmp_path: Path) -> Non
     assert result.seconds > 0
     assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
     assert _greedy(result.model, "colour?") == "red<|im_end|>"
+
+
+def test_chats_of_a_file(tiny: Path, tmp_path: Path, updates: list[list[Row]]) -> None:
+    """With or without `messages` around them, blank lines and a mark at the beginning too."""
+    path = tmp_path / "chats.jsonl"
+    lines = [json.dumps(CHATS[0]), "", json.dumps(CHATS[1]["messages"])]
+    path.write_text("\ufeff" + "\n".join(lines) + "\n", encoding="utf-8")
+    for number, given in enumerate((CHATS, path, str(path))):
+        SFT(tiny).fit(given, tmp_path / str(number), reporter=QUIET)
+    listed, *read = [[(row.ids, row.mask) for row in rows] for rows in updates]
+    assert read == [listed, listed]
+    path.write_text(json.dumps(CHATS[1]["messages"]))
+    assert SFT(tiny).fit(path, tmp_path / "one", reporter=QUIET).demonstrations == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"^demonstrations: .*chats.jsonl cannot be read: No such file or directory$"),
+        ("{}\n{", r"chats.jsonl, line 2 is not JSON, of which each line must be one chat: "),
+        (json.dumps(CHATS), r"chats.jsonl is one list of 2: a file has a chat on each line; give"),
+        ("\n", r"there is no demonstration to imitate"),
+    ],
+)
+def test_files_that_hold_no_chats(
+    tiny: Path, tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        SFT(tiny).fit(path, tmp_path / "model", reporter=QUIET)
 
 
 class Stopped(SilentReporter):

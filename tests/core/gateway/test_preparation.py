@@ -14,7 +14,7 @@ from tests.core.gateway.posting import ask, post
 
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import UnsupportedError
-from lightspan.gateway import intake, store_log
+from lightspan.gateway import bodies, store_log
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import CallOutcome
@@ -82,7 +82,7 @@ async def test_others_are_answered_meanwhile(
         if what == "grammar":
             thing, name, body = rig.engine, "check_grammar", ask(response_format=FORMAT)
         elif what == "reading":
-            thing, name = intake, "_decoded"
+            thing, name = bodies, "_decoded"
         elif what == "refusal":
             thing, name = store_log, "request_attributes"
         else:

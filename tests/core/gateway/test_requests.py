@@ -253,7 +253,7 @@ async def test_a_body_that_is_too_large(store: Store) -> None:
         ({"top_p": 0}, "'top_p' must be between 1e-09 and 1, not 0", "top_p"),
         ({"n": 0}, "'n' must be between 1 and 128, not 0", "n"),
         ({"n": 1.5}, "'n' must be int, not 1.5", "n"),
-        ({"max_tokens": 0}, "'max_tokens' must be between 1 and inf, not 0", "max_tokens"),
+        ({"max_tokens": 0}, "'max_tokens' must be between 1 and 9.22337e+18, not 0", "max_tokens"),
         ({"stop": 5}, "'stop' must be a non-empty string or an array of them", "stop"),
         ({"stop": [""]}, "'stop' must be a non-empty string or an array of them", "stop"),
         ({"stop": ["a"] * 65}, "'stop' has 65 strings; at most 64", "stop"),
@@ -587,7 +587,7 @@ async def test_a_body_that_is_not_packed_as_it_says(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, b"no gzip at all", **{"Content-Encoding": "gzip"})
     assert status == 400
-    assert body["error"]["message"].startswith("the request body cannot be read")
+    assert body["error"]["message"].startswith("the request body is no gzip")
 
 
 async def test_a_number_of_candidates_beyond_those_of_an_engine(store: Store) -> None:

@@ -380,7 +380,7 @@ def test_a_returned_nan_is_unscored_and_still_wins_over_an_emission(value):
     assert not episode.scored(step_rewards=True)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e101])
 def test_an_emitted_nan_is_unscored(value):
     attributes = {c.REWARD_VALUE: value}
     episode = build([make_reward_span("r", None, attributes)], reward=None)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -261,6 +262,13 @@ SIZE = RunSize(
     minibatches=2,
     checkpoint_every=4,
 )
+
+
+def test_comparing_steps_takes_rollouts_and_time() -> None:
+    size = msgspec.structs.replace(SIZE, comparisons=5, selection_tasks=8)
+    assert size.rollouts == SIZE.rollouts + 40
+    more = time_forecast(size, SPEED, 4).total_s - time_forecast(SIZE, SPEED, 4).total_s
+    assert more == pytest.approx(5 * batch_seconds(8, SPEED, 4))
 
 
 def test_the_parts_of_a_runs_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from lightspan.testing.strategies import (
     make_rollout,
 )
 from lightspan.training.folder import RunFolder
+from lightspan.training.results import Evaluation
 
 APPS = Path(__file__).parents[2] / "apps"
 
@@ -77,6 +79,15 @@ def test_run_shows_agents_coverage_and_evaluations(one_step: tuple[Path, list[Ro
     assert "sampling overridden, in calls: temperature 24\n" in text
     assert re.search(r"step 0: held-out reward \d\.\d{3} ", text)
     assert len(_rollouts(one_step[0])) == 12
+
+
+def test_evaluation_that_scored_nothing_is_shown(
+    one_step: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    run = shutil.copytree(one_step[0], tmp_path / "run")
+    nothing = Evaluation(step=0, rewards={}, unscored=2)
+    RunFolder(run).add_evaluation(nothing, {"kind": "eval", "step": 0, **nothing.metrics()})
+    assert "step 0: held-out reward nan (nan..nan, n=0)\n" in inspect_run(run)
 
 
 def test_rollout_shows_the_span_tree(one_step: tuple[Path, list[Row]]) -> None:

@@ -9,6 +9,7 @@ import itertools
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -79,6 +80,19 @@ async def keeps_the_lock(task: dict[str, Any]) -> float:
         return await waits_once(task)
     await seen(*task["when"])
     deque(itertools.count(), maxlen=0)
+    return 0.0
+
+
+def never_ends(task: dict[str, Any]) -> float:
+    """In a thread of its own, when it has noted that it begins."""
+    if task["kind"] == "runs a program":
+        program = subprocess.Popen(["sleep", "1000"])
+        Path(task["note"]).touch()
+        program.wait()
+    Path(task["note"]).touch()
+    if task["kind"] == "keeps Python's lock":
+        ctypes.PyDLL(None).usleep(1_000_000_000)
+    time.sleep(1000)
     return 0.0
 
 

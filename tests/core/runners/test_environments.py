@@ -82,6 +82,9 @@ def test_a_named_app_that_is_not_there_costs_no_rollout(
 
 
 # --- interpreters that will not do --------------------------------------------------------------
+CHECKOUT = "./packages/core`, from a checkout of lightspan"
+
+
 def _fake(folder: Path, version: str, protocol: int) -> Path:
     """An environment with a lightspan of another version."""
     from app_environment import app_environment  # type: ignore[import-not-found]
@@ -98,15 +101,15 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ("bare", ["has no lightspan", f"-m pip install lightspan=={__version__}"]),
+        ("bare", ["has no lightspan", f"-m pip install {CHECKOUT} {__version__}"]),
         (
             "newer",
             [
                 "has lightspan 9.9.9 (protocol 99)",
                 f"{sys.executable} has {__version__} (protocol {PROTOCOL_VERSION})",
                 "install the same version on both sides",
-                f"-m pip install lightspan=={__version__}",
-                f"{sys.executable} -m pip install lightspan==9.9.9",
+                f"-m pip install {CHECKOUT} {__version__}",
+                f"{sys.executable} -m pip install {CHECKOUT} 9.9.9",
             ],
         ),
         (
@@ -114,7 +117,7 @@ def _fake(folder: Path, version: str, protocol: int) -> Path:
             [
                 "lightspan 0.0.1 of",
                 "No module named 'lightspan.runners'",
-                f"-m pip install lightspan=={__version__}",
+                f"-m pip install {CHECKOUT} {__version__}",
             ],
         ),
     ],

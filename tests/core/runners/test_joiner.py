@@ -337,6 +337,9 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
 
 
 # --- it cannot ----------------------------------------------------------------------------------
+CHECKOUT = "./packages/core`, from a checkout of lightspan"
+
+
 async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: Any) -> None:
     """Nothing is claimed, and both say the versions and what to do."""
     newer: dict[str, Any] = {"lightspan": "9.9.9", "protocol": PROTOCOL_VERSION + 1}
@@ -351,8 +354,8 @@ async def test_a_trainer_of_another_protocol(start: Start, store: Store, lines: 
     for word in (
         f"lightspan: /trainer/python has lightspan 9.9.9 (protocol {PROTOCOL_VERSION + 1})",
         f"has {__version__} (protocol {PROTOCOL_VERSION})",
-        f"/trainer/python -m pip install lightspan=={__version__}",
-        "-m pip install lightspan==9.9.9",
+        f"/trainer/python -m pip install {CHECKOUT} {__version__}",
+        f"-m pip install {CHECKOUT} 9.9.9",
     ):
         assert word in runner.text
     # the trainer's side, as it would see a runner of another protocol
@@ -410,7 +413,10 @@ async def test_a_runner_of_another_protocol(
         f"{__version__} (protocol {PROTOCOL_VERSION})",
         f"9.9.9 (protocol {PROTOCOL_VERSION + 1})",
     ]
-    remedies = [f"{python} -m pip install lightspan=={__version__}", "pip install lightspan==9.9.9"]
+    remedies = [
+        f"{python} -m pip install {CHECKOUT} {__version__}",
+        f"pip install {CHECKOUT} 9.9.9",
+    ]
     plan = RunnerPlan(store_url=store.url, app="my_app:answer", run_id="run-1")
     RunnerWatch(plan, LocalRunners(1), lines.line).look(await store.peers(), 0.0)
     [told] = lines.texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -490,7 +491,10 @@ async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:
 
 
 @pytest.mark.parametrize("app", ["asks", "catches_and_hides"])
-async def test_a_gateway_that_is_gone_is_infrastructure(store: Store, app: str) -> None:
+async def test_a_gateway_that_is_gone_is_infrastructure(
+    store: Store, monkeypatch: pytest.MonkeyPatch, app: str
+) -> None:
+    monkeypatch.setattr("lightspan.runners.runner._PATIENCE_S", 0.1)
     routing = Routing(gateway_url="http://127.0.0.1:9", default=WRITER.target)
     await enqueue(store, [{"text": "1"}], {"routing": routing}, max_infrastructure_tries=2)
     async with running(store, getattr(apps, app)):
@@ -498,6 +502,35 @@ async def test_a_gateway_that_is_gone_is_infrastructure(store: Store, app: str) 
     assert (state.status, state.infrastructure_tries) == (RolloutStatus.LOST, 2)
     attempts = await store.attempts(["ro-0"])
     assert [attempt.outcome for attempt in attempts] == [Outcome.INFRASTRUCTURE] * 2
+
+
+async def test_without_its_gateway_a_runner_claims_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer was killed, and took the gateway with it: one rollout after another was lost to
+    connection errors until the runner was gone too. The first one says enough."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    routing = Routing(gateway_url=f"http://127.0.0.1:{port}", default=WRITER.target)
+    tasks = [{"text": str(number)} for number in range(6)]
+    await enqueue(store, tasks, {"routing": routing})
+    names = [f"ro-{number}" for number in range(6)]
+    async with running(store, apps.asks, slots=1):
+
+        def has_stopped() -> bool:
+            return "nothing is claimed until it does" in caplog.text
+
+        ended = asyncio.create_task(finished(store))
+        watching = asyncio.create_task(until(has_stopped))
+        await asyncio.wait([watching, ended], return_when=asyncio.FIRST_COMPLETED)
+        assert has_stopped()
+        [attempt] = await store.attempts(names)
+        assert attempt.outcome is Outcome.INFRASTRUCTURE
+        engine = ScriptedEngine(shared_tokenizer(), "7")
+        async with Gateway(store, engine, port=port):
+            states = await ended
+    assert {state.status for state in states} == {RolloutStatus.SUCCEEDED}
+    assert len(await store.attempts(names)) == len(names) + 1
 
 
 @pytest.mark.parametrize("app", ["asks", "asks_async"])

@@ -126,6 +126,8 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
         (math.nan, Reward(None)),
         (math.inf, Reward(None)),
         (-math.inf, Reward(None)),
+        (-1e100, Reward(-1e100)),
+        (-sys.float_info.max, Reward(None)),
         (Reward(2.0, {"a": 1.0}), Reward(2.0, {"a": 1.0})),
         ({"reward": 1, "style": 0.5}, Reward(1.0, {"reward": 1.0, "style": 0.5})),
         ({"style": 0.5, "exact": True}, Reward(0.5, {"style": 0.5, "exact": 1.0})),

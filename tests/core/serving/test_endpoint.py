@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.serving.endpoint import ServeOptions, describe, load_served, serve
+from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.manifest import KEY, Served, ServedPolicy
 
 POLICY = Target(route=Route.POLICY, policy="policy")
@@ -112,6 +116,115 @@ def test_a_taken_port_is_found_before_the_weights_load(tmp_path: Path) -> None:
             serve(folder, ServeOptions(port=port))
     with pytest.raises(ModelError):
         serve(folder, ServeOptions(port=port))
+
+
+# --- endpoints of a run from elsewhere ------------------------------------------------------
+def judged(url: str, variable: str | None = "JUDGE_KEY") -> Routing:
+    """The judge is asked at that endpoint."""
+    judge = LLM(base_url=url, model="big", api_key_env=variable)
+    target = Target(route=Route.ENDPOINT, endpoint=judge)
+    return Routing(rules=[Rule("writer", POLICY), Rule("judge", target)])
+
+
+def stop(gateway: Any) -> None:
+    """End what serves."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+def from_elsewhere(folder: Path, *urls: str, variable: str | None = "JUDGE_KEY") -> Path:
+    """A run whose weights are gone, so that nothing but its endpoints keeps it from loading."""
+    rules = [rule for url in urls for rule in judged(url, variable).rules]
+    served = served_by(folder, Routing(rules=rules), policy="model")
+    return write_run(folder, served)
+
+
+def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = from_elsewhere(tmp_path / "run", "https://one.test/v1", "http://two.test:8/v1")
+    assert main(["serve", str(folder)]) == 1
+    assert capsys.readouterr().err == (
+        f"lightspan: the run in {folder} has calls sent to these endpoints, with keys of your "
+        "environment, and nothing outside of the folder says that you have trained it here:\n"
+        "  judge -> https://one.test/v1, with the key in $JUDGE_KEY\n"
+        "  judge -> http://two.test:8/v1, with the key in $JUDGE_KEY\n"
+        "if you know each of them, add --allow-upstream https://one.test/v1 "
+        "--allow-upstream http://two.test:8/v1\n"
+    )
+    one, two = "--allow-upstream=https://one.test/v1", "--allow-upstream=http://two.test:8/v1"
+    assert main(["serve", str(folder), one]) == 1
+    told = capsys.readouterr().err
+    assert "one.test" not in told
+    assert "add --allow-upstream http://two.test:8/v1\n" in told
+    assert main(["serve", str(folder), one, two]) == 1
+    assert "which is gone" in capsys.readouterr().err  # the weights: the endpoints are allowed
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://api.test/v1", "https://api.test/v1/"),
+        ("https://api.test/v1", "https://api.test"),
+        ("https://api.test.evil.test/v1", "https://api.test"),
+        ("https://api.test@evil.test/v1", "https://api.test/v1"),
+    ],
+)
+def test_only_the_very_endpoint_is_allowed(tmp_path: Path, url: str, allowed: str) -> None:
+    folder = from_elsewhere(tmp_path / "run", url)
+    with pytest.raises(ConfigError, match="names no such endpoint; it names https://api"):
+        serve(folder, ServeOptions(allow_upstreams=[allowed]))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://api.test@evil.test/v1", "@evil.test/v1 (the host is evil.test), with no key"),
+        ("https://\N{CYRILLIC SMALL LETTER A}pi.test/v1", r"https://\u0430pi.test/v1, with no key"),
+        ("https://evil.test/\x1b[2K\rhttps://api.test", r"https://evil.test/\x1b[2K\rhttps://api"),
+    ],
+)
+def test_an_endpoint_is_shown_as_what_it_is(tmp_path: Path, url: str, shown: str) -> None:
+    folder = from_elsewhere(tmp_path / "run", url, variable=None)
+    with pytest.raises(ConfigError) as refused:
+        serve(folder)
+    assert shown in str(refused.value)
+    [flag] = [word for word in shlex.split(str(refused.value)) if word.startswith("https")][-1:]
+    with pytest.raises(ConfigError, match="which is gone"):
+        serve(folder, ServeOptions(allow_upstreams=[flag]))
+
+
+def test_a_run_of_ones_own_is_served_wherever_it_lies(
+    apps: Any,
+    rl: Any,
+    ask: Any,
+    lines: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trained here, with a judge whose key is in a variable; then moved, changed, and taken to
+    somebody else."""
+    monkeypatch.setenv("JUDGE_KEY", "the judge's")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    trained, moved = tmp_path / "trained", tmp_path / "moved"
+    with ScriptedServer("fine") as judge:
+        frozen = LLM(base_url=judge.url, model="big", api_key_env="JUDGE_KEY")
+        Trainer(rl(frozen=frozen), steps=1, folder=trained).fit(apps.two, ask(2))
+        trained.rename(moved)
+        serve(moved, ServeOptions(port=0), reporter=lines, ready=stop)
+        assert f"  other agents -> big at {judge.url}, with the key in $JUDGE_KEY" in lines.texts
+    (moved / "model").rename(tmp_path / "model")  # what was not refused says so now
+    written = (moved / "result.json").read_text()
+    for change in ((judge.url, "https://evil.test/v1"), ("JUDGE_KEY", "HOME")):
+        (moved / "result.json").write_text(written.replace(*change))
+        with pytest.raises(ConfigError, match="nothing outside of the folder says") as refused:
+            serve(moved)
+        assert change[1] in str(refused.value)
+    (moved / "result.json").write_text(written)
+    with pytest.raises(ConfigError, match="which is gone"):
+        serve(moved)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
+    with pytest.raises(ConfigError, match="nothing outside of the folder says"):
+        serve(moved)
 
 
 # --- what is printed ------------------------------------------------------------------------
@@ -267,11 +380,45 @@ def test_what_is_loaded_is_not_looked_through(tiny: Path, tmp_path: Path) -> Non
 
     def ready(gateway: Any) -> None:
         frozen.append(gc.get_freeze_count())
-        signal.raise_signal(signal.SIGTERM)
+        stop(gateway)
 
+    gc.unfreeze()
     serve(folder, ServeOptions(port=0), ready=ready)
     assert frozen[0] > 10_000
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+
+
+def test_an_engine_that_has_died_ends_it(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever started it is to know: nothing would ever be answered again."""
+    folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
+
+    def breaks(*arguments: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr("lightspan.engines._batcher._Walks.prepare_tensor_args", breaks)
+    monkeypatch.setattr("lightspan.serving.endpoint.LOOK_S", 0.05)
+    asked: list[threading.Thread] = []
+
+    def ready(gateway: Any) -> None:
+        def ask() -> None:
+            with pytest.raises(openai.InternalServerError, match="the device is gone"):
+                greedy(gateway.url, "/v1")
+
+        asked.append(threading.Thread(target=ask))
+        asked[0].start()
+
+    monkeypatch.setattr("lightspan.serving.endpoint.serve", functools.partial(serve, ready=ready))
+    assert main(["serve", str(folder), "--port", "0"]) == 1
+    asked[0].join()
+    told = capsys.readouterr().err.splitlines()
+    stopped = "lightspan: the generation thread of policy policy stopped: the device is gone"
+    assert told[-1] == stopped
 
 
 @pytest.mark.slow

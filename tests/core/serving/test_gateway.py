@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import io
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -24,13 +27,14 @@ from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.engines.protocol import GenerationRequest
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, EngineError
 from lightspan.gateway.calls import ServedCall
 from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import ROUTING_PATH
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.serving import visitors
 from lightspan.serving.visitors import (
     REMEMBERED,
     USAGE_PATH,
@@ -351,7 +355,7 @@ async def test_a_port_in_use_is_named() -> None:
     async with serving() as gateway:
         port = int(gateway.url.rpartition(":")[2])
         with pytest.raises(
-            ConfigError, match=rf"127\.0\.0\.1:{port}: address already in use; give"
+            ConfigError, match=rf"127\.0\.0\.1:{port}: [Aa]ddress already in use; give"
         ):
             await ServingGateway(make_engine(), ROUTING, port=port).start()
 
@@ -642,3 +646,86 @@ def test_another_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan.production.connect._fetch", lambda origin, key: {"protocol": 7})
     with pytest.raises(ConfigError, match="speaks protocol 7, this lightspan speaks 1: install"):
         lightspan.connect("http://127.0.0.1:8000")
+
+
+# --- what is kept for retries -----------------------------------------------------------------
+LARGE = 2_000_000
+"""Letters of what is not kept; 15 MB would only take longer."""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"messages": MESSAGES, "metadata": {"k": "v" * LARGE}}),
+        ("chat/completions", {"messages": MESSAGES, "user": "u" * LARGE, "stream": True}),
+        ("chat/completions", {"messages": MESSAGES, "verbosity": "v" * LARGE}),
+        ("completions", {"prompt": "a", "metadata": {"k": "v" * LARGE}}),
+        ("responses", {"input": "a", "prompt_cache_key": "v" * LARGE}),
+        ("messages", {"messages": MESSAGES[1:], "max_tokens": 5, "metadata": {"k": "v" * LARGE}}),
+    ],
+)
+async def test_what_no_retry_needs_is_not_kept(path: str, fields: dict[str, Any]) -> None:
+    async with serving() as gateway, aiohttp.ClientSession(gateway.url) as session:
+
+        async def send(number: int) -> bytes:
+            headers = {c.HEADER_CALL_ID: f"call-{number}"}
+            data = io.BytesIO(json.dumps({"model": "sql", **fields}).encode())
+            async with session.post(f"/v1/{path}", data=data, headers=headers) as response:
+                assert response.status == 200, await response.text()
+                return await response.read()
+
+        first = await send(0)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for number in range(1, 6):
+                await send(number)
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < LARGE
+        finally:
+            tracemalloc.stop()
+        assert len(calls_of(gateway)) == 6
+        assert await send(0) == first  # and a retry is answered from what is
+        assert len(asked_of(gateway)) == 6
+
+
+async def test_large_conversations_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "REMEMBERED_BYTES", 2_000)
+    async with serving() as gateway, client_of(gateway) as client:
+        for number in range(6):
+            await client.completions.create(
+                model="sql",
+                prompt=[5] * 200,
+                extra_headers={c.HEADER_CALL_ID: f"call-{number}"},
+            )
+        assert [call.info.call_id for call in calls_of(gateway)] == ["call-4", "call-5"]
+
+
+async def test_a_response_goes_on_from_what_is_kept() -> None:
+    async with serving() as gateway, client_of(gateway) as client:
+        first = await client.responses.create(model="sql", input="a", instructions="Be brief.")
+        await client.responses.create(model="sql", input="b", previous_response_id=first.id)
+        earlier, later = (request.prompt_ids for request in asked_of(gateway))
+        text = shared_tokenizer().decode(later)
+        assert "I am sql" in text
+        assert len(earlier) < len(later) + 10
+
+
+async def test_metadata_beyond_what_an_answer_repeats_is_refused() -> None:
+    async with serving() as gateway, client_of(gateway) as client:
+        with pytest.raises(openai.BadRequestError, match="'metadata' has"):
+            await client.responses.create(model="sql", input="a", metadata={"k": "v" * 20_000})
+
+
+# --- an engine that has died ------------------------------------------------------------------
+async def test_health_says_what_the_engine_has_died_of() -> None:
+    engine = make_engine()
+    async with ServingGateway(engine, ROUTING) as gateway:
+        status, told = await get(gateway, "/health")
+        assert (status, told["status"]) == (200, "ok")
+        engine.die(EngineError("the generation thread stopped: boom"))
+        status, told = await get(gateway, "/health")
+        assert (status, told["status"]) == (503, "failed")
+        assert told["reason"] == "the generation thread stopped: boom"
+        with pytest.raises(openai.InternalServerError, match="the generation thread stopped: boom"):
+            await ask(gateway)

@@ -121,9 +121,9 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     result = trainer.fit(apps.odd, tasks, tasks)
     [note] = [text for text in lines.texts if "unscored, which is not zero" in text]
     assert note == (
-        "step 0: no usable reward, so unscored, which is not zero: nan (NaN or infinity was "
-        "returned), infinity (NaN or infinity was returned), none (the app returned None and "
-        "emitted no reward); a task is named once"
+        "step 0: no usable reward, so unscored, which is not zero: nan (NaN, infinity or more "
+        "than 1e+100 was returned), infinity (NaN, infinity or more than 1e+100 was returned), "
+        "none (the app returned None and emitted no reward); a task is named once"
     )
     for evaluation in result.evaluations:
         assert evaluation.rewards == {"number": 0.5}
@@ -141,7 +141,7 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
 @pytest.mark.parametrize(
     ("give", "reason"),
     [
-        ("nan", "NaN or infinity was returned"),
+        ("nan", "NaN, infinity or more than 1e+100 was returned"),
         ("none", "the app returned None and emitted no reward"),
     ],
 )

@@ -41,10 +41,11 @@ def test_what_agents_are_sampled_at_is_said_and_can_be_told(
 def test_one_attempt_at_a_time_gives_the_same_numbers_again(
     apps: Any, rl: Make, tmp_path: Path, ask: Make
 ) -> None:
-    """Bit for bit: what is sampled, what it earned, and the weights that are left."""
+    """Bit for bit: what is sampled, before and after an update, what it earned, and the weights
+    that are left."""
 
     def run(name: str) -> tuple[Any, ...]:
-        trainer = Trainer(rl(seed=3), runners=1, steps=2, folder=tmp_path / name)
+        trainer = Trainer(rl(seed=3), runners=1, steps=1, folder=tmp_path / name)
         result = trainer.fit(apps.two, ask(3), ask(3, held=1))
         lines = trainer.folder.metrics()
         rewards = [line.get("reward") for line in lines]

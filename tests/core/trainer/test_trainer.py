@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import stat
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightspan import LLM, LoRA, Optimizer, PolicyLoss, Trainer
-from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.learners import LearnerCapabilities
 from lightspan.learners.models import adapter_base, merge_adapter
 from lightspan.learners.torch import TorchLearner
@@ -23,6 +25,7 @@ from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
+from lightspan.training.loop import TrainingLoop
 from lightspan.training.results import FitResult
 
 
@@ -103,6 +106,9 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "epochs": 1.0,
         "validate_every": 1,
         "validate_temperature": None,
+        "keep": "last",
+        "patience": None,
+        "selection": None,
         "checkpoint_every": 1,
         "device": "cpu",
         "metric": "reward",
@@ -128,10 +134,12 @@ def test_metrics_count_every_rollout_call_and_second(run: tuple[FitResult, Any])
         assert line["agent/writer/reward"] == line["agent/checker/reward"] == line["reward"]
         assert line["calls/trained"] == line["calls/frozen"] == 8
         assert line["batch/groups"] == 2
+        assert line["reward_se"] >= 0
         assert 0 < line["learner/tokens"] == line["batch/trained_tokens"]
         assert line["learner/fresh_tokens"] > 0
         assert line["learner/logprob_gap_mean"] < 1e-4
         assert {"learner/loss", "learner/clip_fraction", "learner/entropy"} <= line.keys()
+        assert line["learner/approx_kl"] > 0
         assert line["engine/tokens_per_s"] > 0
         assert 0 < line["seconds/rollouts"] < line["seconds"]
 
@@ -468,3 +476,41 @@ def test_impossible_settings_are_refused(
 def test_planned_steps_round_epochs_up(rl: Callable[..., Any]) -> None:
     trainer = Trainer(rl(tasks_per_step=4), epochs=1.5)
     assert [trainer.settings.planned_steps(tasks) for tasks in (1, 8, 9)] == [1, 3, 4]
+
+
+# --- an engine that has died --------------------------------------------------------------------
+
+
+def test_an_engine_that_has_died_ends_the_run(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it died of is said: every rollout would fail from then on."""
+
+    def breaks(*arguments: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr("lightspan.engines._batcher._Walks.prepare_tensor_args", breaks)
+    trainer = Trainer(rl(), steps=2, folder=tmp_path / "run")
+    stopped = "the generation thread of policy policy stopped: the device is gone"
+    with pytest.raises(EngineError, match=stopped):
+        trainer.fit(apps.two, _questions(4))
+
+
+def test_a_training_is_passed_over_by_the_garbage_collector(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once everything is built; what it makes from then on is collected, and all of it after it."""
+    frozen: list[int] = []
+    learn = TrainingLoop._learn
+
+    async def step(self: TrainingLoop) -> None:
+        models = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
+        frozen.append(gc.get_freeze_count() if not models else 0)
+        await learn(self)
+
+    monkeypatch.setattr(TrainingLoop, "_learn", step)
+    gc.unfreeze()
+    Trainer(rl(), steps=1, folder=tmp_path / "run").fit(apps.two, _questions(4))
+    assert frozen[0] > 10_000
+    assert gc.get_freeze_count() == 0
+    gc.freeze()

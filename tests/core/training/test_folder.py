@@ -107,6 +107,17 @@ def test_config_and_result_are_whole_files(folder: RunFolder) -> None:
     ]
 
 
+def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a container a user may have neither HOME nor a line in /etc/passwd."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(RuntimeError, match="home"):
+        Path.home()
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.release()
+
+
 def test_line_of_metrics_that_was_cut_off_is_ignored(folder: RunFolder) -> None:
     assert folder.metrics() == []
     folder.add_metrics({"kind": "train", "step": 1, "reward": 0.5})

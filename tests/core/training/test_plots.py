@@ -65,6 +65,16 @@ def test_picture_shows_held_out_training_and_agents(drawn: list[Figure], tmp_pat
     assert imread(tmp_path / "c.png").shape[:2] == (650, 1040)
 
 
+def test_kept_weights_stand_at_their_step(drawn: list[Figure], tmp_path: Path) -> None:
+    """Evaluated after step 6, they are those of step 2, which the selection split chose."""
+    compared = [{**_eval(step, mean), "kind": "selection"} for step, mean in ((0, 0.3), (2, 0.7))]
+    kept = {**_eval(6, 0.6), "weights": 2}
+    learning_curve([_eval(0, 0.35), *compared, kept], tmp_path / "c.png", title="run")
+    curves = [np.asarray(line.get_xydata()).tolist() for line in drawn[0].axes[0].lines]
+    assert [[0, 0.3], [2, 0.7]] in curves
+    assert [[0, 0.35], [2, 0.6]] in curves
+
+
 @pytest.mark.parametrize(
     "metrics",
     [

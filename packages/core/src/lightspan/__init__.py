@@ -122,8 +122,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lightspan"):
             raise
+        from lightspan.errors import how_to_install
+
         raise ModuleNotFoundError(
-            f"lightspan.{name} needs {error.name!r}: pip install 'lightspan[train]'",
+            f"lightspan.{name} needs {error.name!r}: {how_to_install('train')}",
             name=error.name,
         ) from error
     globals()[name] = value

@@ -138,6 +138,22 @@ class EngineClosedError(EngineError):
 
 
 # --- what a person sees of them -------------------------------------------------------------
+def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
+    """What to type for lightspan itself, for an error: the command, and where it works.
+
+    It is on no package index yet, and the name there is anybody's: only a checkout has it.
+
+    Args:
+        extra: such as `train`.
+        python: the interpreter of the environment; empty for the `pip` of the one that is active.
+        version: of the checkout; empty if any will do.
+    """
+    pip = f"{python} -m pip" if python else "pip"
+    package = f"'./packages/core[{extra}]'" if extra else "./packages/core"
+    checkout = f"lightspan {version}" if version else "lightspan"
+    return f"`{pip} install {package}`, from a checkout of {checkout}"
+
+
 def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
     """A front door: errors of ours that leave it do not show how we came to raise them, so that the
     line of the user's that called it stands beside the message."""
@@ -148,8 +164,11 @@ def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except LightspanError as error:
             cause = error.__cause__
-            if cause is not None:  # such as the user's own module, which could not be imported
+            if cause is not None and _has_theirs(cause.__traceback__):
+                # such as the user's own module, which could not be imported
                 cause.__traceback__ = _after_ours(cause.__traceback__)
+            else:  # such as a full disk, of which the message says all
+                cause = None
             if not _has_theirs(error.__traceback__):
                 error = error.with_traceback(None)
             raise error from cause
@@ -157,7 +176,10 @@ def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
     return door
 
 
-_MACHINERY: Final = (__package__, "asyncio", "concurrent", "threading", "contextlib")
+_MACHINERY: Final = (
+    *(__package__, "asyncio", "concurrent", "threading", "contextlib"),
+    *("json", "os", "pathlib", "shutil", "safetensors"),
+)
 
 
 def _has_theirs(frames: TracebackType | None) -> bool:

@@ -17,6 +17,7 @@ from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
+from lightspan.training.best_step import Splits, split_tasks, trained_too
 from lightspan.training.data import load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
@@ -40,6 +41,12 @@ class Trainer:
         epochs: passes over the training tasks where `steps` is not given.
         folder: of the run; None for `runs/<date and time>`.
         validate_every: steps between evaluations; there is one before and one after in any case.
+            Where steps are compared (`keep`, `patience`) these are on the selection split, and the
+            held-out tasks are run before and after only.
+        keep: whose weights are the result: the `"last"` step's, or the `"best"` one's by the
+            selection split of `fit`; the first of equals.
+        patience: evaluations on the selection split in a row that may be no better than the best
+            before them; then training stops. None trains all steps.
         validate_temperature: what the agents that learn are sampled at in evaluations; None for
             what the app asks. 0 is greedy: the likeliest token each time.
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
@@ -87,6 +94,7 @@ class Trainer:
         train: Data,
         val: Data | None = None,
         *,
+        selection: Data | float | None = None,
         agents: Sequence[str] | None = None,
         resume: bool = False,
     ) -> FitResult:
@@ -96,7 +104,10 @@ class Trainer:
             app: the user's program, importable as `module:name`, or a `Command`. The
                 text `"module:name"` is an app that is imported where runners are, and not here.
             train: tasks to learn from.
-            val: held-out tasks.
+            val: held-out tasks, which the result is reported on.
+            selection: tasks that steps are compared by (`keep="best"`, `patience`), others than
+                `val`: the highest of several scores is too high, and is never the result. Or the
+                share of `train` to take for it, such as 0.1, by the algorithm's seed.
             agents: every agent path, where it is known beforehand (an adapter's `agents()`): a
                 name that matches none is then an error at once.
             resume: go on from the folder's latest checkpoint. Without one the run starts anew; a
@@ -106,20 +117,25 @@ class Trainer:
             AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError,
             RewardError, StoreError, UnknownAgentError: as their messages say.
         """
-        tasks = load_tasks(train, "train")
-        held_out = None if val is None else load_distinct(val, "val")
+        splits = split_tasks(
+            self.settings,
+            load_tasks(train, "train"),
+            None if val is None else load_distinct(val, "val"),
+            selection,
+        )
         chosen = self._served(as_app(app))
         agents = chosen.agents if agents is None else agents
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
-        return run_sync(self._fit(chosen, tasks, held_out, agents, self._checked(resume)))
+        return run_sync(self._fit(chosen, splits, agents, self._checked(resume)))
 
     @short_tracebacks
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
         """Run the app once per task, in val mode, with the weights as they are (`resume`: as the
-        latest checkpoint has them). What the folder says of training stays as it is.
+        latest checkpoint has them, or with `keep="best"` that of the best step). What the folder
+        says of training stays as it is.
 
         Raises:
             The errors of `fit`.
@@ -135,6 +151,7 @@ class Trainer:
         tasks: Data,
         val: Data | None = None,
         *,
+        selection: Data | float | None = None,
         agents: Sequence[str] | None = None,
         count: int = 4,
         group_size: int | None = None,
@@ -148,6 +165,7 @@ class Trainer:
             app: as for `fit`.
             tasks: what `fit` would learn from; a few of them are run.
             val: what `fit` would evaluate on; none of them is run.
+            selection: what `fit` would compare steps by; likewise.
             agents: every agent path, where it is known: those never called are in the report.
             count: tasks, the first that `fit` would take.
             group_size: rollouts per task; None for the algorithm's, at most 4.
@@ -163,11 +181,18 @@ class Trainer:
                 messages say.
         """
         chosen = self._served(as_app(app))
+        splits = split_tasks(
+            self.settings,
+            load_tasks(tasks, "tasks"),
+            None if val is None else load_distinct(val, "val"),
+            selection,
+        )
         plan = DryRun(
             self.settings,
             chosen,
-            load_tasks(tasks, "tasks"),
-            None if val is None else load_distinct(val, "val"),
+            splits.train,
+            splits.held_out,
+            selection=splits.selection,
             agents=chosen.agents if agents is None else agents,
             count=count,
             group_size=group_size,
@@ -180,16 +205,18 @@ class Trainer:
     async def _fit(
         self,
         app: App,
-        train: list[Json],
-        val: list[Json] | None,
+        splits: Splits,
         agents: Sequence[str] | None,
         resume: bool,
     ) -> FitResult:
-        async with Session(self.settings, app, train, val, agents) as session:
+        train, selection, val = splits
+        async with Session(self.settings, app, train, val, agents, selection) as session:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
             await session.open()
+            if shared := trained_too(splits):
+                self.reporter.line(shared)
             return await TrainingLoop(session).run()
 
     async def _evaluate(self, app: App, tasks: list[Json], resume: bool) -> Evaluation:

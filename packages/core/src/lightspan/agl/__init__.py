@@ -6,25 +6,46 @@ import lightspan.agl as agl               # was: import agentlightning as agl
 `main_llm` and `emit_*` mean what they meant there. `agent_match` is a regular expression, here and
 nowhere else in lightspan. What maps to what, and what is missing: `docs/from-agent-lightning.md`.
 
-`_agents` and `_resources` are what an agent's code sees, with `_emit` and `_logs`. `_trainer` runs
-it: `_verl` says what a configuration means here, `_algorithm` is LightningRL for an `agent_match`,
+What is said: `_spans`, `_rollouts` and `_resources` are the original's records, on `_models`;
+`_attributes` and `_rewards` read what spans say, `_translation` makes them of lightspan's. What an
+agent's code sees: `_agents`, `_emit`, `_tracers`, `_logs`, `_environment`. Training: `_trainer`,
+where `_verl` says what a configuration means here, `_matched` is LightningRL for an `agent_match`,
 `_travel` brings an agent to the runners, and `_dev` tries one out with resources of its own.
+Algorithms of one's own: `_algorithms` over a `_store`, run by `_own` with `_runners`; the store
+shows what lightspan's holds by `_views`, in the words of `_records`, and finds it by `_queries`;
+`_adapters` and `_triplets` make data of spans; `_components` and `_events` help. `_instead` says
+what to use for names that are not there.
 """
 
 from __future__ import annotations
 
 import dis
 import sys
-from typing import Any, Final
+from typing import Any
 
+from lightspan.agl._adapters import (
+    Adapter,
+    OtelTraceAdapter,
+    TraceAdapter,
+    TraceToMessages,
+    TraceToTripletBase,
+)
 from lightspan.agl._agents import (
     FunctionalLitAgent,
     LitAgent,
     RolloutResult,
-    Tracer,
     llm_rollout,
     prompt_rollout,
     rollout,
+)
+from lightspan.agl._algorithms import (
+    Algorithm,
+    Baseline,
+    FastAlgorithm,
+    algo,
+)
+from lightspan.agl._components import (
+    build_component,
 )
 from lightspan.agl._emit import (
     emit_annotation,
@@ -32,74 +53,217 @@ from lightspan.agl._emit import (
     emit_message,
     emit_object,
     emit_reward,
+    operation,
+    reward,
 )
-from lightspan.agl._logs import configure_logger, setup_logging
+from lightspan.agl._environment import (
+    LightningEnvVar,
+    resolve_bool_env_var,
+    resolve_int_env_var,
+    resolve_str_env_var,
+)
+from lightspan.agl._events import (
+    ExecutionEvent,
+    MultiprocessingEvent,
+    ThreadingEvent,
+)
+from lightspan.agl._instead import INSTEAD
+from lightspan.agl._logs import (
+    configure_logger,
+    setup_logging,
+    setup_module_logging,
+)
 from lightspan.agl._resources import (
     LLM,
-    Attempt,
-    AttemptedRollout,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
     Resource,
-    Rollout,
+    ResourcesUpdate,
+    ResourceUnion,
 )
-from lightspan.agl._trainer import Dataset, TracerTraceToTriplet, Trainer
-from lightspan.agl._verl import VERL
+from lightspan.agl._rewards import (
+    find_final_reward,
+    find_reward_spans,
+    get_message_value,
+    get_object_value,
+    get_reward_value,
+    get_rewards_from_span,
+    is_reward_span,
+)
+from lightspan.agl._rollouts import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Dataset,
+    EnqueueRolloutRequest,
+    FilterField,
+    FilterOptions,
+    Hook,
+    PaginatedResult,
+    ParallelWorkerBase,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutRawResult,
+    RolloutStatus,
+    SortOptions,
+    TaskInput,
+    Triplet,
+    Worker,
+    WorkerStatus,
+)
+from lightspan.agl._runners import (
+    LitAgentRunner,
+    Runner,
+)
+from lightspan.agl._spans import (
+    Event,
+    Link,
+    OtelResource,
+    Span,
+    SpanAttributeNames,
+    SpanContext,
+    SpanCoreFields,
+    SpanLike,
+    SpanNames,
+    SpanRecordingContext,
+    StatusCode,
+    TraceState,
+    TraceStatus,
+)
+from lightspan.agl._store import (
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreCapabilities,
+    LightningStoreClient,
+    LightningStoreStatistics,
+)
+from lightspan.agl._tracers import (
+    AgentOpsTracer,
+    DummyTracer,
+    OtelTracer,
+    Tracer,
+    clear_active_tracer,
+    get_active_tracer,
+    set_active_tracer,
+)
+from lightspan.agl._trainer import (
+    Trainer,
+)
+from lightspan.agl._triplets import (
+    TracerTraceToTriplet,
+)
+from lightspan.agl._verl import (
+    VERL,
+)
+from lightspan.schema.spans import Attributes, AttributeValue
 
 __all__ = [
     "LLM",
     "VERL",
+    "Adapter",
+    "AgentOpsTracer",
+    "Algorithm",
     "Attempt",
+    "AttemptStatus",
     "AttemptedRollout",
+    "AttributeValue",
+    "Attributes",
+    "Baseline",
     "Dataset",
+    "DummyTracer",
+    "EnqueueRolloutRequest",
+    "Event",
+    "ExecutionEvent",
+    "FastAlgorithm",
+    "FilterField",
+    "FilterOptions",
     "FunctionalLitAgent",
+    "Hook",
+    "InMemoryLightningStore",
+    "LightningEnvVar",
+    "LightningStore",
+    "LightningStoreCapabilities",
+    "LightningStoreClient",
+    "LightningStoreStatistics",
+    "Link",
     "LitAgent",
+    "LitAgentRunner",
+    "MultiprocessingEvent",
     "NamedResources",
+    "OtelResource",
+    "OtelTraceAdapter",
+    "OtelTracer",
+    "PaginatedResult",
+    "ParallelWorkerBase",
     "PromptTemplate",
     "ProxyLLM",
     "Resource",
+    "ResourceUnion",
+    "ResourcesUpdate",
     "Rollout",
+    "RolloutConfig",
+    "RolloutMode",
+    "RolloutRawResult",
     "RolloutResult",
+    "RolloutStatus",
+    "Runner",
+    "SortOptions",
+    "Span",
+    "SpanAttributeNames",
+    "SpanContext",
+    "SpanCoreFields",
+    "SpanLike",
+    "SpanNames",
+    "SpanRecordingContext",
+    "StatusCode",
+    "TaskInput",
+    "ThreadingEvent",
+    "TraceAdapter",
+    "TraceState",
+    "TraceStatus",
+    "TraceToMessages",
+    "TraceToTripletBase",
     "Tracer",
     "TracerTraceToTriplet",
     "Trainer",
+    "Triplet",
+    "Worker",
+    "WorkerStatus",
+    "algo",
+    "build_component",
+    "clear_active_tracer",
     "configure_logger",
     "emit_annotation",
     "emit_exception",
     "emit_message",
     "emit_object",
     "emit_reward",
+    "find_final_reward",
+    "find_reward_spans",
+    "get_active_tracer",
+    "get_message_value",
+    "get_object_value",
+    "get_reward_value",
+    "get_rewards_from_span",
+    "is_reward_span",
     "llm_rollout",
+    "operation",
     "prompt_rollout",
+    "resolve_bool_env_var",
+    "resolve_int_env_var",
+    "resolve_str_env_var",
+    "reward",
     "rollout",
+    "set_active_tracer",
     "setup_logging",
+    "setup_module_logging",
 ]
-
-_MISSING: Final = {
-    "APO": "prompt optimisation is not there yet",
-    "Algorithm": "write one against lightspan.algorithms.Algorithm",
-    "AgentLightningClient": "the client of 0.1 is not there",
-    "AgentLightningServer": "the server of 0.1 is not there",
-    "AgentOpsTracer": "leave tracer= out: lightspan records calls itself",
-    "Baseline": "call Trainer.dev without an algorithm",
-    "Hook": "do it in the agent's rollout, before and after the work",
-    "InMemoryLightningStore": "leave store= out: it is a SQLite file in the run's folder",
-    "LLMProxy": "leave llm_proxy= out: lightspan's gateway serves main_llm",
-    "LightningStore": "leave store= out: it is a SQLite file in the run's folder",
-    "LitAgentRunner": "use Trainer.dev to run an agent without training",
-    "LlmProxyTraceToTriplet": "use adapter={'agent_match': …}",
-    "OtelTracer": "leave tracer= out: lightspan records calls itself",
-    "TraceToMessages": "`lightspan export` writes chat messages",
-    "TripletExporter": "use adapter={'agent_match': …}",
-    "algo": "write an algorithm against lightspan.algorithms.Algorithm",
-    "find_final_reward": "`lightspan inspect` shows rewards",
-    "operation": "use lightspan.operation",
-}
 
 
 def __getattr__(name: str) -> Any:
-    why = f": {_MISSING[name]}" if name in _MISSING else ""
+    why = f": {INSTEAD[name]}" if name in INSTEAD else ""
     asked_by = sys._getframe(1)
     # `from lightspan.agl import name` shows no AttributeError's message
     if asked_by.f_code.co_code[asked_by.f_lasti] == dis.opmap["IMPORT_FROM"]:

@@ -1,56 +1,26 @@
-"""Agents: the class `LitAgent`, functions as agents, and the tracer that gives them a handler."""
+"""Agents: the class `LitAgent`, and functions as agents."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
-import logging
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
-from lightspan.agl._resources import (
-    LLM,
-    AttemptedRollout,
-    NamedResources,
-    PromptTemplate,
-    ProxyLLM,
-    Rollout,
-)
+from lightspan.agl._resources import LLM, NamedResources, PromptTemplate, ProxyLLM
+from lightspan.agl._rollouts import AttemptedRollout, Rollout, RolloutRawResult
+from lightspan.agl._tracers import Tracer
 from lightspan.errors import AppError
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RolloutResult = float | None
+RolloutResult = RolloutRawResult
 """What a rollout gives: its reward, or None where `emit_reward` said it."""
 
 _MADE: Final = "_lightspan_made"
 """Attribute of an agent: how it was made."""
-
-
-class Tracer:
-    """Gives agents the callback that tells lightspan which LangChain agent acts."""
-
-    def get_langchain_handler(self, tags: list[str] | None = None) -> Any | None:
-        """A LangChain callback handler; None (and a warning) where the adapter is not installed.
-
-        Args:
-            tags: accepted for compatibility; agents are named by the graph's nodes.
-        """
-        if importlib.util.find_spec("lightspan_langgraph") is None:
-            log.warning(
-                "lightspan-langgraph is not installed: model calls of LangGraph nodes will have no "
-                "agent's name, and agent_match nothing to match"
-            )
-            return None
-        return importlib.import_module("lightspan_langgraph").LightspanCallback()
-
-    get_langchain_callback_handler = get_langchain_handler
 
 
 class Made:

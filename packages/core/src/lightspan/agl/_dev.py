@@ -7,15 +7,14 @@ import asyncio
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import msgspec
 
-from lightspan.agl._agents import FunctionalLitAgent, LitAgent, made
+from lightspan.agl._agents import LitAgent
 from lightspan.agl._resources import NamedResources
-from lightspan.agl._travel import AgentApp, Agents, make_again
+from lightspan.agl._travel import AgentApp, Agents, maker
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import app_failed, check_rewards
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner, RunnerConfig
@@ -81,7 +80,7 @@ async def try_out(
             [*((task, Mode.TRAIN) for task in train), *((task, Mode.VAL) for task in val)]
         )
     ]
-    make = _maker(agent)  # the agent itself stays as it is, for `fit` to make it again
+    make = maker(agent)  # the agent itself stays as it is, for `fit` to make it again
     app = AgentApp(Agents(make or (lambda: agent)), resources)
     slots = runners if make is not None else 1  # a single agent works on one task at a time
     async with open_store("memory:") as store:
@@ -102,16 +101,6 @@ def _rollout(task: Json, mode: Mode, run_id: str, number: int) -> Rollout:
         mode=mode,
         timeout_s=600.0,
     )
-
-
-def _maker(agent: LitAgent[object]) -> Callable[[], LitAgent[object]] | None:
-    """Makes agents like this one; None where only the agent itself is as it is."""
-    if isinstance(agent, FunctionalLitAgent):
-        return lambda: agent
-    how = made(agent)
-    if how is None or how.changes(agent):
-        return None
-    return partial(make_again, type(agent), how.args, how.kwargs)
 
 
 async def _work(store: Store, runner: Runner, run_id: str) -> None:

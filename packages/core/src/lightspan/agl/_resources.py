@@ -1,44 +1,57 @@
-"""Resources and rollouts as an agent is handed them, under the original's names."""
+"""Resources as an agent is handed them, under the original's names."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from lightspan.agl._models import Model
+from lightspan.agl._rollouts import AttemptedRollout
 from lightspan.errors import ConfigError, UnsupportedError
 
 MAIN_LLM = "main_llm"
 """The resource under which `VERL` offers the model that is trained."""
 
-RolloutMode = Literal["train", "val", "test"]
+
+class Resource(Model, tag_field="resource_type", tag="resource"):
+    """What an algorithm hands to agents."""
+
+    @property
+    def resource_type(self) -> str:
+        """Which kind of resource it is."""
+        return str(type(self).__struct_config__.tag)
+
+    def _fields(self) -> dict[str, Any]:
+        return {"resource_type": self.resource_type, **super()._fields()}
 
 
-@dataclass(kw_only=True)
-class LLM:
+class LLM(Resource, tag="llm"):
     """An OpenAI-compatible endpoint."""
 
     endpoint: str
     model: str
-    api_key: str | None = field(default=None, repr=False)
-    sampling_parameters: dict[str, Any] = field(default_factory=dict)
-    resource_type: str = "llm"
+    api_key: str | None = None
+    sampling_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
         """What to give a client as `base_url`."""
         return self.endpoint
 
+    def __repr__(self) -> str:  # a key is in no log
+        shown = {name: value for name, value in self._fields().items() if name != "api_key"}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
-@dataclass(kw_only=True)
-class ProxyLLM(LLM):
+
+class ProxyLLM(LLM, tag="proxy_llm"):
     """The trained model, as one attempt may use it.
 
     Clients of the OpenAI SDK need no key; other clients need `api_key`, which opens the model calls
-    of this attempt and nothing else.
+    of this attempt and nothing else. One that is made by hand, of no attempt, is of the original's
+    proxy: the ids stand in its address.
     """
 
-    resource_type: str = "proxy_llm"
     rollout_id: str = ""
     attempt_id: str = ""
 
@@ -50,15 +63,22 @@ class ProxyLLM(LLM):
             attempt_id: likewise.
 
         Raises:
-            ConfigError: they name another attempt, whose calls this one cannot make.
+            ConfigError: one without the other; or they name another attempt, whose calls this one
+                cannot make.
         """
         asked = rollout_id, attempt_id
-        if asked not in ((None, None), (self.rollout_id, self.attempt_id)):
+        if asked in ((None, None), (self.rollout_id, self.attempt_id)):
+            return self.endpoint
+        if self.attempt_id:
             raise ConfigError(
                 f"get_base_url: {asked} is not this attempt, which is "
                 f"{(self.rollout_id, self.attempt_id)}: take both from the `rollout` argument"
             )
-        return self.endpoint
+        if rollout_id is None or attempt_id is None:
+            raise ConfigError(f"get_base_url: {asked} must be both ids, or none")
+        origin = self.endpoint.removesuffix("/")
+        version = "/v1" if origin.endswith("/v1") else ""
+        return f"{origin.removesuffix('/v1')}/rollout/{rollout_id}/attempt/{attempt_id}{version}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """The endpoint as a plain `LLM`."""
@@ -69,14 +89,16 @@ class ProxyLLM(LLM):
             sampling_parameters=dict(self.sampling_parameters),
         )
 
+    def _fields(self) -> dict[str, Any]:
+        ours = ("rollout_id", "attempt_id")
+        return {name: value for name, value in super()._fields().items() if name not in ours}
 
-@dataclass(kw_only=True)
-class PromptTemplate:
+
+class PromptTemplate(Resource, tag="prompt_template"):
     """A prompt with `{named}` placeholders."""
 
     template: str
     engine: Literal["jinja", "f-string", "poml"] = "f-string"
-    resource_type: str = "prompt_template"
 
     def format(self, **values: Any) -> str:
         """Fill the placeholders.
@@ -92,44 +114,20 @@ class PromptTemplate:
         return self.template.format(**values)
 
 
-Resource = LLM | PromptTemplate
-NamedResources = dict[str, Resource]
+ResourceUnion = LLM | ProxyLLM | PromptTemplate
+NamedResources = dict[str, ResourceUnion]
 
 
-@dataclass(kw_only=True)
-class Attempt:
-    """One try of a rollout."""
+class ResourcesUpdate(Model):
+    """One version of the resources."""
 
-    rollout_id: str
-    attempt_id: str
-    sequence_id: int = 1
-    start_time: float = field(default_factory=time.time)
-    end_time: float | None = None
-    status: str = "running"
-    worker_id: str | None = None
-    last_heartbeat_time: float | None = None
-    metadata: dict[str, Any] | None = None
-
-
-@dataclass(kw_only=True)
-class Rollout:
-    """One execution asked for on a task."""
-
-    rollout_id: str
-    input: Any
-    mode: RolloutMode | None = None
-    resources_id: str | None = None
-    start_time: float = field(default_factory=time.time)
-    end_time: float | None = None
-    status: str = "running"
-    metadata: dict[str, Any] | None = None
-
-
-@dataclass(kw_only=True)
-class AttemptedRollout(Rollout):
-    """A rollout with the attempt under way. It is what agents get as `rollout`."""
-
-    attempt: Attempt
+    resources_id: str
+    create_time: float
+    """Seconds since the epoch."""
+    update_time: float
+    version: int
+    """1 for the first under this id."""
+    resources: NamedResources
 
 
 def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
@@ -139,7 +137,7 @@ def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
         ConfigError: one of them is no resource.
     """
     for name, resource in (resources or {}).items():
-        if not isinstance(resource, LLM | PromptTemplate):
+        if not isinstance(resource, ResourceUnion):
             raise ConfigError(
                 f"initial_resources[{name!r}] must be an LLM or PromptTemplate of lightspan.agl, "
                 f"not {type(resource).__module__}.{type(resource).__qualname__}"

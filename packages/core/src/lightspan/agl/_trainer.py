@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from lightspan.agl._agents import LitAgent, Tracer, defines_rollout
+from lightspan.agl._adapters import TraceAdapter
+from lightspan.agl._agents import LitAgent, defines_rollout
+from lightspan.agl._algorithms import Algorithm, FastAlgorithm
 from lightspan.agl._resources import NamedResources, check_resources
+from lightspan.agl._rollouts import Dataset, Hook
+from lightspan.agl._store import InMemoryLightningStore, LightningStore
+from lightspan.agl._tracers import Tracer
+from lightspan.agl._triplets import TracerTraceToTriplet
 from lightspan.agl._verl import VERL, Plan
 from lightspan.errors import ConfigError, DataError, UnsupportedError
 from lightspan.progress import say
@@ -25,31 +30,6 @@ if TYPE_CHECKING:
     from lightspan.trainer import Trainer as CoreTrainer
     from lightspan.training.results import FitResult
 
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Dataset(Protocol[T_co]):
-    """Anything with a length and items by number, such as a list."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> T_co: ...
-
-
-@dataclass(kw_only=True)
-class TracerTraceToTriplet:
-    """Which agents' calls are trained.
-
-    Args:
-        agent_match: a regular expression that is searched in the name of the agent that called
-            (`write` is found in `rewrite_query`); None for every call.
-        repair_hierarchy: accepted; agents are known at the time of the call, so that nothing has to
-            be repaired.
-    """
-
-    agent_match: str | None = None
-    repair_hierarchy: bool = True
-
 
 class Trainer:
     """Trains an agent, or tries it out.
@@ -57,21 +37,22 @@ class Trainer:
     Args:
         n_runners: how many rollouts run at once.
         n_workers: the same, under its older name.
-        algorithm: `VERL(config)`; None for `dev` alone.
-        adapter: `{"agent_match": "regular expression"}`.
+        algorithm: `VERL(config)`, or an `Algorithm` of your own; None for `dev` alone.
+        adapter: `{"agent_match": "regular expression"}`; for an algorithm of your own any
+            `TraceAdapter`.
         triplet_exporter: the same, under its older name.
         initial_resources: what agents get in `dev`, such as `{"main_llm": LLM(…)}`.
         dev: without effect, which `fit` says; call `dev`.
         port: accepted; ports are chosen when they are free.
         strategy: accepted; runners are threads of a process of their own.
         daemon: accepted; runners end with this process.
-        tracer: None or a `Tracer`.
-        store: must be None.
+        tracer: None or a `Tracer`; with an algorithm of your own, what records its rollouts.
+        store: of an algorithm of your own; None: one of this process.
         runner: must be None.
         llm_proxy: must be None.
-        hooks: must be None.
-        max_rollouts: must be None.
-        max_tasks: must be None.
+        hooks: with an algorithm of your own, what is told of its attempts.
+        max_rollouts: with an algorithm of your own, how many each runner works on.
+        max_tasks: the same, under its older name.
 
     Raises:
         ConfigError: an option is malformed.
@@ -86,42 +67,42 @@ class Trainer:
         max_rollouts: int | None = None,
         initial_resources: NamedResources | None = None,
         tracer: Tracer | None = None,
-        adapter: TracerTraceToTriplet | Mapping[str, Any] | None = None,
-        store: Any = None,
+        adapter: TraceAdapter[Any] | Mapping[str, Any] | None = None,
+        store: LightningStore | None = None,
         runner: Any = None,
         strategy: Any = None,
         port: int | None = None,
-        algorithm: VERL | None = None,
+        algorithm: VERL | Algorithm | None = None,
         llm_proxy: Any = None,
         n_workers: int | None = None,
         max_tasks: int | None = None,
         daemon: bool = True,
-        triplet_exporter: TracerTraceToTriplet | Mapping[str, Any] | None = None,
-        hooks: Any = None,
+        triplet_exporter: TraceAdapter[Any] | Mapping[str, Any] | None = None,
+        hooks: Sequence[Hook] | Hook | None = None,
     ) -> None:
-        _refuse(
-            max_rollouts=max_rollouts,
-            max_tasks=max_tasks,
-            store=store,
-            runner=runner,
-            llm_proxy=llm_proxy,
-            hooks=hooks,
-        )
+        most = max_rollouts if max_rollouts is not None else max_tasks
+        _refuse(runner=runner, llm_proxy=llm_proxy)
+        if not isinstance(algorithm, Algorithm):
+            _refuse(max_rollouts=max_rollouts, max_tasks=max_tasks, store=store, hooks=hooks)
         if tracer is not None and not isinstance(tracer, Tracer):
             raise UnsupportedError(
                 f"Trainer(tracer={tracer!r}): leave it out; lightspan records calls itself, and "
                 "self.tracer.get_langchain_handler() gives its LangChain callback"
             )
-        if algorithm is not None and not isinstance(algorithm, VERL):
+        if algorithm is not None and not isinstance(algorithm, VERL | Algorithm):
             raise UnsupportedError(
-                f"Trainer(algorithm={type(algorithm).__name__}): lightspan.agl has VERL(config) "
-                "alone; use lightspan.Trainer for algorithms of lightspan"
+                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config), or an Algorithm "
+                "of your own; lightspan.Trainer takes algorithms of lightspan"
             )
         self.n_runners = _count(n_runners if n_runners is not None else n_workers)
         self.n_workers = self.n_runners
         self.algorithm = algorithm
-        self.adapter = _adapter(adapter if adapter is not None else triplet_exporter)
+        asked = adapter if adapter is not None else triplet_exporter
+        self.adapter = _any_adapter(asked) if self._own else _adapter(asked)
         self.triplet_exporter = self.adapter
+        self.store = store
+        self.hooks = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
+        self.max_rollouts = most
         self.initial_resources = check_resources(initial_resources)
         self.tracer = tracer or Tracer()
         accepted = {
@@ -138,13 +119,16 @@ class Trainer:
         train_dataset: Dataset[Any] | None = None,
         *,
         val_dataset: Dataset[Any] | None = None,
-    ) -> FitResult:
+    ) -> FitResult | None:
         """Train.
 
         Args:
             agent: one whose class is at the top level of a module, or of the script.
             train_dataset: tasks to learn from.
             val_dataset: held-out tasks.
+
+        Returns:
+            What came of it; None of an algorithm of your own.
 
         Raises:
             AppError: the agent cannot be made again where the runners are.
@@ -155,6 +139,9 @@ class Trainer:
         if self.algorithm is None:
             raise ConfigError("fit needs an algorithm: Trainer(algorithm=agl.VERL(config))")
         _check_agent(agent)
+        if isinstance(self.algorithm, Algorithm):
+            self._run_own(self.algorithm, agent, train_dataset, val_dataset)
+            return None
         plan = self.algorithm.plan
         train = as_tasks(train_dataset, "train_dataset")
         val = None if val_dataset is None else as_tasks(val_dataset, "val_dataset")
@@ -180,10 +167,11 @@ class Trainer:
         *,
         val_dataset: Dataset[Any] | None = None,
         dev_dataset: Dataset[Any] | None = None,
-    ) -> DevSummary | DevReport:
+    ) -> DevSummary | DevReport | None:
         """Try the agent out, without training, and print what came of it.
 
-        With `initial_resources` every task is run once, in this process, and the agent's calls go
+        A `FastAlgorithm` is run, as `fit` runs it; the result is None then. With
+        `initial_resources` every task is run once, in this process, and the agent's calls go
         where `main_llm` points. Without, it is the dry run of `lightspan.Trainer.dev`, with the
         model of the algorithm.
 
@@ -192,6 +180,15 @@ class Trainer:
             And the errors of `lightspan.Trainer.dev`.
         """
         _check_agent(agent)
+        if isinstance(self.algorithm, Algorithm):
+            if not isinstance(self.algorithm, FastAlgorithm):
+                raise ConfigError(
+                    f"dev runs a FastAlgorithm, and {type(self.algorithm).__name__} is none: call "
+                    "fit, or leave the algorithm out to try the agent"
+                )
+            data = train_dataset if dev_dataset is None else dev_dataset
+            self._run_own(self.algorithm, agent, data, val_dataset)
+            return None
         named = {"train_dataset": train_dataset, "dev_dataset": dev_dataset}
         datasets = {name: data for name, data in named.items() if data is not None}
         train = [task for name, data in datasets.items() for task in as_tasks(data, name)]
@@ -201,6 +198,41 @@ class Trainer:
         outcome = self._try_out(agent, train, val)
         say(outcome.text())
         return outcome
+
+    @property
+    def _own(self) -> bool:
+        """Whether the algorithm is somebody's own."""
+        return isinstance(self.algorithm, Algorithm)
+
+    def _run_own(
+        self,
+        algorithm: Algorithm,
+        agent: LitAgent[Any],
+        train: Dataset[Any] | None,
+        val: Dataset[Any] | None,
+    ) -> None:
+        from lightspan.agl._own import run_algorithm
+
+        if self.store is None:
+            self.store = InMemoryLightningStore()
+        algorithm.set_trainer(self)
+        algorithm.set_store(self.store)
+        algorithm.set_adapter(self.adapter)
+        if self.initial_resources:
+            algorithm.set_initial_resources(self.initial_resources)
+        run_sync(
+            run_algorithm(
+                algorithm,
+                agent,
+                self.store,
+                train,
+                val,
+                runners=self.n_runners,
+                tracer=self.tracer,
+                hooks=self.hooks,
+                max_rollouts=self.max_rollouts,
+            )
+        )
 
     def _try_out(
         self, agent: LitAgent[Any], train: list[Json], val: list[Json]
@@ -214,10 +246,10 @@ class Trainer:
                 train,
                 val,
                 runners=self.n_runners,
-                agent_match=self.adapter.agent_match,
+                agent_match=self._agent_match,
             )
             return run_sync(work)
-        if self.algorithm is None:
+        if not isinstance(self.algorithm, VERL):
             raise ConfigError(
                 "dev needs the model that agents are to use: Trainer(initial_resources="
                 "{'main_llm': agl.LLM(endpoint=…, model=…, sampling_parameters={…})})"
@@ -232,8 +264,13 @@ class Trainer:
         from lightspan.trainer import Trainer as CoreTrainer
 
         options = {"device": _device(), **plan.trainer, "sinks": plan.sinks()[0]}
-        algorithm = make_algorithm(plan, self.adapter.agent_match)
+        algorithm = make_algorithm(plan, self._agent_match)
         return CoreTrainer(algorithm, runners=self.n_runners, **options)
+
+    @property
+    def _agent_match(self) -> str | None:
+        assert isinstance(self.adapter, TracerTraceToTriplet)
+        return self.adapter.agent_match
 
     def _notes(self, plan: Plan) -> Iterable[str]:
         yield plan.report()
@@ -254,7 +291,7 @@ def _travelling(agent: LitAgent[Any], plan: Plan) -> App:
 
 def make_algorithm(plan: Plan, agent_match: str | None) -> LightningRL:
     """LightningRL as the plan has it, for the agents whose name the expression is found in."""
-    from lightspan.agl._algorithm import MatchedRL
+    from lightspan.agl._matched import MatchedRL
 
     return MatchedRL(plan.model, agent_match=agent_match, **plan.algorithm)
 
@@ -284,26 +321,52 @@ def _count(runners: int | None) -> int:
     return count
 
 
-def _adapter(given: TracerTraceToTriplet | Mapping[str, Any] | None) -> TracerTraceToTriplet:
-    if given is None:
-        return TracerTraceToTriplet()
-    if isinstance(given, TracerTraceToTriplet):
+_HONOURED: Final = ("agent_match", "repair_hierarchy")
+"""Options of the adapter that mean something where lightspan makes the rows."""
+
+
+def _adapter(given: TraceAdapter[Any] | Mapping[str, Any] | None) -> TracerTraceToTriplet:
+    """The adapter of `VERL`, and of `dev`."""
+    adapter = _any_adapter(given, known=_HONOURED)
+    if not isinstance(adapter, TracerTraceToTriplet):
+        raise UnsupportedError(
+            f"Trainer(adapter={given!r}): use {{'agent_match': 'regular expression'}}"
+        )
+    usual = vars(TracerTraceToTriplet())
+    other = {k: v for k, v in vars(adapter).items() if k not in _HONOURED and v != usual[k]}
+    if other:
+        raise _unhonoured(other, _HONOURED)
+    return adapter
+
+
+def _any_adapter(
+    given: TraceAdapter[Any] | Mapping[str, Any] | None, known: Sequence[str] | None = None
+) -> TraceAdapter[Any]:
+    """The adapter; of a mapping, `TracerTraceToTriplet` with these options."""
+    if isinstance(given, TraceAdapter):
         adapter = given
-    elif isinstance(given, Mapping):
-        known = TracerTraceToTriplet.__dataclass_fields__
-        unknown = [f"{name!r}: {value!r}" for name, value in given.items() if name not in known]
+    elif given is None or isinstance(given, Mapping):
+        options = dict(given or {})
+        known = known or tuple(vars(TracerTraceToTriplet()))
+        unknown = {name: value for name, value in options.items() if name not in known}
         if unknown:
-            raise UnsupportedError(
-                f"Trainer(adapter={{{', '.join(unknown)}}}): lightspan knows {', '.join(known)}; "
-                "rewards are of the whole rollout, or of a call (emit_reward of lightspan)"
-            )
-        adapter = TracerTraceToTriplet(**given)
+            raise _unhonoured(unknown, known)
+        adapter = TracerTraceToTriplet(**options)
     else:
         raise UnsupportedError(
             f"Trainer(adapter={given!r}): use {{'agent_match': 'regular expression'}}"
         )
-    _check_regex(adapter.agent_match)
+    if isinstance(adapter, TracerTraceToTriplet):
+        _check_regex(adapter.agent_match)
     return adapter
+
+
+def _unhonoured(options: Mapping[str, Any], known: Sequence[str]) -> UnsupportedError:
+    told = ", ".join(f"{name!r}: {value!r}" for name, value in options.items())
+    return UnsupportedError(
+        f"Trainer(adapter={{{told}}}): lightspan knows {', '.join(known)}; rewards are of the "
+        "whole rollout, or of a call (emit_reward of lightspan)"
+    )
 
 
 def _check_regex(pattern: str | None) -> None:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from lightspan.agl._agents import FunctionalLitAgent, LitAgent, Made, made, rollout_method
-from lightspan.agl._resources import (
-    MAIN_LLM,
-    Attempt,
-    AttemptedRollout,
-    NamedResources,
-    ProxyLLM,
-    RolloutMode,
-)
+from lightspan.agl._resources import MAIN_LLM, NamedResources, ProxyLLM
+from lightspan.agl._rewards import find_final_reward
+from lightspan.agl._rollouts import Attempt, AttemptedRollout, RolloutMode
+from lightspan.agl._translation import as_span, to_span
 from lightspan.capture.scope import pushed
 from lightspan.errors import AppError
 from lightspan.runners.app import App, find, reference
@@ -174,12 +172,12 @@ class AgentApp(App):
     def _run(self, task: Json, rollout: Rollout, llm: LLM | None) -> Any:
         view, resources = self._inputs(rollout, llm)
         with self._agents.lent() as agent:
-            return rollout_method(agent, view.mode)(task, resources, view)
+            return _scored(rollout_method(agent, view.mode)(task, resources, view), view)
 
     async def _run_async(self, task: Json, rollout: Rollout, llm: LLM | None) -> Any:
         view, resources = self._inputs(rollout, llm)
         with self._agents.lent() as agent:
-            return await rollout_method(agent, view.mode)(task, resources, view)
+            return _scored(await rollout_method(agent, view.mode)(task, resources, view), view)
 
     def _inputs(self, rollout: Rollout, llm: LLM | None) -> tuple[AttemptedRollout, NamedResources]:
         view = _view(rollout, _mode(rollout))
@@ -197,16 +195,37 @@ class AgentApp(App):
         return view, {MAIN_LLM: main}
 
 
+def _scored(value: Any, view: AttemptedRollout) -> Any:
+    """What an agent has returned, as a reward; spans that it made are recorded."""
+    current = pushed()
+    if not isinstance(value, list) or current is None:
+        return value
+    ids = view.rollout_id, view.attempt.attempt_id
+    spans = [as_span(item, *ids, number) for number, item in enumerate(value, 1)]
+    for span in spans:
+        current.scope.recorder.add(to_span(span))
+    return find_final_reward(spans)
+
+
 def _view(rollout: Rollout, mode: RolloutMode) -> AttemptedRollout:
     current = pushed()
     attempt_id = current.scope.attempt_id if current is not None else ""
+    now = time.time()
     return AttemptedRollout(
         rollout_id=rollout.rollout_id,
         input=rollout.task,
         mode=mode,
         resources_id=rollout.resources_id or None,
+        start_time=now,
+        status="running",
         metadata={"group_id": rollout.group_id, "step": rollout.step},
-        attempt=Attempt(rollout_id=rollout.rollout_id, attempt_id=attempt_id),
+        attempt=Attempt(
+            rollout_id=rollout.rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=1,
+            start_time=now,
+            status="running",
+        ),
     )
 
 
@@ -247,3 +266,13 @@ def make_again(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lit
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # said when the first was made
         return kind(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def maker(agent: LitAgent[object]) -> Callable[[], LitAgent[object]] | None:
+    """Makes agents like this one; None where only the agent itself is as it is."""
+    if isinstance(agent, FunctionalLitAgent):
+        return lambda: agent
+    how = made(agent)
+    if how is None or how.changes(agent):
+        return None
+    return partial(make_again, type(agent), how.args, how.kwargs)

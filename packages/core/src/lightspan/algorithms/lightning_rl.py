@@ -19,6 +19,7 @@ import msgspec
 
 from lightspan.algorithms.metrics import (
     alarms,
+    approximate_kl,
     batch_metrics,
     merge_updates,
     rollout_metrics,
@@ -48,6 +49,7 @@ from lightspan.lightning.batch import (
 from lightspan.lightning.credit import Credit, discounted, parse_credit
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_scored
+from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
 from lightspan.schema.checks import check_kind, check_number, check_whole, is_number
 from lightspan.schema.records import Json, Mode
@@ -55,6 +57,8 @@ from lightspan.schema.routing import Routing, agent_name
 from lightspan.schema.tokens import Sampling
 
 DEFAULT_POLICY = "policy"
+PROBE_ROWS: Final = 4
+"""Rows that are scored before and after a step's updates."""
 _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0}
 """Whole numbers, and the least that each may be."""
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
@@ -362,11 +366,15 @@ class LightningRL(LightningSettings, Algorithm):
         parts = [part for part in parts if part.rows]
         # scored before the first update: what the learner itself held probable when all was sampled
         old = [await self._old_logprobs(world, part) for part in parts]
+        probe = _probe([row for part in parts for row in part.rows], seed)
+        before = await world.learn(partial(world.learner.score, probe))
         results = []
         for part, logprobs in zip(parts, old, strict=True):
             update = partial(world.learner.update, part.rows, self.loss, old_logprobs=logprobs)
             results.append(await world.learn(update))
         merged = merge_updates(results)
+        after = await world.learn(partial(world.learner.score, probe))
+        merged["approx_kl"] = approximate_kl(probe, before, after)
         for alarm in alarms(merged):
             world.note(alarm)
         return {f"learner/{key}": value for key, value in merged.items()}
@@ -400,6 +408,12 @@ class LightningRL(LightningSettings, Algorithm):
                 )
         default = PolicySpec(model=self.model, lora=self.lora)
         return {name: specs.get(name, default) for name in names}
+
+
+def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Rows by which it is told how far an update moved the policy: two more forward passes, so
+    only a few."""
+    return random.Random(seed).sample(list(rows), min(PROBE_ROWS, len(rows)))
 
 
 def _pattern_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:

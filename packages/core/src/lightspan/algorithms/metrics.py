@@ -11,10 +11,14 @@ from lightspan.algorithms.protocol import Metrics
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import app_failed
+from lightspan.lightning.rows import Row
 
 GAP_ALARM: Final = 0.05
 """Mean difference of log-probabilities between engine and learner that is worth an alarm. Rounding
 alone stays well below; above, the two do not run the same model."""
+
+LOG_RATIO_LIMIT: Final = 20.0
+"""Differences of log-probabilities are clamped to ± this, as in the loss."""
 
 _SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens")
 
@@ -32,6 +36,7 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     }
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
+        metrics |= _reward_error(episodes, metrics["reward"])
     calls: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
@@ -42,6 +47,20 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
     metrics |= {f"agent/{path}/calls": count for path, count in sorted(calls.items())}
     means = {path: math.fsum(values) / len(values) for path, values in sorted(rewards.items())}
     return metrics | {f"agent/{path}/reward": mean for path, mean in means.items()}
+
+
+def _reward_error(episodes: Sequence[Episode], mean: float) -> Metrics:
+    """The standard error of the mean reward, over groups: rollouts of one task are alike, and the
+    next step has other tasks. None of a single group."""
+    groups: dict[str, list[float]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            groups.setdefault(episode.group_id, []).append(episode.reward - mean)
+    count, scored = len(groups), sum(map(len, groups.values()))
+    if count < 2:
+        return {}
+    squares = math.fsum(math.fsum(parts) ** 2 for parts in groups.values())
+    return {"reward_se": math.sqrt(squares * count / (count - 1)) / scored}
 
 
 def batch_metrics(batch: Batch) -> Metrics:
@@ -95,6 +114,20 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
         else:
             merged[key] = math.fsum(values) / len(values)
     return merged
+
+
+def approximate_kl(
+    rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
+) -> float:
+    """How far updates moved a policy: KL(before‖after) per trained token of the rows, by the
+    estimator k3 of their log-probabilities."""
+    moved = [
+        max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, new - old))
+        for row, olds, news in zip(rows, before, after, strict=True)
+        for old, new, is_trained in zip(olds, news, row.mask, strict=True)
+        if is_trained
+    ]
+    return math.fsum(math.expm1(by) - by for by in moved) / len(moved) if moved else 0.0
 
 
 def alarms(learned: Mapping[str, float]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from lightspan.algorithms.chats import load_chats
+from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
@@ -153,7 +154,7 @@ class SFT:
     @short_tracebacks
     def fit(
         self,
-        demonstrations: Sequence[Json | Demonstration] | None = None,
+        demonstrations: Sequence[Json | Demonstration] | str | Path | None = None,
         folder: str | Path | None = None,
         *,
         reporter: Reporter | None = None,
@@ -164,7 +165,8 @@ class SFT:
 
         Args:
             demonstrations: chats (`{"messages": […], "tools": […]}` or a list of messages) whose
-                last message is the assistant's, to be imitated as `turns` says, or token ids.
+                last message is the assistant's, to be imitated as `turns` says, or token ids; or
+                the path of a `.jsonl` file with a chat on each line.
             folder: where the model goes; it is made.
             reporter: None for the terminal.
             resume: go on from what a Ctrl-C left, exactly; begin anew if it left nothing.
@@ -173,10 +175,10 @@ class SFT:
             CheckpointError: what it left cannot be read.
             ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
                 Ctrl-C left is of other settings or demonstrations.
-            DataError: no demonstration, or one that does not end with the assistant, answers or
-                says nothing, is longer than the model's context, whose earlier messages the chat
-                template renders differently once an answer is there, or whose `earlier` is not
-                within its prompt.
+            DataError: a file that cannot be read, no demonstration, or one that does not end with
+                the assistant, answers or says nothing, is longer than the model's context, whose
+                earlier messages the chat template renders differently once an answer is there, or
+                whose `earlier` is not within its prompt.
             ModelError: the model or its tokenizer cannot be used.
         """
         if folder is None:
@@ -187,6 +189,8 @@ class SFT:
         from lightspan.engines.tokenizer import load_tokenizer
         from lightspan.learners.torch import TorchLearner
 
+        if isinstance(demonstrations, str | Path):
+            demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
         tokenizer = load_tokenizer(self.model)
         left_out: Counter[str] = Counter()
         if demonstrations is None:

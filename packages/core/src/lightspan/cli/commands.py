@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightspan import __version__
-from lightspan.errors import LightspanError
+from lightspan.errors import LightspanError, how_to_install
 from lightspan.progress import say
 from lightspan.schema.texts import without_keys
 
@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text: str | None = options.run(options)
     except LightspanError as error:
         say(f"lightspan: {without_keys(str(error))}", sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:  # what an app lacks is an `AppError`
+        if error.name is None or error.name.startswith("lightspan"):
+            raise
+        say(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -19,6 +19,9 @@ and time. Nothing is trained.
 
 The agents' calls are answered by --model in this process, which shows everything down to the token,
 or without it by the endpoint of --base-url, or of OPENAI_BASE_URL and OPENAI_API_KEY.
+
+Exit status: 1 if all rollouts failed, or all calls of the agents that would be trained, or nothing
+could be run; 2 wrong arguments.
 """
 
 
@@ -47,7 +50,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--frozen",
         choices=["base", "shared"],
-        help="who answers for the other agents (whoever the app points at)",
+        help="who answers for the other agents: the starting weights, or the moving ones (whoever "
+        "the app points at)",
     )
     parser.add_argument(
         "--task", choices=["file", "environment"], help="where the program finds its task (file)"
@@ -65,14 +69,16 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--python", metavar="PATH", help="the interpreter of the app's own environment (this one)"
     )
-    parser.add_argument("--lora", type=int, nargs="?", const=16, metavar="RANK", help="adapters")
+    parser.add_argument(
+        "--lora", type=int, nargs="?", const=16, metavar="RANK", help="train adapters (of rank 16)"
+    )
     parser.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="of one rollout (120)"
     )
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda" (cpu)')
     parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint")
     parser.add_argument("--endpoint-model", metavar="NAME", help="the model to ask it for")
-    parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="limit of fit")
+    parser.add_argument("--max-frozen-calls", type=int, metavar="N", help="as fit is given it")
     parser.add_argument("--folder", type=Path, help="keep the rollouts here for lightspan inspect")
     parser.add_argument(
         "--json",

@@ -36,17 +36,19 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write spans, transitions, chat messages or the model; send metrics elsewhere",
-        description="Write what a run recorded as JSONL or Parquet: every span, every call of a "
-        "trained agent as token ids with log-probabilities, reward and advantage, or every call as "
-        "chat messages. Or copy its trained model, or send its metrics to a place such as "
-        "TensorBoard.",
+        description="Write what a run or production recorded as JSONL or Parquet: every span, "
+        "every call of a trained agent as token ids with log-probabilities, reward and advantage "
+        "(transitions), every call as chat messages, or what was asked, as tasks. Or copy a run's "
+        "trained model, or send its metrics to a place such as TensorBoard.",
     )
     parser.add_argument(
         "run_folder",
         metavar="RUN",
         help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
     )
-    parser.add_argument("what", choices=[*_FILES, "metrics", "model"])
+    parser.add_argument(
+        "what", choices=[*_FILES, "metrics", "model"], help="metrics and model: of a run only"
+    )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -81,12 +83,12 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--to",
         choices=list(SINKS),
-        help="where to send metrics",
+        help="where metrics go",
     )
     parser.add_argument(
-        "--merge", action="store_true", help="merge the model's LoRA adapter into its base"
+        "--merge", action="store_true", help="merge the LoRA adapter into its base; for the model"
     )
-    parser.add_argument("--policy", help="whose model, if the run has several policies")
+    parser.add_argument("--policy", help="whose model, if the run has several")
     parser.set_defaults(run=_run)
 
 

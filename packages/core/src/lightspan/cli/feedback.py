@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
         "be. Of several on one of them the last counts.",
     )
     parser.add_argument("id", metavar="ID", help="of an attempt, a call, or an OpenAI response")
-    parser.add_argument("reward", type=float, metavar="REWARD")
+    parser.add_argument("reward", type=float, metavar="REWARD", help="more is better")
     parser.add_argument("--store", metavar="URL", help="LIGHTSPAN_STORE if absent")
     parser.add_argument("--comment", metavar="TEXT", help="for people")
     parser.set_defaults(run=_run)

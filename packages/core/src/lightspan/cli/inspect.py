@@ -15,9 +15,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
         help="show a run, a rollout or a call",
-        description="Show a run; with a rollout, its span tree, the coverage of its calls and why "
-        "each was trained with which advantage; with a call, its tokens and text too. The start "
-        "or the end of an id is enough.",
+        description="Show a run, or what production recorded; with a rollout or an attempt, its "
+        "span tree, the coverage of its calls and why each was trained with which advantage; with "
+        "a call, its tokens and text too. The start or the end of an id is enough.",
     )
     parser.add_argument(
         "run_folder",
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
     )
     parser.add_argument("rollout", nargs="?", metavar="ROLLOUT", help="of production: an attempt")
-    parser.add_argument("call", nargs="?", metavar="CALL")
+    parser.add_argument("call", nargs="?", metavar="CALL", help="one of its model calls")
     listed = parser.add_argument_group("of the list of rollouts or attempts")
     listed.add_argument(
         "--sort",

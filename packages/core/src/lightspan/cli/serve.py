@@ -14,10 +14,11 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve the policies of a complete run to apps",
-        description="Serve the trained policies of a run at one OpenAI-compatible endpoint, agents "
-        "mapped as trained, and print the one line to change in the app. Sampling is what a "
-        "request says; what cannot be honoured is refused, but for settings that only one "
-        "provider's models have (such as verbosity): these are set aside, and counted.",
+        description="Serve the trained policies of a run at one endpoint, for OpenAI's clients and "
+        "Anthropic's, agents mapped as trained, and print the one line to change in the app. "
+        "Sampling is what a request says; what cannot be honoured is refused, but for settings "
+        "that only one provider's models have (such as verbosity): these are set aside, and "
+        "counted.",
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="a folder such as runs/sql")
     parser.add_argument("--host", default="127.0.0.1", help="interface (127.0.0.1)")
@@ -46,6 +47,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--upstream-key-env", metavar="NAME", help="the variable with the upstream's key"
     )
+    parser.add_argument(
+        "--allow-upstream",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="an endpoint of the run's own that calls may go to, with the key of its variable; "
+        "needed for a run that you have not trained here (repeatable)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -54,14 +63,8 @@ def _run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--max-tokens {options.max_tokens} must be at least 1")
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} is no port: give one from 1 to 65535, or 0")
-    try:
-        from lightspan.serving.endpoint import ServeOptions, serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("lightspan"):
-            raise
-        raise ConfigError(
-            f"serving needs {error.name!r}: pip install 'lightspan[train]'"
-        ) from error
+    from lightspan.serving.endpoint import ServeOptions, serve
+
     serve(
         options.run_folder,
         ServeOptions(
@@ -73,5 +76,6 @@ def _run(options: argparse.Namespace) -> None:
             max_tokens=options.max_tokens,
             upstream=options.upstream,
             upstream_key_env=options.upstream_key_env,
+            allow_upstreams=options.allow_upstream,
         ),
     )

@@ -29,8 +29,9 @@ LIBRARY: Final = f"llguidance {llguidance.__version__}"
 RULES: Final = ("tool_call_open", "tool_call_close", "text_and_tool_call_open")
 """Rules that a grammar may refer to, by whose names tokenizers differ: some have a token for these
 marks, which a grammar has to name, others spell them."""
-KEPT: Final = 256
-"""Compiled grammars that are remembered."""
+KEPT: Final = 64
+"""Compiled grammars that are remembered: most hold 0.1 MiB, the largest that a request may ask for
+5 MiB."""
 _TRIES: Final = 8
 """Vocabularies that are remembered."""
 _LIMITS: Final = llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000)

@@ -175,6 +175,7 @@ class Gateway(Server):
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
+        most_connections: at once; None for what this process's files allow.
         patience_s: how long an answer waits for the store.
     """
 
@@ -186,7 +187,14 @@ class Gateway(Server):
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
+        most_connections: int | None = None,
         patience_s: float = 10.0,
     ) -> None:
-        terms = Attempts(store, patience_s=patience_s)
-        super().__init__(terms, engine, host=host, port=port, max_body=max_body)
+        super().__init__(
+            Attempts(store, patience_s=patience_s),
+            engine,
+            host=host,
+            port=port,
+            max_body=max_body,
+            most_connections=most_connections,
+        )

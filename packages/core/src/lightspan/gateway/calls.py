@@ -55,6 +55,10 @@ class Account:
     """Whether strangers share it: equal bodies may then be of two of them."""
     most_calls: int | None = None
     """Calls that are remembered; None for all."""
+    most_bytes: int = 0
+    """Of what these keep."""
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _kept: int = 0
 
     @property
     def attempt_id(self) -> str:
@@ -75,14 +79,27 @@ class Account:
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Remember a call; where there are too many, the oldest that are answered are forgotten."""
-        excess = 0 if self.most_calls is None else len(self.calls) - self.most_calls + 1
-        if excess > 0:
-            # not all of them are looked at: after a burst most may be under way
-            oldest = islice(self.calls.items(), 2 * excess)
-            for call_id in [name for name, earlier in oldest if not earlier.active][:excess]:
+        """Remember a call; where there are too many, or they keep too much, the oldest that are
+        answered are forgotten."""
+        call_id = call.info.call_id
+        self.calls[call_id] = call
+        if self.most_calls is not None:
+            self._sizes[call_id] = call.kept_bytes
+            self._kept += self._sizes[call_id]
+            self._forget(len(self.calls) - self.most_calls, self._kept - self.most_bytes)
+
+    def _forget(self, calls: int, size: int) -> None:
+        """Forget so many calls, and so many bytes, or more."""
+        # not all of them are looked at: after a burst most may be under way
+        oldest = list(islice(self.calls.items(), 2 * max(calls, 0) + 64))[:-1]
+        for call_id, earlier in oldest:
+            if calls <= 0 and size <= 0:
+                return
+            if not earlier.active:
                 del self.calls[call_id]
-        self.calls[call.info.call_id] = call
+                freed = self._sizes.pop(call_id)
+                self._kept -= freed
+                calls, size = calls - 1, size - freed
 
     def undelivered(self, body_hash: str) -> str | None:
         """The latest call with this body whose answer may not have arrived.
@@ -114,6 +131,7 @@ class CallInfo:
     agent_path: str
     target: Target
     body: dict[str, Any]
+    """Empty once nothing is written of it any more."""
     body_hash: str
     size: int
     """Of the request, in bytes."""
@@ -128,6 +146,9 @@ class CallInfo:
 
 class CallLog(ABC):
     """Where it is written what became of calls."""
+
+    needs_bodies = True
+    """Whether what a request says is written too."""
 
     def __init__(self) -> None:
         self._background: set[asyncio.Task[Any]] = set()
@@ -194,6 +215,15 @@ class ServedCall(ABC):
     def deserted(self) -> bool:
         """Whether nobody waits for it."""
         return self._clients == 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how large that is which it keeps of its request."""
+        return self.info.size
+
+    def forget_request(self) -> None:
+        """Keep no more of what was asked: it is answered, and that is written."""
+        self.info.body = {}
 
     @abstractmethod
     def attributes(self) -> Attributes:
@@ -299,6 +329,8 @@ class ServedCall(ABC):
         try:
             await self._log.record(self, outcome or self.outcome)
             self.answered = outcome is None
+            if self.answered:
+                self.forget_request()
         except Exception as error:  # whoever waits must not wait for ever
             self.error = _explained(error)
         finally:

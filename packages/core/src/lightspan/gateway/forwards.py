@@ -56,6 +56,10 @@ class ForwardedCall(ServedCall):
         self._payloads: list[bytes] = []
         self._answer: Mapping[str, Any] = {}
 
+    def forget_request(self) -> None:
+        super().forget_request()
+        self._sent = {}
+
     def restore(self, span: Span) -> None:
         """Take up what the store knows of an answered call."""
         completion = _completion(span)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from lightspan.engines.protocol import (
     TokenEngine,
 )
 from lightspan.errors import ConfigError, NotFoundError
+from lightspan.gateway.bodies import NOTHING, Body, digest_of, read_body
 from lightspan.gateway.calls import Account, CallInfo, Past, ServedCall
 from lightspan.gateway.dialects import Parse
 from lightspan.gateway.dialects.chat import parse_chat
@@ -31,7 +31,6 @@ from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
 from lightspan.gateway.preparation import Preparation
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
-from lightspan.gateway.schemas import is_deeper
 from lightspan.gateway.terms import Terms
 from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
@@ -43,8 +42,8 @@ from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-DEEPEST: Final = 128
-"""Levels of a request's JSON."""
+LONGEST_NAME: Final = 1_000
+"""Of a model, in letters: it is compared with the patterns of agents."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
@@ -80,6 +79,11 @@ class Intake:
             await endpoint.close()
         self._endpoints.clear()
 
+    def check_engine(self) -> None:
+        """Raise the `EngineError` that the engine has died of."""
+        if self._engine is not None:
+            self._engine.usage()
+
     def policies(self) -> dict[str, int]:
         """What the engine serves: policy → version."""
         return self._engine.policies() if self._engine is not None else {}
@@ -94,10 +98,10 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        agent, read = _named_agent(request), _NOTHING
+        agent, read = _named_agent(request), NOTHING
         try:
-            read = await self._read(request)
-            path, target = self._who(account, agent, read.body)
+            read = await read_body(request, self._reading)
+            path, target = self._who(account, agent, read.fields)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
             target = self._terms.target(account, path)
@@ -129,19 +133,15 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        read = await self._read(request)
-        path, target = self._who(account, _named_agent(request), read.body)
+        read = await read_body(request, self._reading)
+        path, target = self._who(account, _named_agent(request), read.fields)
         info = _call_info(request, account, read, path, target)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        mode, body = account.claim.rollout.mode, {**read.body, "max_tokens": 1}
+        mode, body = account.claim.rollout.mode, {**read.fields, "max_tokens": 1}
         asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
         return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
-
-    async def _read(self, request: web.Request) -> _Read:
-        data, dialect = await _data(request), request.rel_url.raw_path.rpartition("/v1/")[2]
-        return await self._reading.run(_decoded, data, dialect, size=len(data))
 
     async def _parsed(
         self,
@@ -159,8 +159,10 @@ class Intake:
         """Who calls and where that goes: by the shim's header, the URL, or the model's name."""
         if agent is not None:
             return agent, self._terms.target(account, agent)
-        model = body.get("model")
-        return self._terms.by_model(account, "" if model is None else str(model), self.policies())
+        model = body.get("model") or ""
+        if not isinstance(model, str) or len(model) > LONGEST_NAME:
+            raise bad_request(f"'model' must be a text of at most {LONGEST_NAME} letters", "model")
+        return self._terms.by_model(account, model, self.policies())
 
     async def _call(self, info: CallInfo, parse: Parse) -> ServedCall:
         llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
@@ -178,6 +180,8 @@ class Intake:
             else:
                 assert ready is not None  # nothing was waited for since the call was looked for
                 call = self._generated(info, ready)
+            if not self._terms.log.needs_bodies:
+                info.body, call.overrides = {}, dict.fromkeys(call.overrides)
             info.account.add(call)
         elif call.info.body_hash != info.body_hash:
             raise _another_request(info)
@@ -281,53 +285,8 @@ def _named_agent(request: web.Request) -> str | None:
     return join_path(unquote(part) for part in names.split("/"))
 
 
-class _Read(NamedTuple):
-    """The body of a request."""
-
-    body: dict[str, Any]
-    digest: str
-    """Of what is asked: of two dialects that share a body each has its own."""
-    size: int
-    """In bytes."""
-
-
-def _digest(data: bytes, size: int) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
-
-
-def _read_of(body: dict[str, Any], dialect: str, size: int) -> _Read:
-    named = b"" if dialect == _CHAT else dialect.encode()
-    return _Read(body, _digest(named + msgspec.json.encode(body, order="sorted"), 16), size)
-
-
-_CHAT: Final = "chat/completions"
-_NOTHING: Final = _read_of({}, _CHAT, 0)
-"""Of a body that could not be read."""
-
-
-async def _data(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise ApiError(413, f"the request body is too large: {error.text}") from error
-    except web.RequestPayloadError as error:  # no gzip, though it says so
-        raise bad_request(f"the request body cannot be read: {error}") from error
-
-
-def _decoded(data: bytes, dialect: str) -> _Read:
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the request body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise bad_request("the request body must be a JSON object")
-    if is_deeper(body, DEEPEST):  # what reads it goes down by calling itself
-        raise bad_request(f"the request body is nested more than {DEEPEST} levels deep")
-    return _read_of(body, dialect, len(data))
-
-
 def _call_info(
-    request: web.Request, account: Account, read: _Read, path: str, target: Target
+    request: web.Request, account: Account, read: Body, path: str, target: Target
 ) -> CallInfo:
     trace_id, parent_id = _parent(request.headers.get(c.HEADER_PARENT))
     call_id = request.headers.get(c.HEADER_CALL_ID)
@@ -339,12 +298,12 @@ def _call_info(
         call_id=call_id,
         agent_path=path,
         target=target,
-        body=read.body,
+        body=read.fields,
         body_hash=read.digest,
         size=read.size,
         policy=BASE_POLICY if target.route is Route.BASE else target.policy,
         # the same for every try of a call: writing it again changes nothing
-        span_id=_digest(f"{account.attempt_id}/{call_id}".encode(), 8),
+        span_id=digest_of(f"{account.attempt_id}/{call_id}".encode(), 8),
         parent_id=parent_id,
         trace_id=trace_id,
         start_ns=now_ns(),

@@ -14,6 +14,7 @@ import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer, TokenEngine, ToolParserName
 from lightspan.errors import UnsupportedError
+from lightspan.gateway.bodies import digest_of
 from lightspan.gateway.dialects.constraints import Constraint
 from lightspan.gateway.dialects.shared import ModelRequest, cannot_honour
 from lightspan.gateway.grammars import LONGEST, grammar_of, is_ambiguous, parts_of, schemas_of
@@ -37,8 +38,8 @@ class Preparation:
     def __init__(self) -> None:
         self._prompting = Workers("prompts")
         self._compiling = Workers("grammars")
-        self._grammars: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        """(policy, constraint) → its grammar, which was compiled."""
+        self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """(policy, digest of the constraint) → its grammar, which was compiled."""
 
     def close(self) -> None:
         """Give up what nobody waits for any more. Idempotent."""
@@ -75,7 +76,7 @@ class Preparation:
             return ""
         if not engine.capabilities.grammars:
             raise cannot_honour(*constraint.asked)
-        key = policy, _encode(constraint)
+        key = policy, digest_of(_encode(constraint), 16)
         if key not in self._grammars:
             self._grammars[key] = await self._compiling.run(
                 _grammar, constraint, engine, policy, tokenizer.tool_parser

@@ -19,6 +19,9 @@ from lightspan.schema import conventions as c
 CLIENT_LEFT: Final = 499
 """The status of an answer that nobody reads."""
 
+LONGEST_MESSAGE: Final = 4_000
+"""Letters of a refusal."""
+
 
 class ApiError(Exception):
     """A refusal: HTTP status, message, and what clients look at."""
@@ -26,6 +29,8 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> None:
+        if len(message) > LONGEST_MESSAGE:  # it quotes what was asked, whatever its size
+            message = f"{message[:LONGEST_MESSAGE]}…"
         super().__init__(message)
         self.status = status
         self.message = message

@@ -367,7 +367,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
     kinds = schema.get("type")
     holding = {"object": _object_ends, "array": _array_ends}
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(kinds, list) or not kinds:
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
         return True
     return any(kind not in holding or holding[kind](schema, ending) for kind in kinds)
 

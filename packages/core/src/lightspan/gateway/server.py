@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from lightspan.engines.protocol import TokenEngine
-from lightspan.errors import ConfigError
+from lightspan.errors import EngineError
+from lightspan.gateway.connections import IDLE_S, Connections, Handler
 from lightspan.gateway.delivery import deliver
 from lightspan.gateway.dialects import DIALECTS, Dialect
 from lightspan.gateway.intake import Intake
-from lightspan.gateway.refusal import ApiError, no_model, openai_refusal
+from lightspan.gateway.refusal import ApiError, bad_request, no_model, openai_refusal
 from lightspan.gateway.terms import Terms
 from lightspan.schema import conventions as c
+from lightspan.schema.texts import clean_text
 
 log = logging.getLogger(__name__)
 
-MAX_BODY: Final = 16 * 2**20
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it tells of a failure of ours. Of every malformed request aiohttp tells too, with a
+    traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_is_ours)
+
+MAX_BODY: Final = 16 * 2**20
 
 
 class Server:
@@ -36,6 +48,7 @@ class Server:
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
+        most_connections: at once; None for what this process's files allow.
     """
 
     def __init__(
@@ -46,12 +59,14 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
+        most_connections: int | None = None,
     ) -> None:
         self.terms = terms
         self._intake = Intake(terms, engine)
         self._host = host
         self._port = port
         self._max_body = max_body
+        self._connections = Connections(most_connections)
         self._app_runner: web.AppRunner | None = None
 
     # --- life -----------------------------------------------------------------------------
@@ -61,27 +76,27 @@ class Server:
         Raises:
             ConfigError: the port cannot be taken.
         """
-        app = web.Application(client_max_size=self._max_body)
+        self._port = self._connections.listen(self._host, self._port)
+        middlewares = [self._connections.working]
+        app = web.Application(client_max_size=self._max_body, middlewares=middlewares)
         app.add_routes(self._routes())
-        # a client that leaves cancels its handler, and so its generation
-        runner = web.AppRunner(
+        self._app_runner = web.AppRunner(
             app,
+            # a client that leaves cancels its handler, and so its generation
             handler_cancellation=True,
+            auto_decompress=False,  # it would unpack on the event loop, before anybody is admitted
+            keepalive_timeout=IDLE_S,
+            logger=_http_log,
             access_log=None,
             shutdown_timeout=self.terms.shutdown_s,
         )
-        await runner.setup()
-        site = web.TCPSite(runner, self._host, self._port, backlog=1024)
-        try:
-            await site.start()
-        except OSError as error:
-            await runner.cleanup()
-            raise _cannot_listen(self._host, self._port, error) from error
-        self._app_runner = runner
-        self._port = runner.addresses[0][1]
+        await self._app_runner.setup()
+        assert self._app_runner.server is not None  # it was set up
+        self._connections.accept(self._app_runner.server)
 
     async def close(self) -> None:
         """Stop listening, cancel generations, write what is left. Idempotent."""
+        await self._connections.close()
         runner, self._app_runner = self._app_runner, None
         if runner is not None:
             await runner.cleanup()
@@ -103,28 +118,28 @@ class Server:
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
+        get = partial(web.get, expect_handler=_go_on)
+        post = partial(web.post, expect_handler=_go_on)
         routes: list[web.AbstractRouteDef] = [
-            web.get("/health", self._health),
+            get("/health", self._health),
             *(
-                web.get(path, _guarded(partial(self._tell, say)))
+                get(path, _guarded(partial(self._tell, say)))
                 for path, say in self.terms.documents().items()
             ),
         ]
         refusal = DIALECTS["messages"].refusal
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
-                web.get(f"{prefix}/models", _guarded(self._models)),
-                web.get(f"{prefix}/models/{{model:.+}}", _guarded(self._one_model)),
+                get(f"{prefix}/models", _guarded(self._models)),
+                get(f"{prefix}/models/{{model:.+}}", _guarded(self._one_model)),
                 *(
-                    web.post(
-                        f"{prefix}/{name}", _guarded(partial(self._ask, spoken), spoken.refusal)
-                    )
+                    post(f"{prefix}/{name}", _guarded(partial(self._ask, spoken), spoken.refusal))
                     for name, spoken in DIALECTS.items()
                 ),
-                web.post(f"{prefix}/messages/count_tokens", _guarded(self._count, refusal)),
+                post(f"{prefix}/messages/count_tokens", _guarded(self._count, refusal)),
             ]
-        routes.append(web.route("*", "/{path:.*}", _guarded(self._not_found)))
-        return routes
+        anything = web.route("*", "/{path:.*}", _guarded(self._not_found), expect_handler=_go_on)
+        return [*routes, anything]
 
     async def _ask(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._intake.call(dialect.parse, request), dialect)
@@ -134,8 +149,12 @@ class Server:
         return _json({"input_tokens": await self._intake.count(parse, request)})
 
     async def _health(self, request: web.Request) -> web.Response:
-        policies = self._intake.policies()
-        return _json({"status": "ok", "protocol": c.PROTOCOL_VERSION, "policies": policies})
+        known = {"protocol": c.PROTOCOL_VERSION, "policies": self._intake.policies()}
+        try:
+            self._intake.check_engine()
+        except EngineError as error:
+            return _json({"status": "failed", "reason": str(error), **known}, status=503)
+        return _json({"status": "ok", **known})
 
     async def _tell(self, say: Callable[[], Any], request: web.Request) -> web.StreamResponse:
         await self.terms.admit(request)
@@ -165,6 +184,7 @@ def _guarded(
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         try:
+            _check_headers(request)
             return await handler(request)
         except ApiError as error:
             refused = error
@@ -173,43 +193,40 @@ def _guarded(
         except Exception as error:
             log.exception("the gateway failed")
             refused = ApiError(500, f"the gateway failed: {type(error).__name__}")
-        told = refusal(refused, request.headers.get(c.HEADER_CALL_ID))
+        call_id = request.headers.get(c.HEADER_CALL_ID)
+        told = refusal(refused, None if call_id is None else clean_text(call_id))
         return web.Response(body=told, status=refused.status, content_type="application/json")
 
     return guarded
 
 
-def _json(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+async def _go_on(request: web.Request) -> None:
+    """Let a client go on that waits for leave to send its body. Other expectations are passed over:
+    aiohttp fails where it quotes one that is no text."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        with suppress(ConnectionError):  # the client is gone: aiohttp would log a failure of ours
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the answer yet
+
+
+def _check_headers(request: web.Request) -> None:
+    """Refuse letters that are no UTF-8 where they are read: nothing of ours could write them."""
+    for name in _READ_HEADERS:
+        value = request.headers.get(name, "")
+        if value != clean_text(value):
+            raise bad_request(f"the header {name} is not UTF-8")
+
+
+_READ_HEADERS: Final = (
+    *("Host", "Origin", "Authorization", "x-api-key", "Content-Encoding"),
+    *(c.HEADER_CALL_ID, c.HEADER_ATTEMPT, c.HEADER_AGENT, c.HEADER_PARENT, c.HEADER_PROTOCOL),
+)
+
+
+def _json(body: Any, *, status: int = 200) -> web.Response:
+    encoded = msgspec.json.encode(body)
+    return web.Response(body=encoded, status=status, content_type="application/json")
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "lightspan"}
-
-
-# --- ports ----------------------------------------------------------------------------------
-def check_port(host: str, port: int) -> None:
-    """Whether one could listen there now.
-
-    Raises:
-        ConfigError: the port cannot be taken.
-    """
-    try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from error
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    # asyncio repeats the address in what the system says
-    reason = (error.strerror or str(error)).rpartition(": ")[2]
-    return ConfigError(
-        f"cannot listen on {host}:{port}: {reason}; give another port, or 0 for a free one"
-    )

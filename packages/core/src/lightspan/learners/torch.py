@@ -214,6 +214,7 @@ class TorchLearner(Learner):
             self._served[policy] = (version, self._steppers[policy].steps)
 
     def save(self, folder: Path) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         folder = Path(folder)
@@ -227,8 +228,11 @@ class TorchLearner(Learner):
                 )
             save_file(self._random, folder / "random.safetensors")
             (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
-        except OSError as error:
-            raise CheckpointError(f"cannot write the checkpoint {folder}: {error}") from error
+        except (OSError, SafetensorError) as error:  # a full disk is either
+            raise CheckpointError(
+                f"cannot write the checkpoint {folder}: {error}; see to the disk, then go on from "
+                "the one before it with resume=True (--resume)"
+            ) from error
 
     def load(self, folder: Path) -> None:
         folder = Path(folder)
@@ -236,7 +240,16 @@ class TorchLearner(Learner):
             manifest = json.loads((folder / "learner.json").read_text())
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
-        self._check_manifest(folder, manifest)
+        try:
+            self._check_manifest(folder, manifest)
+            self._restore(folder, manifest)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint {folder} is damaged ({type(error).__name__}: {error}): delete it, "
+                "and training goes on from the one before it"
+            ) from error
+
+    def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         for number, policy in enumerate(manifest["policies"]):
             entry = manifest["policies"][policy]
             self._models[policy].restore(_read(folder / f"weights-{number}.safetensors"))
@@ -246,9 +259,11 @@ class TorchLearner(Learner):
         self._random = _read(folder / "random.safetensors")
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
+        from safetensors import SafetensorError
+
         try:
             self._model(policy).export(Path(folder), merge=merge)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot export {policy} to {folder}: {error}") from error
 
     def _model(self, policy: str) -> TrainedModel:
@@ -587,7 +602,10 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
+        raise CheckpointError(
+            f"cannot read {path}: {error}; delete the checkpoint that it is of, and training goes "
+            "on from the one before it"
+        ) from error
 
 
 def _initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:

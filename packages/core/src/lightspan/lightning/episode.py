@@ -29,6 +29,7 @@ from lightspan.errors import DataError
 from lightspan.lightning.span_tree import SpanTree, build_tree
 from lightspan.schema import conventions
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.reward import usable
 from lightspan.schema.routing import Route, agent_name, join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome, TokenRecord
@@ -152,7 +153,7 @@ class Episode:
     """The final reward; None: unscored, which is not zero."""
     dimensions: Mapping[str, float] = field(default_factory=dict)
     reward_source: RewardSource | None = None
-    """None: no reward was given. With a source and no `reward`, NaN or infinity was."""
+    """None: no reward was given. With a source and no `reward`, NaN or so was."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
     """Calls written after the seal or under a lost lease: kept, and never among `calls`."""
@@ -639,7 +640,7 @@ def _finite(value: Any) -> float | None:
     """float64 of a number or bool; None for everything else."""
     if not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return usable(value)
 
 
 def _final_reward(

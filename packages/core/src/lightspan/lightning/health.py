@@ -12,6 +12,7 @@ from lightspan.lightning.selection import check_agents
 from lightspan.progress import many
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode, Outcome
+from lightspan.schema.reward import LARGEST
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.tokens import CallOutcome
@@ -316,4 +317,4 @@ def _why_unscored(episode: Episode) -> str:
         if any(call.reward is not None for call in episode.calls):
             return 'rewards were emitted on calls only, which credit="discounted" pays for'
         return "the app returned None and emitted no reward"
-    return f"NaN or infinity was {episode.reward_source}"
+    return f"NaN, infinity or more than {LARGEST:g} was {episode.reward_source}"

@@ -7,7 +7,6 @@ itself. Saying the same again changes nothing.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Attempt, AttemptRef
-from lightspan.schema.reward import Reward, parse_reward
+from lightspan.schema.reward import Reward, parse_reward, usable
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -86,7 +85,7 @@ def feedback(
 def _checked(reward: float | bool | Mapping[str, float]) -> Reward:
     parsed = parse_reward(reward)
     given = reward.values() if isinstance(reward, Mapping) else [reward]
-    if parsed is None or parsed.value is None or not all(map(math.isfinite, given)):
+    if parsed is None or parsed.value is None or None in map(usable, given):
         raise RewardError(f"feedback must be a finite number (or such dimensions), not {reward!r}")
     return parsed
 

@@ -443,9 +443,7 @@ def _parquet(path: Path, what: What) -> Iterator[Write]:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "Parquet needs pyarrow: pip install 'lightspan[parquet]', or export JSONL"
-        ) from error
+        raise ConfigError("Parquet needs pyarrow: pip install pyarrow, or export JSONL") from error
     schema = pyarrow.schema([(name, _type(pyarrow, kind)) for name, kind in _COLUMNS[what].items()])
     as_text = [name for name, kind in _COLUMNS[what].items() if kind == "json"]
 

@@ -392,6 +392,9 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     evaluations: int
     val_tasks: int
+    comparisons: int = 0
+    """Evaluations on the selection split."""
+    selection_tasks: int = 0
     minibatches: int = 1
     checkpoint_every: int = 1
 
@@ -405,7 +408,7 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def val_rollouts(self) -> int:
-        return self.evaluations * self.val_tasks
+        return self.evaluations * self.val_tasks + self.comparisons * self.selection_tasks
 
     @property
     def rollouts(self) -> int:
@@ -452,7 +455,8 @@ def time_forecast(size: RunSize, speed: Speed, runners: int) -> TimeForecast:
         updates_s=size.steps * update,
         publish_s=size.steps * speed.publish_s,
         save_s=saves * (speed.save_s or 0.0),
-        evaluations_s=size.evaluations * batch_seconds(size.val_tasks, speed, runners),
+        evaluations_s=size.evaluations * batch_seconds(size.val_tasks, speed, runners)
+        + size.comparisons * batch_seconds(size.selection_tasks, speed, runners),
         step_s=rollouts + update + speed.publish_s,
         runners=runners,
         speed=speed,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.errors import NotFoundError
@@ -21,6 +22,11 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
+from lightspan.training.manifest import planned_of
+from lightspan.training.symptoms import Watch
+
+_SPLITS: Final = {"eval": "held-out", "selection": "selection"}
+"""`kind` of a line of the metrics → which tasks were evaluated."""
 
 
 def inspect_run(
@@ -175,12 +181,7 @@ def _run_lines(
 ) -> Iterator[str]:
     yield f"{run.path}: {config.get('algorithm')} on {config.get('model')}"
     yield f"app {config.get('app')}, optimize {config.get('optimize')}"
-    for line in run.metrics():
-        if line.get("kind") == "eval":
-            yield (
-                f"step {line['step']}: held-out {config.get('metric', 'reward')} "
-                f"{line['mean']:.3f} ({line['low']:.3f}..{line['high']:.3f}, n={line['n']})"
-            )
+    yield from _progress_lines(run, config)
     coverage: Counter[str] = Counter()
     agents: Counter[str] = Counter()
     for view in views:
@@ -195,6 +196,32 @@ def _run_lines(
         yield f"sampling overridden, in calls: {_counted(overridden)}"
     rows = [_row_of(view) for view in views]
     yield from table_lines(rows, page, "rollout", "mode   step  ", "trained  ")
+
+
+def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
+    """How training went: the evaluations, which step is kept, and what is wrong."""
+    metrics = run.metrics()
+    for line in metrics:
+        split = _SPLITS.get(line.get("kind", ""))
+        if split is not None:
+            of = f" with the weights of step {line['weights']}" if "weights" in line else ""
+            yield (
+                f"step {line['step']}: {split} {config.get('metric', 'reward')}{of} "
+                f"{_mean(line, 'mean')} ({_mean(line, 'low')}..{_mean(line, 'high')}, "
+                f"n={line.get('n')})"
+            )
+    kept = (run.read_result() or {}).get("kept")
+    if kept is not None:
+        yield f"step {kept['step']} is kept, the best by the selection split"
+    planned = planned_of(config, sum(line.get("kind") == "train" for line in metrics))
+    for symptom in Watch(planned).read(metrics, run.evaluations()):
+        yield f"warning, step {symptom.step}: {symptom.text}"
+
+
+def _mean(line: Mapping[str, Any], key: str) -> str:
+    """JSON has no NaN, which is the mean where no task was scored."""
+    value = line.get(key)
+    return f"{math.nan if value is None else value:.3f}"
 
 
 def _row_of(view: RolloutView) -> TableRow:

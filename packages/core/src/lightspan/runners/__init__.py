@@ -10,4 +10,5 @@ store by `peers`.
 An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks its
 loop, `pace` what attempts lose by that, `descriptors` what was closed; `local` sees what is dead or
 silent, and `deaths` says which attempt is to blame, and by `whereabouts` which line of the app.
+Where it has to be ended, `descendants` are the processes that it started.
 """

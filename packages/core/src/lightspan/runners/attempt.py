@@ -80,6 +80,10 @@ class Host(Protocol):
         """Claim nothing more of this run: it asks for another app."""
         ...
 
+    def doubt(self, gateway_url: str) -> None:
+        """An attempt was lost for want of its gateway."""
+        ...
+
     def leave_alone(self, attempt: AttemptRun, ending: Ending) -> None:
         """Report an attempt whose app does not end, and wait for it no longer."""
         ...
@@ -140,6 +144,8 @@ class AttemptRun:
                 self._host.check_loop()
             await asyncio.shield(self.finish(STOPPED))
             raise
+        if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
+            self._host.doubt(self._scope.gateway_url)
         await self.finish(ending)
 
     async def _prepared_and_executed(self) -> Ending:

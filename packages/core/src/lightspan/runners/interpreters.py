@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, how_to_install
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.worker import Assignment
 from lightspan.schema.conventions import PROTOCOL_VERSION
@@ -212,15 +212,15 @@ def greet(python: str, process: Subprocess, line: Connection, plan: RunnerPlan, 
     if greeting.lightspan != __version__:
         log.warning(
             "%s has lightspan %s, %s has %s: they understand each other, but the same version on "
-            "both sides is tested better (`%s`)",
-            *(python, greeting.lightspan, sys.executable, __version__, install_command(python)),
+            "both sides is tested better: %s",
+            *(python, greeting.lightspan, sys.executable, __version__, _install(python)),
         )
     line.send_bytes(msgspec.json.encode(Assignment(plan=plan, name=name)))
 
 
 def complaint(python: str, greeting: Greeting) -> str | None:
     """What is wrong with the other side, and what to do; None if it fits."""
-    remedy = f"`{install_command(python)}`"
+    remedy = _install(python)
     version = tuple(int(part) for part in greeting.python.split(".")[:2] if part.isdigit())
     if version < OLDEST_PYTHON:
         needed = ".".join(map(str, OLDEST_PYTHON))
@@ -242,11 +242,11 @@ def mismatch(python: str, lightspan: str, protocol: int) -> str:
     return (
         f"{python or 'the other side'} has lightspan {lightspan} (protocol {protocol}), "
         f"{sys.executable} has {__version__} (protocol {PROTOCOL_VERSION}): install the same "
-        f"version on both sides, there `{install_command(python)}`, or here "
-        f"`{install_command(sys.executable, lightspan)}`"
+        f"version on both sides; there: {_install(python)}; or here: "
+        f"{_install(sys.executable, lightspan)}"
     )
 
 
-def install_command(python: str, version: str = __version__) -> str:
-    """The command that brings a version of lightspan into an environment."""
-    return f"{python or 'python'} -m pip install lightspan=={version}"
+def _install(python: str, version: str = __version__) -> str:
+    """What brings a version of lightspan into an environment."""
+    return how_to_install(python=python or "python", version=version)

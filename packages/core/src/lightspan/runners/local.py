@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 
 from lightspan.errors import AppError, ConfigError, LightspanError
-from lightspan.runners import interpreters
+from lightspan.runners import descendants, interpreters
 from lightspan.runners.deaths import SHOW, Death, bury
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.runners.worker import DAMAGED, Order, Word, work
@@ -36,6 +36,7 @@ from lightspan.schema import clock
 from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
 from lightspan.stores import open_store
+from lightspan.stores.event_loop import at_second_interrupt
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,13 @@ class _Worker:
         limit = max(_SILENT_S, self.plan.lease_s * _SILENT_LEASES)
         return silent_s if self.latest.beats and silent_s > limit else None
 
+    def kill(self) -> None:
+        """End it by force, and what its apps have started."""
+        left = [] if self.process.pid is None else descendants.left_by(self.process.pid)
+        self.process.kill()
+        self.process.join()
+        descendants.kill(left)
+
     def silence(self) -> None:
         """End a process that says nothing, when it has noted where it is."""
         pid, faults = self.process.pid, Path(self.plan.faults)
@@ -94,8 +102,7 @@ class _Worker:
         deadline = clock.monotonic() + _NOTE_S
         while _size(faults) == before and clock.monotonic() < deadline:
             time.sleep(0.02)
-        self.process.kill()
-        self.process.join()
+        self.kill()
 
     def death(self, silent_s: float | None) -> Death:
         """How the process, which is dead, ended."""
@@ -150,6 +157,9 @@ class LocalRunners:
         self._app_dirs = interpreters.app_folders(app_dirs) if self.python is not None else []
         self.processes = slots if isolation == "process" else min(processes, slots)
         self._workers: list[_Worker] = []
+        self._spawned: list[_Worker] = []
+        """Every process that is not ended, those that are starting included."""
+        self._interruptible = contextlib.ExitStack()
         self._plan: RunnerPlan | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._failure: LightspanError | None = None
@@ -175,9 +185,11 @@ class LocalRunners:
             plan = msgspec.structs.replace(plan, sys_path=self._app_dirs)
         self._plan = plan
         self._faults = tempfile.mkdtemp(prefix="lightspan-")
+        self._interruptible.enter_context(at_second_interrupt(self._end_by))
         try:
             self._workers = await self._start_all(_shares(self.slots, self.processes))
         except BaseException:
+            self._interruptible.close()
             shutil.rmtree(self._faults, ignore_errors=True)
             raise
         self._listened = clock.monotonic()
@@ -190,11 +202,32 @@ class LocalRunners:
 
     async def stop(self) -> None:
         """End the processes, by force after 10 s. Idempotent."""
+        # First of all, before anything is waited for: who is cancelled here must not leave behind
+        # processes that go on without a gateway.
+        _let_go(self._workers)
         await self._end_supervision()
         workers, self._workers, self._runs = self._workers, [], None
         self._claimed_before += sum(worker.latest.claimed for worker in workers)
-        await asyncio.to_thread(_end, workers)
+        await asyncio.to_thread(self._end, workers)
+        self._interruptible.close()
         shutil.rmtree(self._faults, ignore_errors=True)
+
+    def _end_by(self, end_at: float) -> None:
+        """Have every process end now, by force at that time by `clock.monotonic`. From any
+        thread."""
+        spawned = list(self._spawned)
+        for worker in spawned:
+            _order(worker, Order(stop=True, now=True))
+        while any(map(_lives, spawned)) and clock.monotonic() < end_at:
+            time.sleep(0.02)
+        for worker in filter(_lives, spawned):
+            with contextlib.suppress(ValueError, OSError):  # it has just ended
+                worker.kill()
+
+    def _end(self, workers: Sequence[_Worker]) -> None:
+        _end(workers)
+        for worker in workers:
+            self._spawned.remove(worker)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Have processes that join (`RunnerPlan.joins`) work for these runs from now on."""
@@ -251,7 +284,7 @@ class LocalRunners:
                         worker.process.kill()
                 await asyncio.wait([spawning], timeout=0.05)
             if spawning.exception() is None:
-                await asyncio.to_thread(_end, workers)
+                await asyncio.to_thread(self._end, workers)
             raise
         return workers
 
@@ -263,7 +296,7 @@ class LocalRunners:
             for worker in workers:
                 self._wait_ready(worker)
         except BaseException:
-            _end(workers)
+            self._end(workers)
             raise
 
     def _spawn(self, slots: int) -> _Worker:
@@ -277,7 +310,9 @@ class LocalRunners:
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)
-        return _Worker(process, name, lifeline, clock.monotonic(), plan)
+        worker = _Worker(process, name, lifeline, clock.monotonic(), plan)
+        self._spawned.append(worker)
+        return worker
 
     def _start_process(
         self, plan: RunnerPlan, name: str
@@ -382,7 +417,7 @@ class LocalRunners:
         await self._bury(death)
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
-        _end([dead])
+        self._end([dead])
         if self._useless >= MAX_QUICK_DEATHS:
             raise LightspanError(
                 f"runner processes died {self._useless} times within {QUICK_S:g} s of starting, "
@@ -429,18 +464,29 @@ def _order(worker: _Worker, order: Order) -> None:
         worker.lifeline.send_bytes(msgspec.json.encode(order))
 
 
-def _end(workers: list[_Worker]) -> None:
+def _lives(worker: _Worker) -> bool:
+    try:
+        return worker.process.is_alive()
+    except ValueError:  # it has ended, and all of it is forgotten
+        return False
+
+
+def _let_go(workers: Iterable[_Worker]) -> None:
+    """Tell processes to end, and to give back what they have."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.lifeline.close()
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    _let_go(workers)
     deadline = clock.monotonic() + 10
     for worker in workers:
         # Not `join`, which waits for children too that an app has forked and left.
         while worker.process.is_alive() and clock.monotonic() < deadline:
             time.sleep(0.01)
         if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+            worker.kill()
         worker.process.close()
 
 

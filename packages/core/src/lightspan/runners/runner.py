@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from lightspan.capture import threads, wire
 from lightspan.errors import StoreError
@@ -36,6 +37,11 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S: Final = 1.0
+_PROBE_S: Final = 0.5
+"""How often a gateway that did not answer is tried."""
+_PATIENCE_S: Final = 20.0
+"""For so long: a trainer that is gone is known to be by then, and attempts of one that is not have
+to fail where its gateway cannot be reached from here."""
 BEATS_PER_LEASE: Final = 6
 """How often a lease is extended before it would run out."""
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
@@ -104,6 +110,9 @@ class Runner:
         self._main: asyncio.Task[Any] | None = None
         self._failing_since: float | None = None
         """When the store last stopped taking what it is told, by `clock.monotonic`."""
+        self._doubted: tuple[str, float] | None = None
+        """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
+        self._has_told_doubt = False
         self._leaving = False
         self.spent = False
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
@@ -197,6 +206,9 @@ class Runner:
             self._freed.clear()
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
+            if free and not await self._can_reach_gateway():
+                await within(_PROBE_S, self._stopping)
+                continue
             claims = await self._claim(free) if free else []
             if claims:
                 self._launch(claims)
@@ -206,6 +218,23 @@ class Runner:
                 await within(_pause_after(idle_s, self.config.poll_s), self._freed)
             else:
                 await self._freed.wait()
+
+    def doubt(self, gateway_url: str) -> None:
+        """An attempt was lost for want of its gateway: see that it is there before others are lost
+        in the same way, as where the trainer was killed a moment ago."""
+        self._doubted = self._doubted or (gateway_url, clock.monotonic())
+
+    async def _can_reach_gateway(self) -> bool:
+        if self._doubted is None:
+            return True
+        url, since = self._doubted
+        if clock.monotonic() - since < _PATIENCE_S and not await _listens(url):
+            if not self._has_told_doubt:
+                log.warning("the gateway %s does not answer: nothing is claimed until it does", url)
+            self._has_told_doubt = True
+            return False
+        self._doubted, self._has_told_doubt = None, False
+        return True
 
     async def _claim(self, free: int) -> list[Claim]:
         config = self.config
@@ -314,6 +343,18 @@ class Runner:
         if resources_id not in self._resources:
             self._resources[resources_id] = await self.store.get_resources(resources_id)
         return self._resources[resources_id]
+
+
+async def _listens(url: str) -> bool:
+    """Whether somebody accepts connections there."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except (OSError, ValueError):
+        return False
+    writer.close()
+    return True
 
 
 def _pause_after(idle_s: float, shortest_s: float) -> float:

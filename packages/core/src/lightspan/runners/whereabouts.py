@@ -52,7 +52,10 @@ def in_words(places: Sequence[Place]) -> str:
 def of_frame(frame: FrameType | None) -> Iterator[Place]:
     """The places of a frame and of its callers."""
     while frame is not None:
-        yield Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        code = frame.f_code
+        # between two lines a frame may be at none
+        line = frame.f_lineno or code.co_firstlineno
+        yield Place(code.co_filename, line, code.co_name)
         frame = frame.f_back
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from lightspan.capture import threads
 from lightspan.errors import LightspanError
+from lightspan.runners import descendants
 from lightspan.runners.app import App, load_app
 from lightspan.runners.deaths import note_faults, note_reason
 from lightspan.runners.descriptors import Descriptors
@@ -39,6 +40,10 @@ from lightspan.stores.event_loop import keep_time
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
 _STUCK: Final = "holds a stuck app"
+_END_S: Final = 8.0
+"""How long apps may take to end when the parent is gone: if it is not, it kills us after 10 s."""
+_END_NOW_S: Final = 1.0
+"""The same where it is in a hurry."""
 _LEAVING_S: Final = 3.0
 """How long a process that has nothing left to do waits for what apps have left behind."""
 _SPENT: Final = "has run an attempt alone"
@@ -53,6 +58,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Work for these from now on."""
     stop: bool = False
     """Claim nothing more, and end with the attempts under way."""
+    now: bool = False
+    """Give them back and end, within a moment."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,11 +193,12 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
 
 
 def _end_process(code: int) -> None:
-    """End this process at once, and those that the app started, as a pool of processes is: they
-    would wait for work for ever, and hold on to our output."""
+    """End this process at once, and those that the app started, as a pool of processes or a
+    program is: they would wait for ever, and hold on to our output."""
     with contextlib.suppress(Exception):  # the app may have done anything to multiprocessing
         for child in multiprocessing.active_children():
             child.kill()
+        descendants.kill(descendants.left_by(os.getpid()))
     os._exit(code)
 
 
@@ -278,13 +286,14 @@ class _Control:
     def _listen(self) -> None:
         # The lifeline is closed, or the loop is, or what came is no order: then nobody is left who
         # could end this process, and it has to end by itself.
+        order = Order()
         with contextlib.suppress(EOFError, OSError, RuntimeError, *DAMAGED):
-            while True:
+            while not order.now:
                 order = msgspec.json.decode(self._lifeline.recv_bytes(), type=Order)
                 self._loop.call_soon_threadsafe(self._obey, order)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._abort)
-        time.sleep(8)  # before the parent, if there is one, kills us: it waits 10 s
+        time.sleep(_END_NOW_S if order.now else _END_S)
         _end_process(4)  # the app did not let go
 
     def _obey(self, order: Order) -> None:

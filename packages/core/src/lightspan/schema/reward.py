@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +12,9 @@ from lightspan.schema.texts import clean_text
 
 LONGEST_NAME: Final = 1_024
 """Characters of a dimension's name."""
+LARGEST: Final = 1e100
+"""Of a reward, in size: sums and squares of such ones are still numbers. What is larger, such as
+`-sys.float_info.max` for a failure, is no more use than infinity."""
 
 
 class Reward(msgspec.Struct, frozen=True):
@@ -28,9 +30,10 @@ class Reward(msgspec.Struct, frozen=True):
 def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
     """A reward from what a person wrote.
 
-    None is no value at all (the result is None). A number or bool is a value; NaN and infinity are
-    unscored. A mapping of names to numbers is named dimensions: `primary` names the one that is
-    the value, by default the one called `"reward"`, else the first.
+    None is no value at all (the result is None). A number or bool is a value; NaN, infinity and
+    what is as good as infinite (`LARGEST`) are unscored. A mapping of names to numbers is named
+    dimensions: `primary` names the one that is the value, by default the one called `"reward"`,
+    else the first.
 
     Raises:
         RewardError: a string or any other type, a primary that is not among the dimensions, or a
@@ -40,8 +43,12 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
         return value
     if isinstance(value, Mapping):
         return _parse_dimensions(value, primary)
-    number = _number(value)
-    return Reward(number if math.isfinite(number) else None)
+    return Reward(usable(_number(value)))
+
+
+def usable(number: float) -> float | None:
+    """The number as float64; None if it is of no use as a reward: NaN, or larger than `LARGEST`."""
+    return float(number) if -LARGEST <= number <= LARGEST else None
 
 
 def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
@@ -51,9 +58,8 @@ def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     chosen = primary or ("reward" if "reward" in dimensions else next(iter(dimensions)))
     if chosen not in dimensions:
         raise RewardError(f"primary reward {chosen!r} is not among {sorted(dimensions)}")
-    number = dimensions[chosen]
-    finite = {name: number for name, number in dimensions.items() if math.isfinite(number)}
-    return Reward(number if math.isfinite(number) else None, finite)
+    used = {name: number for name, number in dimensions.items() if usable(number) is not None}
+    return Reward(usable(dimensions[chosen]), used)
 
 
 def _name(name: Any) -> str:

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
-from lightspan.gateway.server import check_port
+from lightspan.gateway.connections import check_port
+from lightspan.gateway.pauses import settled_memory
 from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
 from lightspan.schema.texts import add_key_variable
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
+from lightspan.stores.event_loop import within
 from lightspan.training.embedded import uses_base
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import Served, read_served
+from lightspan.training.manifest import Served, is_own, printable, read_served
 
 if TYPE_CHECKING:
     from lightspan.engines.protocol import TokenEngine
 
+LOOK_S: Final = 1.0
+"""How often it is looked whether the engine lives."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,6 +53,8 @@ class ServeOptions:
     """An endpoint for the calls that the run's policies do not answer."""
     upstream_key_env: str | None = None
     """The variable with the upstream's key."""
+    allow_upstreams: Sequence[str] = ()
+    """Endpoints of a run that this user did not train here, which may be asked all the same."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the embedded engine."""
 
@@ -97,6 +103,42 @@ def load_served(folder: str | Path) -> tuple[Served, Path]:
     return read_served(run.read_result(), run.path), run.path
 
 
+def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
+    """Let a run that is not this user's own send keys only to endpoints that were named to us.
+
+    Args:
+        served: what its folder says.
+        run: the folder.
+        allowed: URLs, as the folder has them.
+
+    Raises:
+        ConfigError: an endpoint was not named, or one that the run does not have.
+    """
+    upstreams = served.upstreams()
+    unknown = sorted(set(allowed) - {printable(each.url) for each in upstreams})
+    if unknown:
+        known = ", ".join(sorted({printable(each.url) for each in upstreams})) or "none"
+        raise ConfigError(
+            f"--allow-upstream {unknown[0]}: the run in {run} names no such endpoint; it names "
+            f"{known}"
+        )
+    asked = [each for each in upstreams if printable(each.url) not in allowed]
+    if asked and not _is_own(served, run):
+        flags = dict.fromkeys(f"--allow-upstream {quote(printable(each.url))}" for each in asked)
+        raise ConfigError(
+            f"the run in {run} has calls sent to these endpoints, with keys of your environment, "
+            "and nothing outside of the folder says that you have trained it here:\n"
+            + "".join(f"  {each}\n" for each in asked)
+            + f"if you know each of them, add {' '.join(flags)}"
+        )
+
+
+def _is_own(served: Served, run: Path) -> bool:
+    result = RunFolder(run).read_result()
+    # the very thing that is served, however the file may have changed since it was read
+    return is_own(result) and read_served(result, run) == served
+
+
 def serve(
     folder: str | Path,
     options: ServeOptions | None = None,
@@ -113,13 +155,16 @@ def serve(
         ready: called once it answers.
 
     Raises:
-        ConfigError: no complete run, an unsafe address, a port that cannot be taken.
+        ConfigError: no complete run, an unsafe address, a port that cannot be taken, an endpoint
+            that somebody else's run names (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded.
+        EngineError: the engine has died.
     """
     chosen, lines = options or ServeOptions(), reporter or default_reporter()
     check_device_name(chosen.device)
     key, upstream = chosen.key(), chosen.upstream_endpoint()  # before minutes of loading
     served, path = load_served(folder)
+    check_upstreams(served, path, chosen.allow_upstreams)
     models = _Models.of(served, path)
     check_port(chosen.host, chosen.port)
     engine = models.load(chosen, lines)
@@ -139,14 +184,14 @@ def serve(
             )
             async with gateway:
                 with (
-                    _settled_memory(),
+                    settled_memory(),
                     _stop_signals() as stopping,
                 ):  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):
                         lines.line(line)
                     if ready is not None:
                         ready(gateway)
-                    await stopping.wait()
+                    await _until_stopped(stopping, engine)
                 lines.line("stopping")
             lines.line(_account(gateway))
         finally:
@@ -155,16 +200,11 @@ def serve(
     asyncio.run(run())
 
 
-@contextmanager
-def _settled_memory() -> Iterator[None]:
-    """What is loaded stays: looking through all of it for what may be freed holds up every call for
-    half a second, whenever large requests come."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+async def _until_stopped(stopping: asyncio.Event, engine: TokenEngine) -> None:
+    """Raises the `EngineError` that the engine has died of: whoever started us is to know."""
+    while not stopping.is_set():
+        engine.usage()
+        await within(LOOK_S, stopping)
 
 
 @contextmanager
@@ -291,8 +331,10 @@ def _text(target: Target, options: ServeOptions) -> str:
         case Route.BASE:
             return "the starting weights"
         case Route.ENDPOINT:
-            assert target.endpoint is not None
-            return f"{target.endpoint.model} at {target.endpoint.base_url}"
+            llm = target.endpoint
+            assert llm is not None
+            key = f", with the key in ${llm.api_key_env}" if llm.api_key_env else ""
+            return printable(f"{llm.model} at {llm.base_url}{key}")
         case Route.APP:
             return options.upstream or "where the app points (not answered here)"
 

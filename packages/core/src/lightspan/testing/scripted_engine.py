@@ -21,6 +21,7 @@ from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.errors import (
     ContextOverflowError,
     EngineClosedError,
+    EngineError,
     NotFoundError,
     UnsupportedError,
 )
@@ -94,6 +95,7 @@ class ScriptedEngine:
         self._said: dict[str, tuple[Say, list[int], int]] = {}
         """Call and choice → what it says, the ids of it, and the length of its prompt."""
         self._closed = False
+        self._died_of: EngineError | None = None
         self._tokens = 0
 
     async def start(self) -> None:
@@ -102,6 +104,10 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Refuse further generations."""
         self._closed = True
+
+    def die(self, error: EngineError) -> None:
+        """Fail, from now on, as an engine whose thread has died."""
+        self._died_of = error
 
     def policies(self) -> dict[str, int]:
         """Policy name → version being served."""
@@ -125,6 +131,7 @@ class ScriptedEngine:
 
     def usage(self) -> dict[str, float]:
         """Counters."""
+        self._check_alive()
         return {"tokens": float(self._tokens), "requests": float(len(self.requests)), "cpu_s": 0.0}
 
     def ids(self, text: str) -> list[int]:
@@ -160,11 +167,16 @@ class ScriptedEngine:
     def _check(self, request: GenerationRequest) -> None:
         if self._closed:
             raise EngineClosedError
+        self._check_alive()
         longest = self.tokenizer(request.policy).context_length
         if len(request.prompt_ids) >= longest:
             raise ContextOverflowError(
                 f"the prompt has {len(request.prompt_ids)} tokens, the context {longest}"
             )
+
+    def _check_alive(self) -> None:
+        if self._died_of is not None:
+            raise type(self._died_of)(str(self._died_of))
 
     def _what(self, request: GenerationRequest) -> tuple[Say, list[int], int]:
         """What is said, the ids of it, and how many of them the prompt ends in already."""

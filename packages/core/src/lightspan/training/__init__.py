@@ -5,6 +5,7 @@ come out.
 evaluates, and the World of its algorithm; `loop` takes the steps, `meter` and `budget` count what
 they cost; `embedded` makes the engine and learner of this process. `data` reads tasks, `collector`
 enqueues rollouts and gathers their episodes. `folder` is the run's folder, `manifest` what it says
-of the run, `checkpoints` and `resume` how it goes on; `results`, `statistics`, `plots` and `sinks`
-tell how it went.
+of the run, `trust` who has it from whom; `checkpoints` and `resume` are how it goes on, `best_step`
+whose weights are kept. `results`, `statistics`, `plots` and `sinks` tell how it went, `symptoms`
+what is wrong with it.
 """

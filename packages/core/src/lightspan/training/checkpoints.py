@@ -69,14 +69,19 @@ def life_of(rollout_id: str, run_id: str) -> str:
 
 
 def save(
-    folder: Path, state: TrainerState, save_learner: Callable[[Path], None], *, keep: int = 2
+    folder: Path,
+    state: TrainerState,
+    save_learner: Callable[[Path], None],
+    *,
+    keep: int = 2,
+    best: int | None = None,
 ) -> Path:
-    """Write the checkpoint of a step and drop all but the newest `keep`.
+    """Write the checkpoint of a step and drop all but the newest `keep` and that of step `best`.
 
     Raises:
         CheckpointError: it cannot be written; earlier ones are untouched.
     """
-    final = folder / f"step-{state.step:06d}"
+    final = at_step(folder, state.step)
     temporary = folder / f".{final.name}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,8 +98,14 @@ def save(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if best is None or old != at_step(folder, best):
+            shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def at_step(folder: Path, step: int) -> Path:
+    """The checkpoint of a step, if there is one."""
+    return folder / f"step-{step:06d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -113,8 +124,11 @@ def load_state(checkpoint: Path) -> TrainerState:
     """The trainer's state in a checkpoint. Raises `CheckpointError` if it cannot be read."""
     try:
         return msgspec.json.decode((checkpoint / STATE).read_bytes(), type=TrainerState)
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"the checkpoint {checkpoint} cannot be read: {error}") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint} cannot be read: {error}; delete it, and training goes on "
+            "from the one before it"
+        ) from error
 
 
 def _flush(folder: Path) -> None:

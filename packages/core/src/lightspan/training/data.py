@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import random
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
@@ -36,7 +36,7 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
             f"{what} is a {type(tasks).__name__}: give its rows, such as {what}={what}.{rows}"
         )
     if isinstance(tasks, str | Path):
-        items = _read_jsonl(Path(tasks), what)
+        items = read_jsonl(Path(tasks), what, "task")
     elif isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
         raise DataError(
             f"{what} must be a sequence of tasks or the path of a .jsonl file, not "
@@ -68,33 +68,6 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
 """Library → how its tables give their rows."""
-
-
-def _read_jsonl(path: Path, what: str) -> list[Json]:
-    """A line per task. A text that names no file may be meant as a task, or as several."""
-    try:
-        # split at newlines only: text in JSON may hold other characters that end lines
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        advice = "" if path.suffix else f" ({what} given as text is the path of a .jsonl file)"
-        raise DataError(f"{what}: {path} cannot be read: {error.strerror}{advice}") from error
-    tasks = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            tasks.append(msgspec.json.decode(line))
-        except msgspec.DecodeError as error:
-            raise DataError(
-                f"{what}: {path}, line {number} is not JSON, of which each line must be one task: "
-                f"{error}"
-            ) from error
-    if len(tasks) == 1 and isinstance(tasks[0], list):
-        raise DataError(
-            f"{what}: {path} is one list of {len(tasks[0])}: a file has a task on each line; give "
-            f"the list itself, {what}=json.load(open({str(path)!r}))"
-        )
-    return tasks
 
 
 def _checked(task: Any, where: str) -> Json:

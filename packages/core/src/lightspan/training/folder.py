@@ -6,20 +6,30 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, StoreError
 from lightspan.lightning.advantages import Explanation
 from lightspan.training.results import Evaluation
+
+T = TypeVar("T")
 
 CONFIG: Final = "config.json"
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
 LOCK: Final = "lock"
+
+EvaluationKind = Literal["eval", "selection"]
+"""`kind` of a line of the metrics: on held-out tasks, or on the selection split."""
+_EVALUATIONS: Final[Mapping[EvaluationKind, str]] = {
+    "eval": "evaluations",
+    "selection": "selections",
+}
 
 
 class RunFolder:
@@ -110,9 +120,24 @@ class RunFolder:
         """What the complete run gave."""
         self.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
 
+    def forget_result(self) -> None:
+        """The run is not complete any more: its model is about to change."""
+        with _written(self.path / RESULT):
+            (self.path / RESULT).unlink(missing_ok=True)
+
     def read_result(self) -> dict[str, Any] | None:
-        """None while the run is not complete."""
-        return self._read_json(RESULT) if (self.path / RESULT).exists() else None
+        """None while the run is not complete. Raises `ConfigError` if the file is damaged."""
+        path = self.path / RESULT
+        if not path.exists():
+            return None
+        result = self._read_json(RESULT)
+        try:
+            msgspec.convert(result, _Result)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}; delete it, and resume=True (--resume) writes it anew"
+            ) from error
+        return result
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -129,17 +154,23 @@ class RunFolder:
         return value
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file as a whole."""
+        """Replace a file as a whole.
+
+        Raises:
+            StoreError: it cannot be written; what was there is untouched.
+        """
         target = self.path / name
-        target.parent.mkdir(exist_ok=True, mode=0o700)
-        temporary = target.with_name(f".{target.name}")
-        temporary.write_bytes(data)
-        temporary.replace(target)
+        with _written(target):
+            target.parent.mkdir(exist_ok=True, mode=0o700)
+            temporary = target.with_name(f".{target.name}")
+            temporary.write_bytes(data)
+            temporary.replace(target)
 
     # --- metrics --------------------------------------------------------------------------
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one line to `metrics.jsonl`."""
-        with (self.path / METRICS).open("ab") as file:
+        """Append one line to `metrics.jsonl`. Raises `StoreError` if it cannot be written."""
+        path = self.path / METRICS
+        with _written(path), path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -149,12 +180,12 @@ class RunFolder:
             ConfigError: such a line is damaged.
         """
         path = self.path / METRICS
-        if not path.exists():
-            return []
-        lines = path.read_bytes().split(b"\n")[:-1]  # a process killed while writing leaves a rest
+        data = _read(path)
+        lines = (data or b"").split(b"\n")[:-1]  # a process killed while writing leaves a rest
         decoded: list[dict[str, Any]] = []
         for number, line in enumerate(lines, 1):
             try:
+                msgspec.json.decode(line, type=_Line)
                 decoded.append(msgspec.json.decode(line, type=dict[str, Any]))
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ConfigError(
@@ -164,14 +195,15 @@ class RunFolder:
 
     def add_evaluation(self, evaluation: Evaluation, line: Mapping[str, Any]) -> None:
         """Keep an evaluation: the rewards, then the line that says that it is complete."""
-        self.write(_evaluation(evaluation.step), msgspec.json.encode(evaluation))
+        path = _evaluation(evaluation.step, line["kind"])
+        self.write(path, msgspec.json.encode(evaluation))
         self.add_metrics(line)
 
-    def evaluations(self) -> list[Evaluation]:
-        """The complete evaluations, by step."""
-        steps = sorted(line["step"] for line in self.metrics() if line["kind"] == "eval")
-        paths = [self.path / _evaluation(step) for step in steps]
-        return [msgspec.json.decode(path.read_bytes(), type=Evaluation) for path in paths]
+    def evaluations(self, kind: EvaluationKind = "eval") -> list[Evaluation]:
+        """The complete evaluations, by step: on held-out tasks, or on the selection split."""
+        steps = sorted({line["step"] for line in self.metrics() if line["kind"] == kind})
+        evaluations = [self._decoded(_evaluation(step, kind), Evaluation) for step in steps]
+        return [each for each in evaluations if each is not None]
 
     # --- what the learner was told --------------------------------------------------------
     def write_explanations(
@@ -182,10 +214,7 @@ class RunFolder:
 
     def explanations(self, step: int) -> dict[str, Explanation]:
         """`attempt/call/choice` → explanation; empty where none was kept."""
-        path = self.path / _explanations(step)
-        if not path.exists():
-            return {}
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Explanation])
+        return self._decoded(_explanations(step), dict[str, Explanation]) or {}
 
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
         """Keep why the learner could not compute calls of a step under their grammar."""
@@ -193,29 +222,81 @@ class RunFolder:
 
     def mismatches(self, step: int) -> dict[str, str]:
         """`attempt/call/choice` → why; empty where none was kept."""
-        path = self.path / _mismatches(step)
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
+        return self._decoded(_mismatches(step), dict[str, str]) or {}
+
+    def _decoded(self, name: str, kind: type[T]) -> T | None:
+        """What a file says; None where there is none."""
+        path = self.path / name
+        data = _read(path)
+        try:
+            return None if data is None else msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}; restore a copy, or delete it"
+            ) from error
 
     def rewind(self, step: int) -> None:
         """Forget what came after a checkpoint: it did not happen. -1 forgets everything."""
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
-        for name in ("evaluations", "explanations", "mismatches"):
+        for name in (*_EVALUATIONS.values(), "explanations", "mismatches"):
             for path in (self.path / name).glob("step-*.json"):
                 if int(path.stem.removeprefix("step-")) > step:
                     path.unlink()
 
 
+class _Line(msgspec.Struct):
+    """What every line of `metrics.jsonl` has."""
+
+    kind: str
+    step: int
+
+
+class _KeptStep(msgspec.Struct):
+    step: int
+
+
+class _Result(msgspec.Struct):
+    """What every `result.json` has."""
+
+    steps: int
+    seconds: dict[str, float] = {}
+    kept: _KeptStep | None = None
+
+
+def _read(path: Path) -> bytes | None:
+    """What is in the file; None where there is none. Raises `ConfigError` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Say which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror}; see to its disk and its permissions, "
+            "then go on with resume=True (--resume)"
+        ) from error
+
+
 def _shared(path: Path) -> bool:
     """Whether closing this folder to others would close more than a run."""
     whole = path.resolve()
-    if any(place.is_relative_to(whole) for place in (Path.cwd(), Path.home())):
+    home = Path(os.path.expanduser("~"))  # as it is where nobody has a home, as in a container
+    if any(place.is_relative_to(whole) for place in (Path.cwd(), home)):
         return True
     return whole.is_dir() and bool(whole.stat().st_mode & stat.S_ISVTX)
 
 
-def _evaluation(step: int) -> str:
-    return f"evaluations/step-{step:06d}.json"
+def _evaluation(step: int, kind: EvaluationKind) -> str:
+    return f"{_EVALUATIONS[kind]}/step-{step:06d}.json"
 
 
 def _explanations(step: int) -> str:

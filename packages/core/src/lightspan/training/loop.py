@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
+from lightspan.schema.records import Json
 from lightspan.training import checkpoints
+from lightspan.training.best_step import Standing
 from lightspan.training.checkpoints import Life
+from lightspan.training.folder import EvaluationKind
 from lightspan.training.manifest import Served, fit_result, write_result
 from lightspan.training.meter import Meter, last_seconds
-from lightspan.training.results import FitResult
+from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks
+from lightspan.training.symptoms import Symptom, Watch
 
 _SHOWN = {
     "reward": "reward {:.3f}",
@@ -44,6 +48,8 @@ class TrainingLoop:
         self._sinks = Sinks(self._settings.sinks, session.note)
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
+        self._watch = Watch(self._total)
+        self._standing = Standing.of(self._folder.evaluations("selection"))
         self._meter = Meter(session.engine, session.learner, session.collector, seconds)
         self._started = time.monotonic()
 
@@ -57,9 +63,13 @@ class TrainingLoop:
             self._open_sinks()
             await self._begin()
             self._started = time.monotonic()
-            while self._state.step < self._total:
+            while not self._has_ended:
                 await self._step()
             return await self._finish()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._settings.has_ended(self._state.step, self._total, self._standing.waited)
 
     def _open_sinks(self) -> None:
         run = SinkRun(
@@ -78,19 +88,23 @@ class TrainingLoop:
         else:
             await budget.recall(session.store, self._state.run_id)
             budget.check(self._state.step)
-        if self._state.step not in {done.step for done in self._folder.evaluations()}:
-            await self._validate_if_due()
+            self._watch.read(self._folder.metrics(), self._folder.evaluations())
+        await self._evaluate_if_due()
         budget.check(self._state.step)
 
     async def _step(self) -> None:
         """One iteration, and what is due after it. Above the budget that is a checkpoint."""
         await self._learn()
-        at, budget = self._state.step, self._session.budget
-        is_saved = at == self._total or at % self._settings.checkpoint_every == 0
+        at, budget, settings = self._state.step, self._session.budget, self._settings
+        is_saved = (
+            at == self._total
+            or at % settings.checkpoint_every == 0
+            or settings.compares(at, self._total)  # it may be the best, which is kept
+        )
         if is_saved:
             await self._save()
         if not budget.is_overspent:
-            await self._validate_if_due()
+            await self._evaluate_if_due()
         if budget.is_overspent and not is_saved:
             await self._save()
         budget.check(at)
@@ -104,6 +118,11 @@ class TrainingLoop:
         self._folder.add_metrics(line)
         self._sinks.add(line)
         self._session.reporter.finish(self._told(metrics))
+        self._warn(self._watch.step(line))
+
+    def _warn(self, symptoms: Sequence[Symptom]) -> None:
+        for symptom in symptoms:
+            self._session.note(f"warning: {symptom.text}")
 
     def _told(self, metrics: Metrics) -> str:
         """A step, for people."""
@@ -124,31 +143,84 @@ class TrainingLoop:
         state.lives = [life for life in state.lives if life.name != session.life]
         if state.step >= self._first_step:
             state.lives.append(Life(session.life, self._first_step, state.step))
-        save = partial(checkpoints.save, self._folder.checkpoints, state, session.learner.save)
+        best = self._standing.best
+        save = partial(
+            checkpoints.save,
+            self._folder.checkpoints,
+            state,
+            session.learner.save,
+            best=None if best is None else best.step,
+        )
         await session.learn(save)
 
-    async def _validate_if_due(self) -> None:
-        """Evaluate on the held-out tasks: before training, after it, and every so often."""
-        held_out = self._session.val
-        if held_out is None or not self._settings.evaluates(self._state.step, self._total):
+    async def _evaluate_if_due(self) -> None:
+        """Evaluate on the selection split and on the held-out tasks."""
+        at, settings = self._state.step, self._settings
+        if settings.compares(at, self._total):
+            await self._evaluate("selection", self._session.selection)
+            self._standing = Standing.of(self._folder.evaluations("selection"))
+        # where steps are compared, the weights to report are known at the end only
+        if settings.evaluates(at, self._total) and not (settings.chooses and self._has_ended):
+            await self._evaluate("eval", self._session.val)
+
+    async def _evaluate(
+        self, kind: EvaluationKind, tasks: Sequence[Json] | None, weights: int | None = None
+    ) -> None:
+        """Evaluate, unless there are no tasks or an earlier life did.
+
+        Args:
+            weights: the step whose weights the learner has, if not those of this one.
+        """
+        session, folder = self._session, self._folder
+        done = {(found.step, found.weights) for found in folder.evaluations(kind)}
+        if tasks is None or (self._state.step, weights) in done:
             return
         self._meter.charge()
-        evaluation = await self._session.evaluate(held_out)
+        evaluation = await session.evaluate(tasks, weights=weights)
         self._meter.charge("_evaluation")
-        line = self._line("eval", evaluation.metrics())
-        self._folder.add_evaluation(evaluation, line)
+        line = self._line(kind, evaluation.metrics())
+        folder.add_evaluation(evaluation, line)
         self._sinks.add(line)
-        self._session.reporter.finish(evaluation.text(self._settings.metric))
+        split = "held-out" if kind == "eval" else kind
+        session.reporter.finish(evaluation.text(self._settings.metric, split))
+        if kind == "eval":
+            self._warn(self._watch.evaluated(evaluation))
         self._draw()
+
+    async def _take_kept(self) -> Evaluation | None:
+        """Go back to the weights that are kept, and evaluate them on the held-out tasks. Returns
+        the evaluation that they were chosen by; None without `keep="best"`."""
+        session, at = self._session, self._state.step
+        if at < self._total:
+            session.note(
+                f"stopped early: the last {self._standing.waited} evaluations on the selection "
+                "split were no better than the best before them"
+            )
+        kept = self._standing.best if self._settings.keep == "best" else None
+        weights = None
+        if kept is not None:
+            if kept.step != at:
+                weights = kept.step
+                await session.take_weights(kept.step)
+            session.note(
+                f"step {kept.step} is kept: its {self._settings.metric} on the selection split is "
+                f"{kept.interval}, the highest of {self._standing.evaluated}, so by luck too: what "
+                f"counts is the held-out one{'' if session.val else ', which needs val tasks'}"
+            )
+        await self._evaluate("eval", session.val, weights)
+        session.budget.check(at)
+        return kept
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
+        kept = await self._take_kept() if self._settings.chooses else None
         served = Served.of(session.algorithm, folder, self._state.versions)
+        folder.forget_result()  # a run that went on: stopped here, it would name other weights
         for name, policy in served.policies.items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
         self._draw()
-        result = fit_result(folder, self._state.step, self._state.seconds)
-        write_result(folder, result, served, self._settings.metric)
+        result = fit_result(folder, self._state.step, self._state.seconds, kept)
+        write_result(folder, result, served, self._settings.metric, session.reporter.line)
         await session.complete()
         return result
 

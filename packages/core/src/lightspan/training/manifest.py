@@ -3,9 +3,10 @@ gave and how its policies are to be served (`result.json`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,25 +14,43 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
-from lightspan.training.checkpoints import TrainerState
 from lightspan.training.data import fingerprint
 from lightspan.training.folder import RunFolder
-from lightspan.training.results import FitResult
+from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.settings import planned_steps
+from lightspan.training.trust import is_signed, sign
 
 KEY: Final = "serving"
 """In `result.json`."""
+MARK: Final = "mark"
+"""Beside it: that of the user who trained the run (`trust`)."""
 
 
-def data_config(train: Sequence[Json], val: Sequence[Json] | None) -> dict[str, Json]:
+def data_config(
+    train: Sequence[Json], val: Sequence[Json] | None, selection: Sequence[Json] | None
+) -> dict[str, Json]:
     """What `config.json` says of the data."""
-    return {"train": _described(train), "val": None if val is None else _described(val)}
+    splits = {"val": val, "selection": selection}
+    others = {name: None if tasks is None else _described(tasks) for name, tasks in splits.items()}
+    return {"train": _described(train), **others}
+
+
+def planned_of(config: Mapping[str, Any], done: int) -> int:
+    """The iterations that a run is to take, as far as its `config.json` says; those done if it
+    does not."""
+    tasks, each = (config.get("train") or {}).get("tasks"), config.get("tasks_per_step")
+    if config.get("steps") is None and not (tasks and each):
+        return done
+    return planned_steps(config.get("steps"), config.get("epochs", 1.0), tasks or 0, each or 1)
 
 
 def _described(tasks: Sequence[Json]) -> dict[str, Json]:
     return {"tasks": len(tasks), "fingerprint": fingerprint(list(tasks))}
 
 
-def fit_result(folder: RunFolder, steps: int, seconds: Mapping[str, float]) -> FitResult:
+def fit_result(
+    folder: RunFolder, steps: int, seconds: Mapping[str, float], kept: Evaluation | None = None
+) -> FitResult:
     """The result of the run in this folder, whose model is there."""
     return FitResult(
         folder=folder.path,
@@ -39,21 +58,54 @@ def fit_result(folder: RunFolder, steps: int, seconds: Mapping[str, float]) -> F
         evaluations=tuple(folder.evaluations()),
         seconds=dict(seconds),
         steps=steps,
+        kept=kept,
     )
 
 
-def finished_result(folder: RunFolder, state: TrainerState, planned: int) -> FitResult | None:
-    """The result of a run that has nothing left to do."""
+def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> FitResult | None:
+    """The result of a run whose training has ended with this step, if the run is complete.
+
+    Args:
+        kept: by which the weights are chosen; None for the last ones.
+    """
     saved = folder.read_result()
-    if saved is None or state.step < planned or saved["steps"] != state.step:
+    if saved is None or saved["steps"] != step or saved.get("kept") != _kept(kept):
         return None
-    return fit_result(folder, state.step, saved["seconds"]) if folder.model.is_dir() else None
+    return (
+        fit_result(folder, step, saved.get("seconds", {}), kept) if folder.model.is_dir() else None
+    )
 
 
-def write_result(folder: RunFolder, result: FitResult, served: Served, metric: str) -> None:
+def _kept(kept: Evaluation | None) -> dict[str, Json] | None:
+    """What `result.json` says of the choice of a step."""
+    return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
+
+
+def write_result(
+    folder: RunFolder,
+    result: FitResult,
+    served: Served,
+    metric: str,
+    say: Callable[[str], None],
+) -> None:
     """Say that the run is complete, what it gave and how it is to be served."""
     summary = {"steps": result.steps, "summary": result.summary(metric), "seconds": result.seconds}
-    folder.write_result({**summary, KEY: served.as_json()})
+    document = served.as_json()
+    marked = {KEY: document, **_marked(served, document, say)}
+    folder.write_result({**summary, "kept": _kept(result.kept), **marked})
+
+
+def _marked(
+    served: Served, document: Mapping[str, Json], say: Callable[[str], None]
+) -> dict[str, str]:
+    """What shows that this user has trained the run here; only what asks for it is marked."""
+    if not served.upstreams():
+        return {}
+    try:
+        return {MARK: sign(document)}
+    except ConfigError as error:
+        say(f"`lightspan serve` will ask for --allow-upstream, because {error}")
+        return {}
 
 
 class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +116,29 @@ class ServedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """Its starting weights, which an adapter needs."""
     version: int = 0
+
+
+class Upstream(NamedTuple):
+    """An endpoint that a run has agents' calls sent to."""
+
+    agents: str
+    """A pattern."""
+    url: str
+    variable: str | None
+    """With the key that is sent; None: none is."""
+
+    def __str__(self) -> str:
+        key = f"the key in ${self.variable}" if self.variable else "no key"
+        host = f" (the host is {self._host})" if "@" in self.url else ""
+        return printable(f"{self.agents} -> {self.url}{host}, with {key}")
+
+    @property
+    def _host(self) -> str | None:
+        """Where it leads, which a user's name before it may hide."""
+        try:
+            return urlsplit(self.url).hostname
+        except ValueError:
+            return None
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +163,15 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
             for name, spec in specs.items()
         }
         return cls(policies=policies, base_model=algorithm.base_model, routing=algorithm.routing())
+
+    def upstreams(self) -> list[Upstream]:
+        """The endpoints that calls of frozen agents go to."""
+        table = [*((rule.pattern, rule.target) for rule in self.routing.rules)]
+        return [
+            Upstream(pattern, target.endpoint.base_url, target.endpoint.api_key_env)
+            for pattern, target in [*table, ("other agents", self.routing.default)]
+            if target.endpoint is not None
+        ]
 
     def as_json(self) -> dict[str, Json]:
         """For `result.json`."""
@@ -114,3 +198,14 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
         return msgspec.convert(result[KEY], Served)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{folder} does not say how it is to be served: {error}") from error
+
+
+def is_own(result: Mapping[str, Any] | None) -> bool:
+    """Whether this user's training wrote how the run is to be served, whoever moved it since."""
+    return result is not None and is_signed(result[KEY], result.get(MARK))
+
+
+def printable(text: str) -> str:
+    """The text of a file from elsewhere, with nothing that a terminal obeys or that looks like
+    other letters."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 HELD_OUT: Final = "tab:blue"
 TRAINING: Final = "0.55"
+SELECTION: Final = "tab:olive"
 COLOURS: Final = ("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 LABELLED: Final = 12
 """Held-out points that are labelled one by one; of more, the first, the best and the last."""
@@ -22,7 +23,8 @@ def learning_curve(
     """Draw the held-out reward with its interval, the training reward, and each agent's.
 
     Args:
-        metrics: lines of `metrics.jsonl`: `kind` "eval" (step, mean, low, high, n) or "train".
+        metrics: lines of `metrics.jsonl`: `kind` "eval" or "selection" (step, mean, low, high, n)
+            or "train".
         path: where the PNG goes.
         title: what was trained.
         metric: what the reward is, for the axis.
@@ -32,12 +34,15 @@ def learning_curve(
     from matplotlib.ticker import MaxNLocator
 
     held_out = [line for line in metrics if line.get("kind") == "eval" and _is_finite(line, "mean")]
+    held_out = sorted(held_out, key=_weights)
+    compared = [line for line in metrics if line.get("kind") == "selection"]
     training = [line for line in metrics if line.get("kind") == "train"]
     with matplotlib.rc_context({"font.size": 10}):
         figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
         axes = figure.subplots()
         _held_out(axes, held_out)
         _curve(axes, training, "reward", color=TRAINING, linewidth=1.3, label="training")
+        _curve(axes, compared, "mean", color=SELECTION, linewidth=1.3, label="selection split")
         _agents(axes, training)
         axes.set_xlabel("training step")
         axes.set_ylabel(metric)
@@ -60,7 +65,7 @@ def _headline(title: str, held_out: Sequence[Line], metric: str) -> str:
 def _held_out(axes: Any, points: Sequence[Line]) -> None:
     if not points:
         return
-    steps = [line["step"] for line in points]
+    steps = [_weights(line) for line in points]
     means = [line["mean"] for line in points]
     low, high = [line["low"] for line in points], [line["high"] for line in points]
     axes.fill_between(steps, low, high, alpha=0.18, color=HELD_OUT, linewidth=0)
@@ -91,6 +96,12 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
             fontweight="bold",
             zorder=4,
         )
+
+
+def _weights(line: Line) -> int:
+    """The step whose weights were evaluated."""
+    step: int = line.get("weights", line["step"])
+    return step
 
 
 def _labelled(means: Sequence[float]) -> list[int]:

@@ -28,9 +28,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks on which the app failed, scored or not."""
     temperatures: dict[str, list[float]] = {}
     """Agent path → what its calls were sampled at, as far as that is known."""
+    weights: int | None = None
+    """The step whose weights were evaluated, if an earlier one's were (`keep="best"`)."""
 
     @classmethod
-    def of(cls, step: int, episodes: Sequence[Episode]) -> Evaluation:
+    def of(
+        cls, step: int, episodes: Sequence[Episode], *, weights: int | None = None
+    ) -> Evaluation:
         """The evaluation of these episodes, one per task."""
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
@@ -39,6 +43,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             unscored=len(episodes) - len(rewards),
             failed=sum(map(app_failed, episodes)),
             temperatures=_temperatures(episodes),
+            weights=weights,
         )
 
     @property
@@ -52,12 +57,14 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     def metrics(self) -> dict[str, Json]:
         """The line of `metrics.jsonl`."""
-        return {**msgspec.to_builtins(self.interval), **self._counts}
+        of = {} if self.weights is None else {"weights": self.weights}
+        return {**msgspec.to_builtins(self.interval), **self._counts, **of}
 
-    def text(self, metric: str) -> str:
+    def text(self, metric: str, split: str = "held-out") -> str:
         """One line for people."""
         odd = "".join(f", {count} {name}" for name, count in self._counts.items() if count)
-        return f"step {self.step}: held-out {metric} {self.interval}{odd}{self._sampled}"
+        of = "" if self.weights is None else f" with the weights of step {self.weights}"
+        return f"step {self.step}: {split} {metric}{of} {self.interval}{odd}{self._sampled}"
 
     @property
     def _sampled(self) -> str:
@@ -96,6 +103,10 @@ class FitResult:
     """CPU-seconds of `engine` and `learner` in training; evaluation apart, as
     `engine_evaluation` and `learner_evaluation`."""
     steps: int
+    kept: Evaluation | None = None
+    """With `keep="best"`: the evaluation on the selection split by which the weights of its step
+    were kept. Its score is too high, since it is the highest of several; the last of `evaluations`
+    has the held-out reward of the same weights."""
 
     @property
     def gain(self) -> Interval | None:
@@ -108,10 +119,11 @@ class FitResult:
 
     def summary(self, metric: str = "reward") -> str:
         """The line to end with."""
+        of = "" if self.kept is None else f", keeping step {self.kept.step}"
         if self.gain is None:
-            return f"trained for {self.steps} steps: {self.folder}"
+            return f"trained for {self.steps} steps{of}: {self.folder}"
         first, last = self.evaluations[0].interval, self.evaluations[-1].interval
         return (
             f"held-out {metric}: {first.mean:.2f} -> {last.mean:.2f} (n={last.n}, 95% CI of the "
-            f"gain {self.gain.low:.2f}..{self.gain.high:.2f})"
+            f"gain {self.gain.low:.2f}..{self.gain.high:.2f}){of}"
         )

@@ -15,8 +15,9 @@ from typing import Self, TypeVar
 import msgspec
 
 from lightspan.engines.protocol import TokenEngine
-from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
+from lightspan.gateway.pauses import settled_memory
 from lightspan.learners.protocol import Learner
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
@@ -33,6 +34,7 @@ from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.training import checkpoints
+from lightspan.training.best_step import Standing
 from lightspan.training.budget import CallBudget
 from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
@@ -55,6 +57,7 @@ class Session:
         train: tasks to learn from.
         val: held-out tasks.
         agents: every agent path, where it is known.
+        selection: tasks that steps are compared by.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Session:
         train: Sequence[Json],
         val: Sequence[Json] | None = None,
         agents: Sequence[str] | None = None,
+        selection: Sequence[Json] | None = None,
     ) -> None:
         self.settings = settings
         self.algorithm = settings.algorithm
@@ -73,6 +77,7 @@ class Session:
         self.budget = CallBudget(settings.max_frozen_calls, self.folder.path)
         self.planned_steps = settings.planned_steps(len(train))
         self.val = val
+        self.selection = selection
         self.state = TrainerState(run_id="")
         self.checkpoint: Path | None = None
         """Where this life of the run begins; None for a new run."""
@@ -97,6 +102,8 @@ class Session:
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.reporter.finish()
+        if kind is asyncio.CancelledError:
+            self.reporter.line("stopping; Ctrl-C again ends at once")
         try:
             await self._stack.aclose()
         finally:
@@ -127,7 +134,7 @@ class Session:
         """
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
-            config |= data_config(self._tasks.tasks, self.val)
+            config |= data_config(self._tasks.tasks, self.val, self.selection)
         self.folder.create()
         self._stack.callback(self.folder.release)
         start = find_start(self.folder, config, self.reporter, resume=resume)
@@ -135,11 +142,22 @@ class Session:
         if training or self.checkpoint is None:
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})
-        if not training or self.checkpoint is None:
+        standing = Standing.of(self.folder.evaluations("selection"))
+        kept = standing.best if self.settings.keep == "best" else None
+        if not training:
+            if self.checkpoint is not None and kept is not None:
+                self.checkpoint = self._saved(kept.step)
+                self.state = checkpoints.load_state(self.checkpoint)
             return None
-        finished = finished_result(self.folder, self.state, self.planned_steps)
+        step = self.state.step
+        has_ended = self.settings.has_ended(step, self.planned_steps, standing.waited)
+        if self.checkpoint is None or not has_ended:
+            return None
+        finished = finished_result(self.folder, step, kept)
         if finished is not None:
-            self.reporter.line(f"{self.folder.path} is complete: nothing is left to train")
+            early = f" (patience={self.settings.patience} has ended it after step {step})"
+            why = early if step < self.planned_steps else ""
+            self.reporter.line(f"{self.folder.path} is complete: nothing is left to train{why}")
         return finished
 
     async def open(self) -> None:
@@ -150,6 +168,7 @@ class Session:
             await self._restore(self.checkpoint)
         await self._open_engine()
         await self._serve(self.engine, self.algorithm.routing())
+        self._stack.enter_context(settled_memory())
 
     async def open_without_models(self, routing: Routing) -> None:
         """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
@@ -184,6 +203,21 @@ class Session:
         left = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in left if not s.status.final])
         self.reporter.line(f"resuming {self.folder.path} after step {self.state.step}")
+
+    def _saved(self, step: int) -> Path:
+        """The checkpoint of a step that is kept."""
+        saved = checkpoints.at_step(self.folder.checkpoints, step)
+        if not saved.is_dir():
+            raise CheckpointError(
+                f"{saved} is gone, the checkpoint of the best step, whose weights are to be kept: "
+                'restore it, or take the last weights (keep="last" and patience=)'
+            )
+        return saved
+
+    async def take_weights(self, step: int) -> None:
+        """Go back to the weights of a step, whose checkpoint there is, and serve them."""
+        await self.learn(partial(self.learner.load, self._saved(step) / checkpoints.LEARNER))
+        await self.publish()
 
     async def _open_engine(self) -> None:
         # another stream of random numbers in each life, or the first answers would come again
@@ -224,9 +258,14 @@ class Session:
         await self._watch.end(self.store)
         await self._presence.stay(complete=True)
 
-    async def evaluate(self, tasks: Sequence[Json]) -> Evaluation:
-        """Run the app once per task in val mode."""
-        return Evaluation.of(self.state.step, await self.rollouts(tasks, 1, Mode.VAL))
+    async def evaluate(self, tasks: Sequence[Json], *, weights: int | None = None) -> Evaluation:
+        """Run the app once per task in val mode.
+
+        Args:
+            weights: the step whose weights these are, if not those of this one.
+        """
+        episodes = await self.rollouts(tasks, 1, Mode.VAL)
+        return Evaluation.of(self.state.step, episodes, weights=weights)
 
     # --- what algorithms use (World) ------------------------------------------------------
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
@@ -18,7 +18,7 @@ from lightspan.errors import ConfigError
 from lightspan.learners.protocol import Learner
 from lightspan.progress import Reporter, default_reporter
 from lightspan.runners.protocol import Runners
-from lightspan.schema.checks import check_device_name, check_number
+from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import MetricSink, checked_sinks
@@ -28,8 +28,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 RECORDED: Final = (
-    *("steps", "epochs", "validate_every", "validate_temperature", "checkpoint_every", "device"),
-    "metric",
+    *("steps", "epochs", "validate_every", "validate_temperature", "keep", "patience"),
+    *("checkpoint_every", "device", "metric"),
 )
 """What `config.json` says of a trainer as it was given."""
 
@@ -48,6 +48,8 @@ class TrainerSettings:
     epochs: float = 1.0
     folder: str | Path | None = None
     validate_every: int | None = None
+    keep: Literal["last", "best"] = "last"
+    patience: int | None = None
     validate_temperature: float | None = None
     checkpoint_every: int = 1
     engine: TokenEngine | None = None
@@ -73,6 +75,7 @@ class TrainerSettings:
             raise ConfigError(f"validate_every={self.validate_every} must be at least 1, or None")
         if self.validate_temperature is not None:
             check_number("validate_temperature", self.validate_temperature, low=0)
+        self._check_choice_of_step()
         if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
@@ -85,6 +88,24 @@ class TrainerSettings:
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    def _check_choice_of_step(self) -> None:
+        check_choice("keep", self.keep, ("last", "best"))
+        if self.patience is not None:
+            check_whole("patience", self.patience, 1)
+        if self.chooses and self.validate_every is None:
+            raise ConfigError(
+                f"{self.chooses} compares steps that were evaluated: give validate_every= too, "
+                "such as a tenth of the steps"
+            )
+
+    @property
+    def chooses(self) -> str:
+        """The setting by which evaluations on the selection split decide something; empty if none
+        does."""
+        if self.keep == "best":
+            return 'keep="best"'
+        return "" if self.patience is None else f"patience={self.patience}"
 
     @cached_property
     def run_folder(self) -> RunFolder:
@@ -102,15 +123,26 @@ class TrainerSettings:
 
     def planned_steps(self, tasks: int) -> int:
         """Iterations in all."""
-        if self.steps is not None:
-            return self.steps
-        return max(1, math.ceil(self.epochs * tasks / self.algorithm.tasks_per_step))
+        return planned_steps(self.steps, self.epochs, tasks, self.algorithm.tasks_per_step)
 
     def evaluates(self, step: int, total: int) -> bool:
         """Whether held-out tasks are run after a step: before training, after it, and every so
-        often."""
-        every = self.validate_every
+        often unless steps are compared by other tasks."""
+        every = None if self.chooses else self.validate_every
         return step in (0, total) or (every is not None and step % every == 0)
+
+    def compares(self, step: int, total: int) -> bool:
+        """Whether the selection split is run after a step."""
+        every = self.validate_every
+        return bool(self.chooses) and every is not None and (step == total or step % every == 0)
+
+    def has_ended(self, step: int, total: int, waited: int) -> bool:
+        """Whether training ends with a step.
+
+        Args:
+            waited: evaluations on the selection split since the best one.
+        """
+        return step >= total or (self.patience is not None and waited >= self.patience)
 
     def config(self) -> dict[str, Json]:
         """For `config.json`."""
@@ -120,6 +152,11 @@ class TrainerSettings:
             **{name: getattr(self, name) for name in RECORDED},
             "store": self.store_url if elsewhere else None,
         }
+
+
+def planned_steps(steps: int | None, epochs: float, tasks: int, tasks_per_step: int) -> int:
+    """Iterations in all: as many as are asked for, else those of the epochs."""
+    return max(1, math.ceil(epochs * tasks / tasks_per_step)) if steps is None else steps
 
 
 def takes(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
@@ -79,6 +79,9 @@ class ChatRequest(ModelRequest):
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
         return [rendered(tokenizer, self.messages, self.tools, options, asked_with=named)]
+
+    def without_prompt(self) -> Self:
+        return replace(self, messages=[], tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
     def body(self, answer: Answer) -> dict[str, Any]:

@@ -7,8 +7,8 @@ begins a sequence) is added.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.gateway.dialects.shared import (
@@ -45,7 +45,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Fields that cannot be honoured, with the values that ask for nothing."""
 
-_TYPES: Final[Types] = {**SHARED_TYPES, "logprobs": (int,)}
+_TYPES: Final[Types] = {**SHARED_TYPES, "logprobs": (int,), "best_of": (int,)}
 _MAX_ID: Final = 2**31 - 1
 
 Prompt = str | list[int]
@@ -75,6 +75,9 @@ class CompletionRequest(ModelRequest):
         if not all(ids):
             raise bad_request("'prompt' is empty: there is nothing to complete", "prompt")
         return ids
+
+    def without_prompt(self) -> Self:
+        return replace(self, given=[])
 
     def body(self, answer: Answer) -> dict[str, Any]:
         choices = [

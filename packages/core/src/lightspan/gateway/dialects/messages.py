@@ -7,8 +7,8 @@ tokens in both dialects.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
@@ -66,8 +66,7 @@ _NEUTRAL_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 _TYPES: Final[Types] = {
-    **{key: SHARED_TYPES[key] for key in ("temperature", "top_p", "top_k", "stream", "model")},
-    "max_tokens": (int,),
+    **SHARED_TYPES,
     "messages": (list,),
     "system": (str, list),
     "tools": (list,),
@@ -100,6 +99,9 @@ class MessageRequest(ModelRequest):
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
         return [rendered(tokenizer, self.messages, self.tools, options, asked_with=named)]
+
+    def without_prompt(self) -> Self:
+        return replace(self, messages=[], tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
     def body(self, answer: Answer) -> dict[str, Any]:

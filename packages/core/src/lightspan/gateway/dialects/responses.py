@@ -11,7 +11,9 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
+
+import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
@@ -73,13 +75,20 @@ _NEUTRAL_INSIDE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
 }
 """The same for the fields of a field; in `reasoning`, None and "none" ask for nothing."""
 _LOGPROBS: Final = "message.output_text.logprobs"
+_REPEATED: Final = (
+    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "text"),
+    *("tool_choice", "tools"),
+)
+"""Fields that an answer repeats."""
+LARGEST_METADATA: Final = 16_384
+"""Bytes of `metadata` as JSON; OpenAI's own limits come to less."""
 _NOT_OURS_TO_OVERRIDE: Final = ("background", "conversation", "prompt")
 """Fields without which a request is another one: refused in training too."""
 _INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
 """What `include` may name; there is no reasoning that could be encrypted."""
 
 _TYPES: Final[Types] = {
-    **{key: types for key, types in SHARED_TYPES.items() if key not in ("n", "max_tokens")},
+    **SHARED_TYPES,
     "max_output_tokens": (int,),
     "instructions": (str,),
     "previous_response_id": (str,),
@@ -88,6 +97,7 @@ _TYPES: Final[Types] = {
     "text": (dict,),
     "reasoning": (dict,),
     "chat_template_kwargs": (dict,),
+    "metadata": (dict,),
 }
 
 
@@ -111,7 +121,7 @@ class ResponseRequest(ModelRequest):
     framing: ClassVar[type[Events]] = NumberedEvents
 
     asked: Mapping[str, Any]
-    """The request's body: an answer repeats some of it."""
+    """What an answer repeats of the request's body."""
     given: list[Message]
     """The input, as messages."""
     instructions: list[Message] = field(default_factory=list)
@@ -151,6 +161,10 @@ class ResponseRequest(ModelRequest):
         if self.instructions:
             known[c.INSTRUCTIONS] = True
         return known
+
+    def without_prompt(self) -> Self:
+        """What was said stays: a next request may go on from it."""
+        return replace(self, tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
     def body(self, answer: Answer) -> dict[str, Any]:
@@ -318,9 +332,10 @@ def parse_response(
         ApiError: 400 naming the field.
     """
     check_types(body, _TYPES)
+    _check_metadata(body.get("metadata") or {})
     given = _given(body)
     tools = _tools(body)
-    limited = {**body, "max_tokens": body.get("max_output_tokens")}
+    limited = {**body, "max_tokens": body.get("max_output_tokens"), "max_completion_tokens": None}
     sampling, overrides = decide_sampling(
         body, asked_sampling(limited), _impossible(body), mode, forced
     )
@@ -338,7 +353,7 @@ def parse_response(
             one_call=one_call_of(body),
         ),
         parse_tools=tools is not None and body.get("tool_choice") != "none",
-        asked=body,
+        asked={key: body[key] for key in _REPEATED if key in body},
         given=given,
         instructions=instructions_of(body),
         previous=body.get("previous_response_id"),
@@ -346,6 +361,15 @@ def parse_response(
         template_options=template_options(body),
         overrides=overrides,
     )
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    size = len(msgspec.json.encode(metadata))
+    if size > LARGEST_METADATA:
+        raise bad_request(
+            f"'metadata' has {size:,} bytes as JSON, and at most {LARGEST_METADATA:,} are kept",
+            "metadata",
+        )
 
 
 def _given(body: Mapping[str, Any]) -> list[Message]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
@@ -22,6 +22,8 @@ from lightspan.schema.tokens import Sampling
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 64
 """Stop strings: each is looked for at every token."""
+LONGEST_STOP: Final = 1_000
+"""Letters of one: so many of an answer are looked at again at every token."""
 HONOURED_BY_ALL: Final = frozenset(
     {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
 )
@@ -160,6 +162,10 @@ class ModelRequest(ABC):
         """
 
     @abstractmethod
+    def without_prompt(self) -> Self:
+        """The request as it is kept: without what only its prompts, which are made, needed."""
+
+    @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
         """The unstreamed answer, with no field that was not asked for."""
 
@@ -233,6 +239,10 @@ def _stop(stop: Any, field: str) -> tuple[str, ...]:
         raise bad_request(f"'{field}' must be a non-empty string or an array of them", field)
     if len(several) > MAX_STOPS:
         raise bad_request(f"'{field}' has {len(several):,} strings; at most {MAX_STOPS}", field)
+    if (longest := max(map(len, several), default=0)) > LONGEST_STOP:
+        raise bad_request(
+            f"'{field}' has one of {longest:,} letters; at most {LONGEST_STOP:,}", field
+        )
     return tuple(several)
 
 
@@ -310,24 +320,34 @@ def cannot_honour(key: str, value: Any) -> ApiError:
 Types = Mapping[str, tuple[type, ...]]
 
 SHARED_TYPES: Final[Types] = {
-    "temperature": (int, float),
-    "top_p": (int, float),
-    "top_k": (int,),
-    "n": (int,),
-    "max_tokens": (int,),
-    "stream": (bool,),
-    "stream_options": (dict,),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (int, float)),
+    **dict.fromkeys(("top_k", "n", "max_tokens", "seed", "top_logprobs"), (int,)),
+    **dict.fromkeys(("stream", "return_token_ids"), (bool,)),
+    **dict.fromkeys(("stream_options", "logit_bias"), (dict,)),
     "model": (str,),
 }
+"""Also of fields that cannot be honoured: training sets them aside, but not what is no value of
+theirs."""
+_LARGEST: Final = 2**63 - 1
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
     "top_p": (1e-9, 1),
     "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "seed": (-(2**63), 2**64 - 1),
     "n": (1, MAX_CHOICES),
-    "max_tokens": (1, float("inf")),
-    "max_completion_tokens": (1, float("inf")),
-    "max_output_tokens": (1, float("inf")),
+    "best_of": (1, MAX_CHOICES),
+    "logprobs": (0, 20),
+    "top_logprobs": (0, 20),
+    "max_tokens": (1, _LARGEST),
+    "max_completion_tokens": (1, _LARGEST),
+    "max_output_tokens": (1, _LARGEST),
 }
+_BIAS: Final = (-100, 100)
 
 
 def check_types(body: Mapping[str, Any], fields: Types) -> None:
@@ -343,6 +363,20 @@ def check_types(body: Mapping[str, Any], fields: Types) -> None:
         low, high = _RANGES.get(key, (float("-inf"), float("inf")))
         if isinstance(value, int | float) and not low <= value <= high:
             raise bad_request(f"'{key}' must be between {low:g} and {high:g}, not {value!r}", key)
+    if "logit_bias" in fields:
+        _check_bias(body.get("logit_bias") or {})
+
+
+def _check_bias(biases: Mapping[str, Any]) -> None:
+    low, high = _BIAS
+    for token, bias in biases.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (token.isascii() and token.isdigit() and is_number and low <= bias <= high):
+            raise bad_request(
+                f"'logit_bias' must give a number from {low} to {high} to token ids, not "
+                f"{bias!r} to {token!r}",
+                "logit_bias",
+            )
 
 
 def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:

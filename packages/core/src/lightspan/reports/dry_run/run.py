@@ -87,6 +87,7 @@ class DryRun:
     """Who answers; None: the algorithm's own models. Where it is left open, it is decided here."""
     local: bool | None
     folder: Path | None
+    selection: Sequence[Json] | None = None
 
     def __post_init__(self) -> None:
         endpoint, folder, algorithm = self.endpoint, self.folder, self.settings.algorithm
@@ -293,12 +294,15 @@ class DryRun:
         settings = self.settings
         steps = settings.planned_steps(len(self.tasks))
         evaluations = sum(settings.evaluates(step, steps) for step in range(steps + 1))
+        comparisons = sum(settings.compares(step, steps) for step in range(steps + 1))
         return RunSize(
             steps=steps,
             tasks_per_step=self._algorithm.tasks_per_step,
             group_size=self._algorithm.group_size,
             evaluations=0 if self.val is None else evaluations,
             val_tasks=0 if self.val is None else len(self.val),
+            comparisons=comparisons,
+            selection_tasks=0 if self.selection is None else len(self.selection),
             minibatches=self._algorithm.minibatches,
             checkpoint_every=settings.checkpoint_every,
         )

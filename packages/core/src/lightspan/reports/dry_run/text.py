@@ -180,6 +180,8 @@ def cost_lines(costs: CostReport) -> Iterator[str]:
     size = costs.size
     yield "WHAT FIT WOULD CALL"
     evaluations = f" + {size.evaluations} x {size.val_tasks} evaluated" if size.evaluations else ""
+    if size.comparisons:
+        evaluations += f" + {size.comparisons} x {size.selection_tasks} compared"
     yield (
         f"  {costs.rollouts:,} rollouts: {many(size.steps, 'step')} x {size.tasks_per_step} tasks "
         f"x {size.group_size}{evaluations}"

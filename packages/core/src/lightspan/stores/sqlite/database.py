@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -95,7 +94,9 @@ class OpenDatabase:
     def _query(self, query: Callable[[], R]) -> R:
         try:
             return file.patiently(query)
-        except sqlite3.Error as error:
+        except Exception as error:
+            if not file.is_low_level(error):
+                raise
             raise file.explain(error, self._path) from error
 
     def stop(self) -> None:

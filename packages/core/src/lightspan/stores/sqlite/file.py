@@ -20,8 +20,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from lightspan import __version__
-from lightspan.errors import StoreError, StoreFormatError
+from lightspan.errors import DataError, LightspanError, StoreError, StoreFormatError
 from lightspan.schema import clock
 
 APPLICATION_ID: Final = 0x6C737061
@@ -111,13 +113,23 @@ def shorten_log(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def explain(error: sqlite3.Error | OSError, path: Path) -> StoreError:
-    """What a low-level error means, for the file concerned, and what to do."""
+def explain(error: Exception, path: Path) -> StoreError:
+    """What a low-level error (`is_low_level`) means, for the file concerned, and what to do."""
     name = error_name(error)
+    if isinstance(error, UNREADABLE):
+        return StoreFormatError(f"store {path}: {_DAMAGED} (what it holds cannot be read: {error})")
     for prefix, (kind, advice) in _ADVICE.items():
         if name.startswith(prefix):
             return kind(f"store {path}: {advice} ({name}: {error})")
     return StoreError(f"store {path}: {error} ({name})")
+
+
+def is_low_level(error: BaseException) -> bool:
+    """Whether the error is of SQLite, the disk or what lies there, and not one that a caller is to
+    see as it is. The decoding of a row says `DataError`."""
+    if isinstance(error, LightspanError):
+        return isinstance(error, DataError)
+    return isinstance(error, (sqlite3.Error, OSError, *UNREADABLE))
 
 
 def error_name(error: Exception) -> str:
@@ -125,6 +137,13 @@ def error_name(error: Exception) -> str:
     return str(getattr(error, "sqlite_errorname", type(error).__name__))
 
 
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError)
+"""What is raised where a row is not what was written there: SQLite has no checksums."""
+_DAMAGED: Final = "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`"
+_CHANGED: Final = (
+    "it lacks what every store has, so it is damaged or another program has changed it: restore a "
+    "copy"
+)
 _WRITABLE: Final = (
     "it cannot be written: check the owner and permissions of the file and of its folder (SQLite "
     "keeps two more files beside it), or name another place"
@@ -141,8 +160,10 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
     ),
     "SQLITE_CORRUPT": (
         StoreFormatError,
-        "the file is damaged: restore a copy, or salvage it with `sqlite3 FILE .recover`",
+        _DAMAGED,
     ),
+    "SQLITE_ERROR": (StoreFormatError, _CHANGED),  # no such table, no such column
+    "OperationalError": (StoreFormatError, _DAMAGED),  # of Python's module: a text that is none
     "SQLITE_READONLY": (StoreError, _WRITABLE),
     "SQLITE_CANTOPEN": (StoreError, _WRITABLE),
     "SQLITE_PERM": (StoreError, _WRITABLE),

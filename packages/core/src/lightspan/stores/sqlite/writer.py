@@ -303,7 +303,7 @@ class Writer:
         return answers
 
     def _explained(self, error: BaseException) -> BaseException:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, Exception) and file.is_low_level(error):
             explained: StoreError = file.explain(error, self._path)
             explained.__cause__ = error
             return explained

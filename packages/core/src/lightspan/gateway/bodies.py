@@ -1,0 +1,150 @@
+"""The body of a request: read in time, unpacked and decoded, at a cost that is known beforehand.
+
+Reading ends by the clock, unpacking by the size of what comes out. Decoding holds all of Python in
+one step, so what is decoded is bounded by what costs its time: values, not bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.schemas import is_deeper
+from lightspan.gateway.workers import SMALL, Workers
+
+BODY_S: Final = 60.0
+"""Seconds that a body may take to arrive."""
+DEEPEST: Final = 128
+"""Levels of a request's JSON."""
+MOST_MARKS: Final = 750_000
+"""Quotes, commas and opening brackets that are no part of a text: as many token ids, or some 55,000
+messages. Decoding these takes up to 0.06 s, and all of Python waits for it."""
+_MARKS: Final[Mapping[bytes, int]] = {b'"': 1, b",": 1, b"[": 3, b"{": 3}
+"""What each counts: the garbage collector looks at lists and objects too."""
+_TEXT_OR_MARK: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,\[{]', re.DOTALL)
+_PACKED: Final[Mapping[str, int]] = {
+    "gzip": zlib.MAX_WBITS | 16,
+    "x-gzip": zlib.MAX_WBITS | 16,
+    "deflate": zlib.MAX_WBITS,
+}
+"""How a body may be packed, with zlib's name of it."""
+_CHAT: Final = "chat/completions"
+
+
+class Body(NamedTuple):
+    """What a request says."""
+
+    fields: dict[str, Any]
+    digest: str
+    """Of what is asked: of two dialects that share a body each has its own."""
+    size: int
+    """In bytes."""
+
+
+async def read_body(request: web.Request, reading: Workers) -> Body:
+    """What a request says; a large one is decoded beside the event loop.
+
+    Raises:
+        ApiError: 4xx, it is too large, too slow, or no JSON object.
+    """
+    dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
+    packing = request.headers.get("Content-Encoding", "").strip().lower()
+    data = await _received(request)
+    # what is packed may be large, however small it is
+    size = len(data) if packing in ("", "identity") else len(data) + SMALL + 1
+    return await reading.run(_decoded, data, packing, dialect, request.client_max_size, size=size)
+
+
+async def _received(request: web.Request) -> bytes:
+    """All of it. aiohttp's own `read` would keep it as long as the connection idles afterwards."""
+    most, data = request.client_max_size, bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.content.iter_any():
+                data += part
+                if len(data) > most:
+                    raise _too_large(most)
+    except TimeoutError as error:
+        raise ApiError(408, f"the request body took more than {BODY_S:g} s to arrive") from error
+    except web.RequestPayloadError as error:  # such as a malformed chunk
+        raise bad_request(f"the request body cannot be read: {error}") from error
+    return bytes(data)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the request body is too large: at most {most:,} bytes are read")
+
+
+def _decoded(data: bytes, packing: str, dialect: str, most: int) -> Body:
+    if packing not in ("", "identity"):
+        data = _unpacked(data, packing, most)
+    if len(data) > MOST_MARKS and _has_too_many(data):
+        raise bad_request(
+            f"the request body has more than {MOST_MARKS:,} quotes, commas and opening brackets "
+            "outside its texts: no model reads so many values"
+        )
+    try:
+        fields = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:  # also of letters that are no UTF-8
+        raise bad_request(f"the request body is not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise bad_request("the request body must be a JSON object")
+    if is_deeper(fields, DEEPEST):  # what reads it goes down by calling itself
+        raise bad_request(f"the request body is nested more than {DEEPEST} levels deep")
+    return _body_of(fields, dialect, len(data))
+
+
+def _body_of(fields: dict[str, Any], dialect: str, size: int) -> Body:
+    named = b"" if dialect == _CHAT else dialect.encode()
+    return Body(fields, digest_of(named + msgspec.json.encode(fields, order="sorted"), 16), size)
+
+
+def digest_of(data: bytes, size: int) -> str:
+    """So many bytes that stand for the data, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+NOTHING: Final = _body_of({}, _CHAT, 0)
+"""Of a request whose body could not be read."""
+
+
+def _unpacked(data: bytes, packing: str, most: int) -> bytes:
+    """A packed body, at most so many bytes of it; zlib lets other threads go on meanwhile."""
+    if packing not in _PACKED:
+        raise ApiError(
+            415,
+            f"a request body in Content-Encoding {packing!r} is not read here: send it as gzip or "
+            "deflate, or as it is",
+        )
+    bits = _PACKED[packing]
+    if packing == "deflate" and data[:1] and data[0] & 15 != 8:  # as some send it: no header
+        bits = -zlib.MAX_WBITS
+    unpacking = zlib.decompressobj(bits)
+    try:
+        plain = unpacking.decompress(data, most + 1)
+    except zlib.error as error:
+        raise bad_request(f"the request body is no {packing}: {error}") from error
+    if len(plain) > most:
+        raise _too_large(most)
+    if not unpacking.eof or unpacking.unused_data:
+        raise bad_request(f"the request body is no {packing}: it ends too early, or too late")
+    return plain
+
+
+def _has_too_many(data: bytes) -> bool:
+    if sum(data.count(mark) * counts for mark, counts in _MARKS.items()) <= MOST_MARKS:
+        return False
+    marks = 0
+    for found in _TEXT_OR_MARK.finditer(data):  # most may be in a text
+        marks += _MARKS.get(found[0], 2)
+        if marks > MOST_MARKS:
+            return True
+    return False

@@ -1,0 +1,131 @@
+"""A training whose held-out rewards are known: `best_toy.py FOLDER MODEL TITLE N`.
+
+The reward of a task is what it says for the number of steps that the run has done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from toy_apps import say  # type: ignore[import-not-found]
+
+import lightspan
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.learners import Optimizer, SFTLoss
+from lightspan.lightning.rows import Row
+from lightspan.progress import SilentReporter
+from lightspan.schema.routing import Routing, make_routing
+
+REWARDS = [0.2, 0.5, 0.9, 0.9, 0.1, 0.1, 0.3]
+"""By step: the best is the second, which the third equals."""
+
+
+@lightspan.rollout
+def scheduled(task: dict[str, Any]) -> float:
+    """The reward that the task has after as many steps."""
+    with lightspan.agent("writer"):
+        say("go on", max_tokens=1)
+    lines = (Path(task["folder"]) / "metrics.jsonl").read_text().splitlines()
+    done = sum(json.loads(line)["kind"] == "train" for line in lines)
+    return float(task["rewards"][done])
+
+
+def tasks(folder: Path, count: int, split: str) -> list[dict[str, Any]]:
+    """Tasks of a split."""
+    return [{"id": f"{split} {n}", "folder": str(folder), "rewards": REWARDS} for n in range(count)]
+
+
+class Hashing(Algorithm):
+    """Imitates numbers that it draws, and notes the hash of the weights after each step."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = str(model)
+        self.hashes: dict[int, str] = {}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer(learning_rate=1e-3)
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {"drilled": PolicySpec(model=self._model)}
+
+    def routing(self) -> Routing:
+        return make_routing({"writer": "drilled"}, None, "drilled")
+
+    async def run_step(self, world: World) -> Metrics:
+        await world.rollouts(world.next_tasks(1), 1)
+        ids = [world.rng.randrange(300) for _ in range(8)]
+        row = Row(
+            rollout_id="drill",
+            policy="drilled",
+            ids=ids,
+            mask=[False, *[True] * 7],
+            advantages=[0.0] * 8,
+            weights=[1.0] * 8,
+            logprobs=[0.0] * 8,
+            versions=[0] * 8,
+            temperatures=[1.0] * 8,
+        )
+        result = await world.learn(lambda: world.learner.update([row], SFTLoss()))
+        await world.publish()
+        self.hashes[world.step] = world.learner.weight_hash("drilled")
+        return {"loss": result["loss"]}
+
+    def state(self) -> dict[str, Any]:
+        return {"hashes": list(self.hashes.items())}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.hashes = dict(state["hashes"])
+
+
+class Killing(SilentReporter):
+    """A reporter that kills the process when the n-th piece of work of this title begins."""
+
+    def __init__(self, title: str, n: int) -> None:
+        self._title, self._left = title, n
+
+    def start(self, title: str, total: int) -> None:
+        self._left -= title == self._title
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(
+    folder: Path,
+    algorithm: Algorithm,
+    *,
+    resume: bool = False,
+    told: Path | None = None,
+    selection: Any = None,
+    **options: Any,
+) -> lightspan.FitResult:
+    """Keep the best of at most six steps, each of which is evaluated.
+
+    Args:
+        told: the folder whose steps count; None for the run's.
+        selection: None for tasks of its own.
+    """
+    chosen: dict[str, Any] = {"steps": 6, "validate_every": 1, "keep": "best", **options}
+    trainer = lightspan.Trainer(algorithm, runners=2, folder=folder, checkpoint_every=100, **chosen)
+    train, held_out, others = (
+        tasks(told or folder, 2, split) for split in ("train", "held out", "selection")
+    )
+    chosen_by = others if selection is None else selection
+    return trainer.fit(scheduled, train, held_out, selection=chosen_by, resume=resume)
+
+
+def main(folder: Path, model: str, title: str, n: str) -> None:
+    """Train until it is killed."""
+    import torch
+
+    torch.set_num_threads(1)
+    fit(folder, Hashing(Path(model)), patience=3, reporter=Killing(title, int(n)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,48 @@
+"""Attack a training's gateway and `lightspan serve` with hostile requests: `nox -s attack`.
+
+    nox -s attack -- [--requests 1000000] [--seed 0] [--victim gateway|serve] [--delays]
+
+Printed are the requests tried, by class of status, those without an answer, and the victim's memory
+on the way. What is answered with 5xx, or not at all, is shown, and fails the run. `--delays`
+measures instead how long others wait while the most expensive requests are in flight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.attack.delays import measured
+from tests.attack.run import attacked
+from tests.attack.victims import VICTIMS
+
+
+def main() -> int:
+    """Run it; returns the exit status."""
+    options = _parser().parse_args()
+    failed = False
+    for name in options.victim or VICTIMS:
+        with tempfile.TemporaryDirectory() as folder, VICTIMS[name](Path(folder)) as victim:
+            if options.delays:
+                print(f"{name}: {asyncio.run(measured(victim))}", flush=True)
+                continue
+            outcome = asyncio.run(attacked(victim, options.requests, options.seed, say=print))
+            print(f"{name}: {outcome.text()}", *outcome.wrong, sep="\n", flush=True)
+            failed |= bool(outcome.failed or outcome.unanswered)
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nox -s attack --", description=__doc__)
+    parser.add_argument("--requests", type=int, default=1_000_000, help="to each victim")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds send equal requests")
+    parser.add_argument("--victim", action="append", choices=sorted(VICTIMS))
+    parser.add_argument("--delays", action="store_true", help="measure how long others wait")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""A run whose files were damaged: every command says which file, what is wrong and what to do."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import Trainer
+from lightspan.cli import main
+from lightspan.errors import CheckpointError, ConfigError, StoreError, StoreFormatError
+from lightspan.learners.torch import TorchLearner
+from lightspan.progress import SilentReporter
+from lightspan.schema.records import RolloutStatus
+from lightspan.serving.endpoint import load_served
+from lightspan.stores import open_store
+from lightspan.training import checkpoints
+from lightspan.training.folder import RunFolder
+
+Change = Callable[[Path], None]
+
+
+def cut(path: Path) -> None:
+    """Half of it is missing."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def overwritten(at: float) -> Change:
+    """With something else, from there on."""
+
+    def change(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        start = int(len(data) * at)
+        garbage = random.Random(at).randbytes(min(400, len(data) - start))
+        data[start : start + len(garbage)] = garbage
+        path.write_bytes(data)
+
+    change.__name__ = f"overwritten at {at}"
+    return change
+
+
+def replaced(text: str) -> Change:
+    """By other JSON."""
+
+    def change(path: Path) -> None:
+        path.write_text(f"{text}\n")
+
+    change.__name__ = f"now {text}"
+    return change
+
+
+def a_folder(path: Path) -> None:
+    """In its place."""
+    path.unlink()
+    path.mkdir()
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+CHANGES = [
+    cut,
+    emptied,
+    *(overwritten(at) for at in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.99)),
+    *(replaced(text) for text in ("[]", "null", "{}", "3", '{"steps": 1, "kept": {}}')),
+    a_folder,
+    gone,
+]
+FILES = [
+    *("store.db", "metrics.jsonl", "config.json", "result.json"),
+    *("evaluations/*.json", "explanations/*.json"),
+]
+
+
+@pytest.fixture
+def run(one_step: tuple[Path, list[Any]], tmp_path: Path) -> Path:
+    """A copy of a complete run."""
+    folder: Path = shutil.copytree(one_step[0], tmp_path / "run")
+    return folder
+
+
+def told(run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The command works, or says in a line or two which file of the run it cannot use."""
+    status = main(arguments)
+    said = capsys.readouterr().err
+    if status != 0:
+        assert status == 1
+        assert said.startswith("lightspan: "), said
+        assert said.count("\n") <= 2, said
+        assert str(run) in said, said
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_commands_say_what_is_damaged(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    name = next(run.glob(file)).relative_to(run)
+    for change in CHANGES:
+        damaged = shutil.copytree(run, tmp_path / change.__name__)
+        change(damaged / name)
+        for what in ("inspect", "transitions", "messages"):
+            out = ["-o", str(tmp_path / "out.jsonl")]
+            command = ["export", str(damaged), what, *out] if what != "inspect" else [what]
+            told(damaged, command if what != "inspect" else [what, str(damaged)], capsys)
+        shutil.rmtree(damaged)
+
+
+@pytest.mark.parametrize("table", ["rollouts", "attempts", "spans", "token_records"])
+def test_a_store_that_another_program_has_changed(
+    run: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    db = sqlite3.connect(run / "store.db")
+    db.execute(f"DROP TABLE {table}")
+    db.close()
+    assert main(["inspect", str(run)]) == 1
+    assert "it lacks what every store has" in capsys.readouterr().err
+
+
+async def test_a_row_that_is_not_what_was_written(run: Path) -> None:
+    """SQLite has no checksums: what is in a page may be anything."""
+    db = sqlite3.connect(run / "store.db")
+    with db:
+        db.execute("UPDATE rollout_bodies SET body = x'93c1ff'")
+    db.close()
+    async with open_store(RunFolder(run).store_url) as store:
+        with pytest.raises(StoreFormatError, match=r"store\.db: the file is damaged.*recover"):
+            await store.rollouts()
+        assert (await store.count())[RolloutStatus.SUCCEEDED] > 0
+
+
+@pytest.mark.parametrize("change", CHANGES[:-2], ids=lambda change: change.__name__)
+def test_what_is_damaged_is_not_served(run: Path, change: Change) -> None:
+    for name in ("config.json", "result.json"):
+        before = (run / name).read_bytes()
+        change(run / name)
+        assert str(run) in error_of(lambda: load_served(run), ConfigError, run)
+        (run / name).write_bytes(before)
+
+
+@pytest.mark.parametrize("change", [cut, overwritten(0.0)], ids=lambda change: change.__name__)
+def test_training_does_not_go_on_in_a_damaged_store(
+    apps: Any, rl: Any, ask: Any, run: Path, tmp_path: Path, change: Change
+) -> None:
+    """It is left as it is: most of what it holds can be salvaged."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    shutil.copy(run / "store.db", folder)
+    change(folder / "store.db")
+    before = (folder / "store.db").read_bytes()
+    trainer = Trainer(rl(), steps=1, folder=folder, reporter=SilentReporter())
+    with pytest.raises(StoreError) as refused:
+        trainer.fit(apps.spell, ask(1), resume=True)
+    assert str(folder / "store.db") in str(refused.value)
+    assert refused.value.__cause__ is None  # SQLite's own words are in ours
+    assert (folder / "store.db").read_bytes() == before
+
+
+def error_of(act: Callable[[], object], kind: type[Exception], path: Path) -> str:
+    """What the act's error says, which can be of this kind only; the path where it does well."""
+    try:
+        act()
+    except kind as error:
+        return str(error)
+    return str(path)
+
+
+# --- checkpoints ----------------------------------------------------------------------------
+def learner(tiny: Path) -> TorchLearner:
+    return TorchLearner({"policy": tiny})
+
+
+@pytest.mark.parametrize(
+    "file", ["state.json", "learner/learner.json", "learner/random.safetensors"]
+)
+def test_a_damaged_checkpoint_is_named(run: Path, tiny: Path, file: str) -> None:
+    made = learner(tiny)
+    found = checkpoints.latest(run / "checkpoints")
+    assert found is not None
+    before = (found / file).read_bytes()
+    for change in CHANGES:
+        change(found / file)
+
+        def load() -> None:
+            checkpoints.load_state(found)
+            made.load(found / "learner")
+
+        assert str(found) in error_of(load, CheckpointError, found)
+        shutil.rmtree(found / file, ignore_errors=True)
+        (found / file).write_bytes(before)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file may be larger: what a disk without room says, by another number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 10_000])
+def test_a_checkpoint_that_finds_no_room(tiny: Path, tmp_path: Path, size: int) -> None:
+    """The one before it is what a run goes on from."""
+    made, state = learner(tiny), checkpoints.TrainerState(run_id="run", step=1)
+    kept = checkpoints.save(tmp_path / "checkpoints", state, made.save)
+    state.step = 2
+    with room_for(size):
+        with pytest.raises(CheckpointError, match=r"step-000002.*too large"):
+            checkpoints.save(tmp_path / "checkpoints", state, made.save)
+        with pytest.raises(CheckpointError, match=r"cannot export policy .*too large"):
+            made.export("policy", tmp_path / "model")
+    assert checkpoints.latest(tmp_path / "checkpoints") == kept
+    made.load(kept / "learner")
+
+
+def test_metrics_that_find_no_room(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.add_metrics({"kind": "train", "step": 1})
+    folder.write_config({"run_id": "run"})
+    with room_for(10):
+        with pytest.raises(StoreError, match=r"metrics\.jsonl cannot be written: .*--resume"):
+            folder.add_metrics({"kind": "train", "step": 2})
+        with pytest.raises(StoreError, match=r"config\.json cannot be written"):
+            folder.write_config({"run_id": "another"})
+    assert folder.read_config() == {"run_id": "run"}
+    assert folder.metrics() == [{"kind": "train", "step": 1}]
+    folder.release()

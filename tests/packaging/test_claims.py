@@ -1,0 +1,224 @@
+"""What the documents claim, against what it is claimed of: tables of measurements, versions."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from statistics import mean
+
+import noxfile
+import pytest
+
+from lightspan.cli.commands import COMMANDS, _parser
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = (ROOT / "examples/README.md").read_text()
+MEASURED = ["sql", "math", "rag"]
+"""The examples whose READMEs have a table of seeds."""
+
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *(page for folder in ("packages", "examples") for page in ROOT.glob(f"{folder}/*/README.md")),
+]
+
+Row = dict[str, str]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def seeds_of(example: str) -> list[Row]:
+    """The table of an example's README, a row per seed; `after` is its last evaluation."""
+    lines = text_of(f"examples/{example}/README.md").splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("| seed | before |"))
+    names, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:]]
+    names[[n for n, name in enumerate(names) if name.startswith("after")][-1]] = "after"
+    found = [dict(zip(names, row, strict=True)) for row in rows if row and row[0].isdigit()]
+    assert [row["seed"] for row in found] == ["0", "1", "2"]
+    return found
+
+
+def numbers(rows: list[Row], column: str) -> list[float]:
+    return [float(row[column]) for row in rows]
+
+
+def cpu_seconds(rows: list[Row]) -> list[float]:
+    parts = [row["engine + learner CPU-s"].split(" + ") for row in rows]
+    return [float(engine) + float(learner) for engine, learner in parts]
+
+
+def pairs(text: str) -> list[tuple[float, float]]:
+    """Each `before → after` of a text, in order."""
+    found = re.findall(r"(\d\.\d+) (?:->|→) (\d\.\d+)", text)
+    return [(float(before), float(after)) for before, after in found]
+
+
+def rounded(said: str | float, measured: float, digits: int = 2) -> bool:
+    """Whether a figure is a measured one, rounded."""
+    return abs(float(said) - measured) <= 0.5 / 10.0**digits + 1e-9
+
+
+def row_of(page: str, start: str) -> list[str]:
+    [line] = [line for line in page.splitlines() if line.startswith(start)]
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def permuted(example: str) -> float:
+    """Where permuted rewards ended, the mean over the seeds that had them."""
+    heading = "### The crew" if example == "crew" else "### Measured"
+    page = text_of(f"examples/{'rag' if example == 'crew' else example}/README.md")
+    section = page.partition(heading)[2]
+    control = re.split(r"ewards permuted within each group", section)[1].split("Noise")[0]
+    control = control.split("As many")[0].split("Nothing")[0]
+    return mean(after for _, after in pairs(control))
+
+
+# --- measurements ---------------------------------------------------------------------------
+@pytest.mark.parametrize("example", MEASURED)
+def test_headlines_are_the_means_and_spreads_that_were_measured(example: str) -> None:
+    rows = seeds_of(example)
+    title = {"sql": "text to SQL", "math": "word problems", "rag": "multi-hop questions"}[example]
+    _, _, *figures, control = row_of(README, f"| [{title}](examples/{example})")
+    for column, said in zip(("before", "after"), figures, strict=True):
+        values = numbers(rows, column)
+        middle, low, high = re.findall(r"\d\.\d+", said)
+        assert rounded(middle, mean(values)), (column, said)
+        assert (rounded(low, min(values)), rounded(high, max(values))) == (True, True), said
+    assert rounded(control, permuted(example))
+
+
+def test_the_crews_headline_is_what_was_measured() -> None:
+    _, _, *figures, control = row_of(README, "| [the same, as a crew]")
+    seeds = pairs(row_of(EXAMPLES, "| [`rag --framework crewai`]")[5])
+    both = row_of(text_of("examples/rag/README.md"), "| both |")
+    gains = [float(re.findall(r"[+-]\d\.\d+", cell)[0]) for cell in both[1:4]]
+    for (before, after), gain in zip(seeds, gains, strict=True):
+        assert rounded(after - before, gain, digits=1), "two figures rounded to hundredths"
+    means = [float(value) for value in re.findall(r"\d\.\d+", both[4])]
+    measured = zip(*seeds, strict=True)
+    for said, value, each in zip(figures, (means[0], means[-1]), measured, strict=True):
+        middle, low, high = map(float, re.findall(r"\d\.\d+", said))
+        assert rounded(middle, value)
+        assert (low, high) == (min(each), max(each))
+    assert rounded(control, permuted("crew"))
+
+
+@pytest.mark.parametrize("example", MEASURED)
+def test_the_table_of_examples_is_that_of_each_example(example: str) -> None:
+    rows = seeds_of(example)
+    cells = row_of(EXAMPLES, f"| [`{example}`]")
+    measured = [*zip(numbers(rows, "before"), numbers(rows, "after"), strict=True)]
+    for said, values in zip(pairs(cells[5]), measured, strict=True):
+        assert all(map(rounded, said, values)), (said, values)
+    spent = cells[6].removesuffix(" CPU-s").split(", ")
+    for said_cpu, value in zip(spent, cpu_seconds(rows), strict=True):
+        assert rounded(said_cpu, value, digits=0), (said_cpu, value)
+
+
+def test_the_readmes_sql_figures_are_those_of_the_example() -> None:
+    rows = seeds_of("sql")
+    for row, spent in zip(rows, cpu_seconds(rows), strict=True):
+        said = row_of(README, f"| {row['seed']} | ")
+        assert said[1:4] == [row["before"], row["after"], row["gain (95% CI)"]]
+        assert said[4] == f"{spent:.1f} CPU-s"
+    warm = numbers(rows, "warm start CPU-s")
+    assert f"after the warm start ({min(warm):g} to {max(warm):g} CPU-s" in unwrapped(README)
+    controls = text_of("examples/sql/README.md").partition("Controls, from the same run")[2]
+    imitated = sorted(re.findall(r"seed \d: (\d\.\d+) against", controls))
+    assert f"end at {imitated[0]} to {imitated[-1]};" in unwrapped(README)
+    assert f"it falls to {permuted('sql'):.3f} (seed 0);" in unwrapped(README)
+
+
+def test_where_the_readmes_wall_time_goes_was_measured() -> None:
+    shares = re.findall(r"(app|gateway|engine|learner) (\d+) %", README)
+    assert len(shares) == 4
+    measured = row_of(text_of("benchmarks/README.md"), "| wall time of the quickstart's training")
+    assert re.findall(r"(app|gateway|engine|learner) (\d+) %", measured[1]) == shares
+
+
+# --- versions -------------------------------------------------------------------------------
+FRAMEWORKS = {
+    "langgraph": {"langgraph": "LangGraph", "langchain-core": "langchain-core"},
+    "autogen": {"autogen-agentchat": "autogen-agentchat"},
+    "openai_agents": {"openai-agents": "OpenAI Agents SDK"},
+    "crewai": {"crewai": "CrewAI"},
+}
+"""Adapter → distribution → its name in the support matrix."""
+
+
+def declared(adapter: str) -> dict[str, str]:
+    """What an adapter needs beside the core: name → floor."""
+    project = tomllib.loads(text_of(f"packages/{adapter}/pyproject.toml"))["project"]
+    needs = [each for each in project["dependencies"] if not each.startswith("lightspan")]
+    return dict(each.split(">=") for each in needs)
+
+
+def pin(name: str, constraints: str) -> str:
+    pinned = re.findall(rf"^{name}==(.+)$", text_of(f"constraints/{constraints}.txt"), re.MULTILINE)
+    return str(pinned[0])
+
+
+@pytest.mark.parametrize("adapter", noxfile.ADAPTERS)
+def test_the_support_matrix_is_what_is_declared_and_tested(adapter: str) -> None:
+    floors = declared(adapter)
+    assert set(floors) == set(FRAMEWORKS[adapter])
+    page = unwrapped(text_of(f"packages/{adapter}/README.md"))
+    for name, shown in FRAMEWORKS[adapter].items():
+        oldest, newest = pin(name, f"{adapter}-oldest"), pin(name, f"{adapter}-latest")
+        assert floors[name] == oldest
+        assert f"{shown} {oldest} to {newest}" in README
+        assert re.search(rf"{name} >= {re.escape(oldest.removesuffix('.0'))}(\.0)?\b", page)
+
+
+def test_the_sdks_that_are_tested() -> None:
+    versions = {
+        tuple(map(int, pin("openai", f"{adapter}-{age}").split(".")))
+        for adapter in noxfile.ADAPTERS
+        for age in ("oldest", "latest")
+    }
+    oldest, newest = (".".join(map(str, each)) for each in (min(versions), max(versions)))
+    assert f"OpenAI SDK ({oldest} to {newest} tested)" in README
+    assert f"Anthropic SDK ({pin('anthropic', 'dev')} tested;" in README
+
+
+# --- what can be installed from where ---------------------------------------------------------
+def installs(text: str) -> list[str]:
+    """What each `pip install` of a text asks for."""
+    return re.findall(r"pip install ([^`\n]*)", text)
+
+
+def test_nothing_of_ours_is_installed_from_an_index() -> None:
+    """It is on none, and the name there is anybody's. The first release changes this, and
+    `lightspan.errors.how_to_install` with it."""
+    sources = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("examples/**/*.py")]
+    bare = {
+        f"{path.relative_to(ROOT)}: pip install {asked}"
+        for path in [*PAGES, *sources]
+        for asked in installs(path.read_text())
+        if re.search(r"(^|[\s'\"])lightspan", asked)
+    }
+    assert bare == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_that_install_packages_say_from_where(page: Path) -> None:
+    text = page.read_text()
+    if any(re.search(r"(packages|examples)/", asked) for asked in installs(text)):
+        assert "a checkout" in text
+
+
+# --- commands -------------------------------------------------------------------------------
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_of_a_command_says_what_it_is(command: str) -> None:
+    [parsers] = [each.choices for each in _parser()._actions if isinstance(each.choices, dict)]
+    parser = parsers[command]
+    assert parser.description
+    assert [each.dest for each in parser._actions if not each.help] == []
