@@ -24,7 +24,7 @@ from typing import Final
 import psutil
 
 from lightspan.gateway import Gateway
-from lightspan.gateway.pauses import settled_memory
+from lightspan.gateway.pauses import short_pauses
 from lightspan.schema.records import Mode, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.tokens import Sampling
@@ -137,7 +137,7 @@ async def _train(folder: Path) -> None:
         await engine.start()
         try:
             async with Gateway(store, engine) as served:
-                with settled_memory():
+                with short_pauses():
                     port = int(served.url.rpartition(":")[2])
                     print(json.dumps({"port": port, "token": await _attempt(store, 0)}), flush=True)
                     number = 0

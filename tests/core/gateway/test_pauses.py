@@ -1,11 +1,14 @@
-"""What is loaded is not looked through by the garbage collector; what is made later is."""
+"""The collector passes over what is loaded, not what is made later; threads take short turns."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
-from lightspan.gateway.pauses import settled_memory
+import pytest
+
+from lightspan.gateway.pauses import TURN_S, short_pauses
 
 
 class Node:
@@ -21,7 +24,7 @@ def is_looked_through(thing: object) -> bool:
 
 def test_what_was_there_is_passed_over_and_what_comes_later_is_collected() -> None:
     before = Node()
-    with settled_memory():
+    with short_pauses():
         assert gc.get_freeze_count() > 10_000
         assert not is_looked_through(before)
         later = Node()
@@ -40,10 +43,17 @@ def test_what_was_there_is_passed_over_and_what_comes_later_is_collected() -> No
 
 def test_a_heap_that_was_settled_before_is_so_afterwards() -> None:
     gc.unfreeze()
-    with settled_memory():
+    with short_pauses():
         pass
     assert gc.get_freeze_count() == 0
     gc.freeze()
-    with settled_memory():
+    with short_pauses():
         pass
     assert gc.get_freeze_count() > 0
+
+
+def test_threads_take_short_turns_until_then() -> None:
+    before = sys.getswitchinterval()
+    with short_pauses():
+        assert sys.getswitchinterval() == pytest.approx(TURN_S)
+    assert sys.getswitchinterval() == before

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
 from lightspan.gateway.connections import check_port
-from lightspan.gateway.pauses import settled_memory
+from lightspan.gateway.pauses import short_pauses
 from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
@@ -184,7 +184,7 @@ def serve(
             )
             async with gateway:
                 with (
-                    settled_memory(),
+                    short_pauses(),
                     _stop_signals() as stopping,
                 ):  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):

@@ -17,7 +17,7 @@ import msgspec
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
-from lightspan.gateway.pauses import settled_memory
+from lightspan.gateway.pauses import short_pauses
 from lightspan.learners.protocol import Learner
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
@@ -168,7 +168,7 @@ class Session:
             await self._restore(self.checkpoint)
         await self._open_engine()
         await self._serve(self.engine, self.algorithm.routing())
-        self._stack.enter_context(settled_memory())
+        self._stack.enter_context(short_pauses())
 
     async def open_without_models(self, routing: Routing) -> None:
         """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""
