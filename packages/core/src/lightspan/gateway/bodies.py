@@ -30,6 +30,8 @@ messages. Decoding these takes up to 0.06 s, and all of Python waits for it."""
 _MARKS: Final[Mapping[bytes, int]] = {b'"': 1, b",": 1, b"[": 3, b"{": 3}
 """What each counts: the garbage collector looks at lists and objects too."""
 _TEXT_OR_MARK: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[,\[{]', re.DOTALL)
+_PIECE: Final = 2**18
+"""Bytes that are looked through in a fraction of a millisecond."""
 _PACKED: Final[Mapping[str, int]] = {
     "gzip": zlib.MAX_WBITS | 16,
     "x-gzip": zlib.MAX_WBITS | 16,
@@ -57,33 +59,39 @@ async def read_body(request: web.Request, reading: Workers) -> Body:
     """
     dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
     packing = request.headers.get("Content-Encoding", "").strip().lower()
-    data = await _received(request)
-    # what is packed may be large, however small it is
-    size = len(data) if packing in ("", "identity") else len(data) + SMALL + 1
-    return await reading.run(_decoded, data, packing, dialect, request.client_max_size, size=size)
+    parts = await _received(request)
+    size = sum(map(len, parts))
+    if packing not in ("", "identity"):  # it may be large, however small it is
+        size += SMALL + 1
+    return await reading.run(_decoded, parts, packing, dialect, request.client_max_size, size=size)
 
 
-async def _received(request: web.Request) -> bytes:
-    """All of it. aiohttp's own `read` would keep it as long as the connection idles afterwards."""
-    most, data = request.client_max_size, bytearray()
+async def _received(request: web.Request) -> list[bytes]:
+    """All of it, in parts, which are joined beside the event loop.
+
+    aiohttp's own `read` would keep it as long as the connection idles afterwards.
+    """
+    most, parts, size = request.client_max_size, list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.content.iter_any():
-                data += part
-                if len(data) > most:
+                parts.append(part)
+                size += len(part)
+                if size > most:
                     raise _too_large(most)
     except TimeoutError as error:
         raise ApiError(408, f"the request body took more than {BODY_S:g} s to arrive") from error
     except web.RequestPayloadError as error:  # such as a malformed chunk
         raise bad_request(f"the request body cannot be read: {error}") from error
-    return bytes(data)
+    return parts
 
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the request body is too large: at most {most:,} bytes are read")
 
 
-def _decoded(data: bytes, packing: str, dialect: str, most: int) -> Body:
+def _decoded(parts: list[bytes], packing: str, dialect: str, most: int) -> Body:
+    data = b"".join(parts)  # which lets other threads go on if it is large
     if packing not in ("", "identity"):
         data = _unpacked(data, packing, most)
     if len(data) > MOST_MARKS and _has_too_many(data):
@@ -140,7 +148,13 @@ def _unpacked(data: bytes, packing: str, most: int) -> bytes:
 
 
 def _has_too_many(data: bytes) -> bool:
-    if sum(data.count(mark) * counts for mark, counts in _MARKS.items()) <= MOST_MARKS:
+    # in pieces: between them other threads have their turn
+    counted = (
+        data.count(mark, start, start + _PIECE) * counts
+        for start in range(0, len(data), _PIECE)
+        for mark, counts in _MARKS.items()
+    )
+    if sum(counted) <= MOST_MARKS:
         return False
     marks = 0
     for found in _TEXT_OR_MARK.finditer(data):  # most may be in a text
