@@ -588,7 +588,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def attack(session: nox.Session) -> None:
-    """Send a million hostile requests, half to a training's gateway, half to `serve`: two hours.
+    """Send a million hostile requests to a training's gateway, and as many to `serve`: an hour.
 
     After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
     measures how long others wait meanwhile.

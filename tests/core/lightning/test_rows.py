@@ -160,6 +160,7 @@ def test_a_row_holds_every_tokens_facts():
     assert row.versions == [0, 0, 3, 4, 0, 5]
     assert row.temperatures == [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]
     assert row.call_ids == (("c0", 0), ("c1", 0))
+    assert row.responses == ((2, 2), (5, 1))
     assert (row.rollout_id, row.policy) == ("ro-1", "policy")
 
 
@@ -258,6 +259,7 @@ def test_each_row_is_token_for_token_what_was_consumed_and_sampled(calls):
             assert row.ids[:before] == call.prompt_ids
             assert row.ids[before : call.length] == call.response_ids
             assert all(row.mask[before : call.length])
+        assert row.responses == tuple((len(c.prompt_ids), c.tokens) for c in chain)
         assert sum(row.mask) == len(sampled)
 
 

@@ -33,6 +33,14 @@ _WIDTH = 4
 """Bytes of a packed token id."""
 
 
+class Response(NamedTuple):
+    """Tokens of a row that one call sampled."""
+
+    start: int
+    """Place of the first; the token before it is the last of the call's prompt."""
+    length: int
+
+
 class Constraint(NamedTuple):
     """Tokens of a row that were sampled under a grammar."""
 
@@ -66,6 +74,9 @@ class Row:
     """Temperature that it was sampled at; 1.0 where the mask is False."""
     call_ids: tuple[tuple[str, int], ...] = ()
     """(call id, choice) of each transition in the row, in order."""
+    responses: tuple[Response, ...] = ()
+    """Of each transition in the row, in order; empty if the row does not say. Where a prompt adds
+    nothing to the response before it, the mask alone would not tell two calls apart."""
     constraints: tuple[Constraint, ...] = ()
     """Of the transitions that were sampled under a grammar, in order."""
 
@@ -176,6 +187,10 @@ def _row(chain: Sequence[Transition], values: Mapping[TransitionKey, tuple[float
         versions=[0] * len(ids),
         temperatures=[1.0] * len(ids),
         call_ids=tuple(transition.call_key for transition in chain),
+        responses=tuple(
+            Response(transition.length - transition.tokens, transition.tokens)
+            for transition in chain
+        ),
         constraints=tuple(
             Constraint(transition.length - transition.tokens, transition.tokens, grammar)
             for transition in chain
