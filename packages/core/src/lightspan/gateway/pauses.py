@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Final
 
 TURN_S: Final = 0.0001
-"""Seconds for which a thread may keep Python from those that wait for it, by default 0.005. A forward
-pass lets go of Python at each of its operations: beside two threads that work on large requests a
-call of one token took 0.4 to 1 s, and takes 0.1 to 0.2 s. Without such requests calls are as fast
-either way."""
+"""Seconds for which a thread may keep Python from those that wait for it, by default 0.005. A
+forward pass lets go of Python at each of its operations: beside two threads that work on large
+requests a call of one token took 0.4 to 1 s, and takes 0.1 to 0.2 s. Without such requests calls
+are as fast either way."""
 
 
 @contextmanager
