@@ -2,8 +2,8 @@
 compiled. Pure.
 
 The library compiles what it can at any cost, and has no limit that holds: `multipleOf: 9999991`
-takes minutes and gigabytes. And it compiles what no answer can follow to its end. Both are refused
-here, by name.
+takes minutes and gigabytes, and `const: -9223372036854775808` ends the process. And it compiles
+what no answer can follow to its end. All of these are refused here, by name.
 """
 
 from __future__ import annotations
@@ -149,6 +149,11 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
     for field, schema in schemas:
         if is_deeper(schema, DEEPEST):
             raise SchemaError(field, f"it is nested more than {DEEPEST} levels deep")
+        fatal = next(filter(_is_fatal, _numbers(schema)), None)
+        if fatal is not None:
+            raise SchemaError(
+                field, f"it has the number {fatal}, which the library takes for -2**63; use another"
+            )
         document = _Document(schema)
         if document.multiple > LARGEST_MULTIPLE:
             raise SchemaError(
@@ -274,6 +279,24 @@ def is_deeper(value: Any, most: int) -> bool:
         if not level:
             return False
     return True
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All numbers of a JSON value."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping | list):
+            left += one.values() if isinstance(one, Mapping) else one
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            yield one
+
+
+def _is_fatal(number: int | float) -> bool:
+    """Whether the library would never return: for a value of its smallest integer it asks itself
+    for the same again, until the stack, and with it the process, ends (llguidance 1.9.1)."""
+    is_near = -(2**63) - 2**12 < number < -(2**63) + 2**12  # others may be too large for a float
+    return is_near and float(number) == -(2.0**63)
 
 
 def _direct(schema: Schema) -> Iterator[tuple[str, Any]]:
