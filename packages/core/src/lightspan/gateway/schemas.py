@@ -152,9 +152,13 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
         fatal = next(filter(_is_fatal, _numbers(schema)), None)
         if fatal is not None:
             raise SchemaError(
-                field, f"it has the number {fatal}, which the library takes for -2**63; use another"
+                field,
+                f"it has the number {fatal}; numbers below -9223372036854774784 are not followed",
             )
         document = _Document(schema)
+        wrong = next((one["multipleOf"] for one in document.schemas if _is_no_step(one)), None)
+        if wrong is not None:
+            raise SchemaError(field, f"multipleOf is {wrong}; it must be above 0")
         if document.multiple > LARGEST_MULTIPLE:
             raise SchemaError(
                 field,
@@ -293,10 +297,10 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _is_fatal(number: int | float) -> bool:
-    """Whether the library would never return: for a value of its smallest integer it asks itself
-    for the same again, until the stack, and with it the process, ends (llguidance 1.9.1)."""
-    is_near = -(2**63) - 2**12 < number < -(2**63) + 2**12  # others may be too large for a float
-    return is_near and float(number) == -(2.0**63)
+    """Whether it may become the library's smallest integer, -2**63, as everything below that does:
+    its compiler then asks itself for the same again, until the stack, and with it the process, ends
+    (llguidance 1.9.1)."""
+    return number < -(2**63) + 2**10  # 2**10: as a float it may be rounded to -2**63
 
 
 def _direct(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -371,6 +375,13 @@ def _multiple(schema: Schema) -> int:
     assert isinstance(exponent, int)  # it is finite
     written = int("".join(map(str, digits)))
     return written * 10 ** min(exponent, 9) if exponent > 0 else written
+
+
+def _is_no_step(schema: Schema) -> bool:
+    """Whether its `multipleOf` is no positive number. The library goes through the remainders of a
+    negative one too."""
+    value = schema.get("multipleOf", 1)
+    return isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
