@@ -152,8 +152,7 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
         fatal = next(filter(_is_fatal, _numbers(schema)), None)
         if fatal is not None:
             raise SchemaError(
-                field,
-                f"it has the number {fatal}; numbers below -9223372036854774784 are not followed",
+                field, f"it has the number {fatal}: none below -9223372036854774784 can be followed"
             )
         document = _Document(schema)
         wrong = next((one["multipleOf"] for one in document.schemas if _is_no_step(one)), None)
