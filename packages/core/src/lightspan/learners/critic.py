@@ -154,12 +154,14 @@ class ValueHead:
         """([C, hidden] states, [C] targets in float64) of the last updates."""
         self._slope = torch.nn.Parameter(torch.zeros_like(self._weight))
         """w in the coordinates of a fit; outside of one it means nothing."""
+        # per coordinate: together they move a value by up to `learning_rate`
+        self._rate = self._settings.learning_rate / self._hidden
         self._optimizer = torch.optim.AdamW(
             [self._slope],
-            lr=self._settings.learning_rate / self._hidden,
+            lr=self._rate,
             betas=BETAS,
             eps=EPSILON,
-            weight_decay=self._settings.weight_decay,
+            weight_decay=self._settings.weight_decay * self._hidden,
         )
 
     @torch.no_grad()
@@ -203,8 +205,7 @@ class ValueHead:
         steps = self._settings.steps
         for step in range(steps):
             for group in self._optimizer.param_groups:
-                rate = self._settings.learning_rate / self._hidden
-                group["lr"] = rate * (1 - step / steps)
+                group["lr"] = self._rate * (1 - step / steps)
             errors = inputs @ self._slope - outputs
             self._slope.grad = errors @ inputs * (2 / len(errors))
             self._optimizer.step()

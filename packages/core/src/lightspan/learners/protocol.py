@@ -136,7 +136,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
             `weight_decay` or `warmup`; a `lam` outside [0, 1].
     """
 
-    learning_rate: float = 0.3
+    learning_rate: float = 0.2
     """The most that one step moves a value by, in standard deviations of the targets. It falls to
     0 over the `steps` of each update. A multiple of the policy's own rate would mean something else
     for every model: a step of Adam's moves a value by its rate times the hidden size."""
@@ -145,8 +145,9 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     batches: int = 6
     """Updates whose hidden states are kept, the present one included. Those of earlier updates are
     of older weights; the fewer are kept, the less that matters and the noisier values are."""
-    weight_decay: float = 0.0
-    """Draws every value to the mean of the targets."""
+    weight_decay: float = 0.1
+    """Draws every value to the mean of the targets: a step by at most `learning_rate` times this
+    part of the way. It is what keeps values near the mean where prompts say nothing."""
     lam: float = DEFAULT_LAMBDA
     """lambda of generalised advantage estimation (`lightspan.lightning.values`), once values are
     trusted."""
