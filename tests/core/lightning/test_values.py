@@ -11,6 +11,8 @@ from lightspan.errors import DataError
 from lightspan.lightning import (
     Call,
     Selection,
+    build_episode,
+    build_rows,
     cover,
     discounted,
     explained_variance,
@@ -18,10 +20,13 @@ from lightspan.lightning import (
     interval_successors,
     successors,
     terminal,
+    trained_transitions,
     trusted_lambda,
     turn_depths,
+    values_by_call,
 )
 from lightspan.schema.tokens import CallOutcome
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
 
 EXACT = partial(pytest.approx, rel=0, abs=1e-12)
 BIASES = {"early": {0.95: 0.0055, 0.5: 0.0315}, "late": {0.95: 0.0009, 0.5: 0.0059}}
@@ -224,6 +229,27 @@ def test_what_is_missing_is_named():
         gae(calls, keyed(calls, [1.0, 1.0]), {("other", 0): 0.0})
     with pytest.raises(DataError, match="c0"):
         gae(calls, keyed(calls, [1.0, 1.0]), keyed(calls, [math.nan, 0.0]))
+
+
+def test_values_find_their_calls():
+    """One row of two calls, and a second rollout whose call ids are the same."""
+    records = [make_record("a", [1], [2], (1, 2)), make_record("b", [1, 2, 3], [4], (3, 4))]
+    episodes = [
+        build_episode(make_attempt(name), make_rollout(name), [], found)
+        for name, found in (("1", records), ("2", [make_record("a", [1], [5], attempt="2")]))
+    ]
+    routing = Selection.of("*").routing
+    transitions = [
+        transition
+        for episode in episodes
+        for transition in trained_transitions(episode, cover(episode, routing))
+    ]
+    rows = build_rows(transitions).rows
+    assert [row.call_ids for row in rows] == [(("a", 0), ("b", 0)), (("a", 0),)]
+    assert values_by_call(rows, [[0.25, 0.5], [0.75]]) == {
+        "ro-1": {("a", 0): 0.25, ("b", 0): 0.5},
+        "ro-2": {("a", 0): 0.75},
+    }
 
 
 # --- the enumerated process -------------------------------------------------------------------

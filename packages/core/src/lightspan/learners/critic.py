@@ -226,22 +226,21 @@ class ValueHead:
         Raises:
             CheckpointError: of another size.
         """
-        own = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-        if own["weight"].shape != self._weight.shape:
+        if tensors["weight"].shape != self._weight.shape:
             raise CheckpointError(
-                f"the checkpoint's critic has {len(own['weight'])} weights, here {self._hidden}"
+                f"the checkpoint's critic has {len(tensors['weight'])} weights, here {self._hidden}"
             )
         self.reset()
+        own = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         self._weight, self._bias = own["weight"], own["bias"]
         for number in range(sum(name.startswith("states/") for name in own)):
             self._recent.append((own[f"states/{number}"], own[f"targets/{number}"]))
-        self._optimizer.state[self._slope].update(
-            {
-                name.removeprefix("optimizer/"): tensor
-                for name, tensor in own.items()
-                if name.startswith("optimizer/")
-            }
-        )
+        if self._recent:
+            self._optimizer.state[self._slope].update(
+                step=tensors["optimizer/step"],  # torch keeps it on the CPU
+                exp_avg=own["optimizer/exp_avg"],
+                exp_avg_sq=own["optimizer/exp_avg_sq"],
+            )
 
 
 def _spread(states: Tensor) -> Tensor:

@@ -143,6 +143,7 @@ from lightspan.lightning.values import (
     interval_successors,
     successors,
     trusted_lambda,
+    values_by_call,
 )
 
 __all__ = [
@@ -227,5 +228,6 @@ __all__ = [
     "trusted_lambda",
     "turn_depths",
     "usable_transitions",
+    "values_by_call",
     "walk",
 ]

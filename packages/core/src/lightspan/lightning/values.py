@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
@@ -38,6 +39,7 @@ from typing import Final
 from lightspan.errors import DataError
 from lightspan.lightning.advantages import identical
 from lightspan.lightning.episode import Call, CallKey
+from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import turn_depths
 
 DEFAULT_LAMBDA: Final = 0.95
@@ -117,6 +119,16 @@ def interval_successors(starts: Sequence[int], ends: Sequence[int]) -> list[rang
         high = bisect_right(starts, first_end[low]) if low < len(starts) else low
         result.append(range(low, high))
     return result
+
+
+def values_by_call(
+    rows: Sequence[Row], values: Sequence[Sequence[float]]
+) -> dict[str, dict[CallKey, float]]:
+    """Rollout → call → value, of what `Learner.values` said of these rows."""
+    found: dict[str, dict[CallKey, float]] = defaultdict(dict)
+    for row, numbers in zip(rows, values, strict=True):
+        found[row.rollout_id].update(zip(row.call_ids, numbers, strict=True))
+    return dict(found)
 
 
 def explained_variance(values: Sequence[float], targets: Sequence[float]) -> float | None:
