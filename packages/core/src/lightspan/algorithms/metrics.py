@@ -20,7 +20,7 @@ alone stays well below; above, the two do not run the same model."""
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this, as in the loss."""
 
-_SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens")
+_SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:

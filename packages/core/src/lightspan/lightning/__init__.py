@@ -17,8 +17,9 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `history` is what AIR's signals read, `breaks` says why conversations fell apart
-into several rows, `health` what a person should hear of a batch, `span_tree` is for display.
+Beside the arrows: `values` is what a critic's numbers make of an episode, `history` is what AIR's
+signals read, `breaks` says why conversations fell apart into several rows, `health` what a person
+should hear of a batch, `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
@@ -135,9 +136,19 @@ from lightspan.lightning.transitions import (
     trained_transitions,
     turn_depths,
 )
+from lightspan.lightning.values import (
+    DEFAULT_LAMBDA,
+    explained_variance,
+    gae,
+    interval_successors,
+    successors,
+    trusted_lambda,
+    values_by_call,
+)
 
 __all__ = [
     "AIR",
+    "DEFAULT_LAMBDA",
     "ESTIMATORS",
     "WEIGHTS",
     "Batch",
@@ -192,10 +203,13 @@ __all__ = [
     "cover",
     "discounted",
     "dr_grpo",
+    "explained_variance",
+    "gae",
     "group_rewards",
     "groups_without_variance",
     "grpo",
     "interval_depths",
+    "interval_successors",
     "merge",
     "needs_resampling",
     "normalise",
@@ -208,9 +222,12 @@ __all__ = [
     "rloo",
     "shape",
     "split_minibatches",
+    "successors",
     "terminal",
     "trained_transitions",
+    "trusted_lambda",
     "turn_depths",
     "usable_transitions",
+    "values_by_call",
     "walk",
 ]

@@ -36,6 +36,7 @@ from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundEr
 from lightspan.learners.protocol import Learner, LoRA, Loss, Optimizer, PolicyLoss, SFTLoss
 from lightspan.lightning.rows import Constraint, Row
 from lightspan.testing.tiny import tiny_model
+from lightspan.testing.value_suite import ValueSuite
 
 VOCABULARY = 405
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
@@ -237,14 +238,15 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     return math.sqrt(sum(float((first[n] - second[n]).square().sum()) for n in first))
 
 
-class LearnerSuite:
+class LearnerSuite(ValueSuite):
     """See the module's docstring."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """A learner of these folders.
 
         Args:
-            options: any of `optimizer`, `lora`, `token_budget`, `seed`.
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` where its
+                capabilities say `values`.
         """
         raise NotImplementedError
 
