@@ -198,6 +198,12 @@ def test_the_config_is_that_of_every_earlier_run() -> None:
     }
 
 
+def test_the_config_names_what_later_versions_added() -> None:
+    loss = PolicyLoss(form="gspo", importance_cap=2.0, importance_level="sequence")
+    found: Any = LightningRL(MODEL, loss=loss).config()["loss"]
+    assert (found["form"], found["importance_level"]) == ("gspo", "sequence")
+
+
 @pytest.mark.parametrize(
     ("options", "lacks", "message"),
     [
@@ -215,6 +221,29 @@ def test_what_a_learner_lacks_is_refused_by_name(
     algorithm.check(exact, LearnerCapabilities())
     with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
         algorithm.check(exact, LearnerCapabilities(**lacks))
+
+
+@pytest.mark.parametrize(
+    ("loss", "declared", "message"),
+    [
+        (PolicyLoss(form="gspo"), {"loss_forms": ("clip", "gspo")}, "the loss form 'gspo'"),
+        (PolicyLoss(form="cispo"), {"loss_forms": ("cispo",)}, "the loss form 'cispo'"),
+        (
+            PolicyLoss(importance_cap=2.0, importance_level="sequence"),
+            {"importance_levels": ("sequence",)},
+            "importance weights per sequence",
+        ),
+    ],
+)
+def test_a_learner_has_to_declare_a_loss(
+    loss: PolicyLoss, declared: dict[str, Any], message: str
+) -> None:
+    """One that was written before a form existed would compute another."""
+    exact = EngineCapabilities(exact_tokens=True)
+    algorithm = LightningRL(MODEL, loss=loss)
+    algorithm.check(exact, LearnerCapabilities(**declared))
+    with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
+        algorithm.check(exact, LearnerCapabilities())
 
 
 def test_engine_without_exact_tokens_is_refused() -> None:

@@ -64,6 +64,10 @@ _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resamp
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
+_LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
+"""Settings that runs of before did not have → their value then, which `config` leaves out: such a
+run can go on."""
+
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
 
@@ -170,7 +174,7 @@ class LightningRL(LightningSettings, Algorithm):
         timeout_s: of one rollout.
         max_staleness: versions that a rollout's weights may lag behind; None for any.
         lora: adapters instead of full weights.
-        loss: clipping, KL, entropy.
+        loss: its form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.
         seed: of everything random in the algorithm.
 
@@ -227,12 +231,11 @@ class LightningRL(LightningSettings, Algorithm):
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         asked = {
-            "a KL term (PolicyLoss.kl)": self.loss.kl != 0 and not learner.kl,
-            "an entropy bonus (PolicyLoss.entropy)": self.loss.entropy != 0 and not learner.entropy,
             "LoRA": any(spec.lora for spec in self._specs.values()) and not learner.lora,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
-        refused = [name for name, is_refused in asked.items() if is_refused]
+        refused = learner.refusals(self.loss)
+        refused += [name for name, is_refused in asked.items() if is_refused]
         if refused:
             raise UnsupportedError(
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
@@ -265,6 +268,7 @@ class LightningRL(LightningSettings, Algorithm):
             "step_rewards": self.credit.step_rewards,
             "air": None if self.air is None else self.air.config(),
         }
+        plain["loss"] = _without(msgspec.to_builtins(self.loss), _LATER_OF_LOSS)
         return {"algorithm": self.name, **plain, **rules}
 
     # --- the three parts ------------------------------------------------------------------
@@ -441,6 +445,13 @@ def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Froz
 
 def _policy_name(pattern: str, policy: str | Policy) -> str:
     return (policy.name or agent_name(pattern)) if isinstance(policy, Policy) else policy
+
+
+def _without(config: dict[str, Json], later: Mapping[str, Json]) -> dict[str, Json]:
+    """The settings, less those of `later` that have the value there."""
+    return {
+        name: value for name, value in config.items() if name not in later or value != later[name]
+    }
 
 
 def _credit(credit: str | Credit, gamma: float | None) -> Credit:

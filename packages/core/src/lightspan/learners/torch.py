@@ -58,6 +58,8 @@ CAPABILITIES: Final = LearnerCapabilities(
     lora=True,
     mixed_temperatures=True,
     trainable_grammar=True,
+    loss_forms=("clip", "gspo", "cispo"),
+    importance_levels=("token", "sequence"),
 )
 
 FORMAT: Final = 1
@@ -343,6 +345,8 @@ class TorchLearner(Learner):
         tally = Tally(isinstance(loss, PolicyLoss), rows=len(trained))
         stepper.zero_grad()
         with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
+            if isinstance(loss, PolicyLoss) and loss.of_calls:
+                tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
             head = training_head(model, plain, tokens, loss, tally)
             sweep(passes, self._decoder(policy, plain), head)
         metrics = tally.metrics()
@@ -384,11 +388,21 @@ class TorchLearner(Learner):
         self, policy: str, which: Which, passes: Sequence[Pass], tokens: Tokens
     ) -> Tensor:
         """[N] log-probabilities of the tokens under the weights of now, or of before training."""
-        model = self._models[policy]
+        with self._models[policy].using(which) as plain:
+            return self._swept(policy, plain, passes, tokens)
+
+    @torch.no_grad()
+    def _before(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+        """[N] log-probabilities of the tokens as the update is about to compute them: under the
+        very dropout that it will draw."""
+        with forked_random(self._device):
+            return self._swept(policy, plain, passes, tokens)
+
+    def _swept(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+        """[N]"""
         scores = torch.zeros(tokens.targets.shape, device=self._device)
-        with model.using(which) as plain:
-            head = scoring_head(model, plain, tokens, scores)
-            sweep(passes, self._decoder(policy, plain), head)
+        head = scoring_head(self._models[policy], plain, tokens, scores)
+        sweep(passes, self._decoder(policy, plain), head)
         return scores
 
     def _manifest(self) -> dict[str, Any]:
@@ -488,6 +502,7 @@ def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
             row.advantages,
             row.weights,
             row.constraints,
+            row.responses,
         )
 
     return sorted(indices, key=key)
