@@ -17,8 +17,9 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `history` is what AIR's signals read, `breaks` says why conversations fell apart
-into several rows, `health` what a person should hear of a batch, `span_tree` is for display.
+Beside the arrows: `overlong` pays calls less whose answers are too long, `history` is what AIR's
+signals read, `breaks` says why conversations fell apart into several rows, `health` what a person
+should hear of a batch, `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
@@ -116,6 +117,7 @@ from lightspan.lightning.credit import (
 )
 from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
 from lightspan.lightning.history import History, PlacedTool, ToolCall, Trace
+from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.rows import Row, RowBuild, build_rows, merge, usable_transitions
 from lightspan.lightning.selection import (
     CallCoverage,
@@ -159,6 +161,7 @@ __all__ = [
     "Merging",
     "Norm",
     "Observation",
+    "Overlong",
     "PlacedTool",
     "Rejection",
     "Relation",
@@ -199,6 +202,8 @@ __all__ = [
     "merge",
     "needs_resampling",
     "normalise",
+    "overlong_metrics",
+    "overlong_penalties",
     "parse_credit",
     "parse_optimize",
     "potential_rewards",
