@@ -98,6 +98,10 @@ def test_shared_is_the_only_policy() -> None:
         ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),
         ({"group_size": None}, "group_size=None must be a whole number of at least 1"),
         ({"resample": -1}, "resample=-1 must be at least 0"),
+        (
+            {"resample": 2, "estimator": "reinforce++"},
+            r"resample=2 replaces groups .* estimator='reinforce\+\+' with group_size=8 learns",
+        ),
         ({"max_staleness": -1}, "max_staleness=-1 must be at least 0"),
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
         ({"max_length": 1}, "max_length=1 must be at least 2"),
@@ -421,15 +425,48 @@ async def test_groups_that_do_not_vary_are_replaced_in_bounds(
     assert world.notes == notes
 
 
-async def test_replaced_groups_stay_in_the_statistics() -> None:
-    world: Any = Scripted([FLAT, VARIES, VARIES])
-    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, resample=1)
-    batch = algorithm.build(await algorithm.collect(world), {"policy": 1})
-    assert batch.size == 6
+async def test_replaced_groups_leave_the_step() -> None:
+    """DAPO's batch is of groups that vary: what they are is as if the others had not been. A group
+    that is unscored is replaced like one that is flat; the last flat one has no successor."""
+    world: Any = Scripted([FLAT, VARIES, UNSCORED, VARIES, FLAT, FLAT])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=3, resample=2)
+    episodes = await algorithm.collect(world)
+    assert world.asked == [3, 2, 1]
+    assert algorithm.replaced(episodes) == {"g0", "g2", "g4"}
+    batch = algorithm.build(episodes, {"policy": 1})
+    assert batch.rollouts == ("g1-0", "g1-1", "g3-0", "g3-1", "g5-0", "g5-1")
     assert batch.counters["groups"] == 3
     assert batch.counters["groups:identical"] == 1
-    assert len(batch.rows) == 4
     assert batch.weight_mass() == pytest.approx(4 / 6)
+    alone = LightningRL(MODEL, group_size=2, tasks_per_step=3)
+    kept = [episode for episode in episodes if episode.group_id in ("g1", "g3", "g5")]
+    same = alone.build(kept, {"policy": 1})
+    assert (same.rows, same.explanations) == (batch.rows, batch.explanations)
+
+
+async def test_groups_are_replaced_only_where_that_was_asked() -> None:
+    """A foreign trainer may hand over more groups than a step of ours has."""
+    world: Any = Scripted([FLAT, VARIES, VARIES])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    episodes = await world.rollouts([0, 1, 2], 2)
+    assert algorithm.replaced(episodes) == set()
+    assert algorithm.build(episodes, {"policy": 1}).size == 6
+
+
+async def test_replaced_rollouts_are_counted() -> None:
+    """Comparisons are made at equal rollouts: those that were replaced were sampled too."""
+    groups = [FLAT, VARIES, FLAT, VARIES]
+    world: Any = Scripted(groups)
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, resample=3)
+    metrics = await algorithm.run_step(world)
+    assert world.asked == [2, 1, 1]
+    assert metrics["rollouts"] == 8
+    assert (metrics["resample/groups"], metrics["resample/rollouts"]) == (2, 4)
+    assert (metrics["batch/scored"], metrics["batch/groups"]) == (4, 2)
+    assert metrics["reward"] == sum(map(sum, groups)) / 8
+    assert {key[0] for key in world.explained} == {"at-g1-0", "at-g1-1", "at-g3-0", "at-g3-1"}
+    plain = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    assert not any(name.startswith("resample/") for name in await plain.run_step(Scripted(groups)))  # type: ignore[arg-type]
 
 
 async def test_a_step_without_variance_explains_its_transitions_too() -> None:

@@ -76,7 +76,7 @@ def test_calls_are_paid_less_each_for_its_own_answer() -> None:
         make_record("over", [1, 2], [3] * 12, (5, 6)),
         make_record("checker", [1, 2], [3] * 12, (7, 8), agent_path="checker"),
     ]
-    spans = [make_call_span("lost", (9, 10))]
+    spans = [make_call_span("lost", sequence=(9, 10))]
     episode = build_episode(make_attempt(), make_rollout(), spans, records)
     coverage = cover(episode, WRITER, max_length=13)
     overlong = Overlong(max_tokens=10, buffer=4)

@@ -134,6 +134,12 @@ class LightningSettings:
             raise ConfigError(f"temperature={self.temperature!r}: training needs a positive one")
         if self.failure_reward is not None and not is_number(self.failure_reward):
             raise ConfigError(f"failure_reward={self.failure_reward!r} must be finite, or None")
+        if self.resample and (self.group_size == 1 or self.estimator == "reinforce++"):
+            raise ConfigError(
+                f"resample={self.resample} replaces groups whose returns are all the same, but "
+                f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
+                "too: use resample=0"
+            )
         check_lora(self.lora)
         check_kind("loss", self.loss, PolicyLoss)
         check_kind("optimizer", self.optimizer, Optimizer)
@@ -165,7 +171,9 @@ class LightningRL(LightningSettings, Algorithm):
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
         resample: rounds of further tasks at most, until as many groups vary as there are tasks in
-            a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none.
+            a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. A further task's group
+            takes the place of one whose returns are all the same, which then is in no statistics,
+            weights or update of the step. Rollouts of both are counted in `rollouts`.
         learning_rate: None for 1e-6, or 1e-5 with LoRA.
         temperature: what training samples at, whatever the app asks.
         max_tokens: of one answer at most, whatever the app asks; None for the app's.
@@ -277,7 +285,8 @@ class LightningRL(LightningSettings, Algorithm):
         return world.next_tasks(self.tasks_per_step if missing is None else missing)
 
     async def collect(self, world: World) -> list[Episode]:
-        """Run the planned tasks; with `resample`, further ones until enough groups vary."""
+        """Run the planned tasks; with `resample`, further ones until enough groups vary. All
+        episodes, those of replaced groups too, which `build` leaves out."""
         episodes = await world.rollouts(self.plan(world), self.group_size)
         missing = self._missing_groups(episodes)
         for _ in range(self.resample):
@@ -299,13 +308,22 @@ class LightningRL(LightningSettings, Algorithm):
         varying = len(rewards) - len(groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
+    def replaced(self, episodes: Sequence[Episode]) -> set[str]:
+        """The groups without variance in whose place others were sampled, the earliest first: as
+        many as are more than a step has. Those that could not be replaced stay."""
+        if not self.resample:
+            return set()
+        rewards = group_rewards(episodes, self.credit.step_rewards)
+        surplus = max(0, len(rewards) - self.tasks_per_step)
+        return set(list(groups_without_variance(rewards))[:surplus])
+
     def build(
         self,
         episodes: Sequence[Episode],
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
     ) -> Batch:
-        """The batch of one iteration.
+        """The batch of one iteration, without the groups that were `replaced`.
 
         Args:
             versions: the current version of each policy; needed for `max_staleness`.
@@ -314,6 +332,11 @@ class LightningRL(LightningSettings, Algorithm):
         """
         if coverages is None:
             coverages = self.coverages(episodes)
+        if replaced := self.replaced(episodes):
+            kept = [episode for episode in episodes if episode.group_id not in replaced]
+            attempts = {episode.attempt_id for episode in kept}
+            coverages = [found for found in coverages if found.attempt_id in attempts]
+            episodes = kept
         return build_batch(episodes, coverages, self._batch_config, versions=versions)
 
     def coverages(
@@ -348,7 +371,16 @@ class LightningRL(LightningSettings, Algorithm):
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
-        return {**rollout_metrics(episodes), **batch_metrics(batch), **learned}
+        counted = self._resample_metrics(episodes)
+        return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
+
+    def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
+        """How many groups and rollouts were replaced; `rollouts` counts those too."""
+        if not self.resample:
+            return {}
+        replaced = self.replaced(episodes)
+        rollouts = sum(episode.group_id in replaced for episode in episodes)
+        return {"resample/groups": len(replaced), "resample/rollouts": rollouts}
 
     def _look_at_air(self, world: World, batch: Batch) -> None:
         """Say once that AIR does nothing."""
