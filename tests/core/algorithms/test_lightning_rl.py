@@ -119,6 +119,8 @@ def test_shared_is_the_only_policy() -> None:
         ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
         ({"estimator": "ppo"}, "estimator='ppo': use one of grpo, dr_grpo, rloo, reinforce"),
         ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
+        ({"token_constant": 8}, "token_constant is of weight='token', not 'rollout'"),
+        ({"token_constant": 0, "weight": "token"}, "token_constant=0 must be a finite number abov"),
         ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
         ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted' or a rule"),
         ({"gamma": 0.9}, 'gamma is of credit="discounted"'),
@@ -204,8 +206,21 @@ def test_the_config_is_that_of_every_earlier_run() -> None:
 
 def test_the_config_names_what_later_versions_added() -> None:
     loss = PolicyLoss(form="gspo", importance_cap=2.0, importance_level="sequence")
-    found: Any = LightningRL(MODEL, loss=loss).config()["loss"]
-    assert (found["form"], found["importance_level"]) == ("gspo", "sequence")
+    found: Any = LightningRL(MODEL, loss=loss, weight="token", token_constant=512.0).config()
+    assert (found["loss"]["form"], found["loss"]["importance_level"]) == ("gspo", "sequence")
+    assert found["token_constant"] == 512.0
+
+
+def test_dr_grpo_divides_by_a_constant() -> None:
+    """Two answers of two tokens of four in the step: each token weighs 1 / (4 · 8)."""
+    algorithm = LightningRL(
+        MODEL, estimator="dr_grpo", weight="token", token_constant=8, group_size=2
+    )
+    assert algorithm.batch_config.token_constant == 8
+    episodes = [_episode("g", member, float(member)) for member in range(2)]
+    batch = algorithm.build([*episodes, *[_episode("h", m, 0.5) for m in range(2)]])
+    assert [row.weights for row in batch.rows] == [[0.0, 0.0, 1 / 32, 1 / 32]] * 2
+    assert [row.advantages[-1] for row in batch.rows] == [-0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resamp
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
+_LATER: Final = {"token_constant": None}
 _LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
 """Settings that runs of before did not have → their value then, which `config` leaves out: such a
 run can go on."""
@@ -84,6 +85,7 @@ class LightningSettings:
     gamma: float | None = None
     air: AIR | bool | None = None
     weight: Weight = "rollout"
+    token_constant: float | None = None
     group_size: int = 8
     tasks_per_step: int = 16
     minibatches: int = 1
@@ -121,7 +123,7 @@ class LightningSettings:
         for name, low in _LEAST_IF_GIVEN.items():
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), low)
-        for name in ("learning_rate", "timeout_s"):
+        for name in ("learning_rate", "timeout_s", "token_constant"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
         check_estimator(self.estimator)
@@ -167,6 +169,8 @@ class LightningRL(LightningSettings, Algorithm):
         air: automatic intermediate rewards (`lightspan.AIR`): from the signals of tools and the
             like, by potentials, which do not change what the best policy is. True for `AIR()`.
         weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`.
+        token_constant: what `weight="token"` divides by, beside the number of rollouts, whatever
+            their length (Dr. GRPO: the longest answer); None for their mean trained tokens.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
@@ -206,6 +210,7 @@ class LightningRL(LightningSettings, Algorithm):
             credit=self.credit,
             air=self.air,
             weight=self.weight,
+            token_constant=self.token_constant,
             max_length=self.max_length,
             max_staleness=self.max_staleness,
             # KL and entropy teach where the reward does not
@@ -277,7 +282,7 @@ class LightningRL(LightningSettings, Algorithm):
             "air": None if self.air is None else self.air.config(),
         }
         plain["loss"] = _without(msgspec.to_builtins(self.loss), _LATER_OF_LOSS)
-        return {"algorithm": self.name, **plain, **rules}
+        return {"algorithm": self.name, **_without(plain, _LATER), **rules}
 
     # --- the three parts ------------------------------------------------------------------
     def plan(self, world: World, missing: int | None = None) -> list[Json]:
