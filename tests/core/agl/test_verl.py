@@ -191,7 +191,7 @@ IS = "algorithm__rollout_correction__rollout_is"
     ],
 )
 def test_losses_of_later_versions(change: dict[str, Any], loss: PolicyLoss) -> None:
-    """Of verl 0.7 and 0.8; what is not said stays as in 0.5."""
+    """Of versions after 0.5; what is not said stays as it was."""
     before, after = make_plan(TUTORIAL).algorithm, make_plan(changed(**change)).algorithm
     assert after == {**before, "loss": loss}
 
@@ -264,6 +264,8 @@ def test_groups_are_filtered_by_resampling() -> None:
     config = changed()
     config["algorithm"]["filter_groups"] = groups
     assert make_plan(config).algorithm == {**make_plan(TUTORIAL).algorithm, "resample": 9}
+    config["data"]["gen_batch_size"] = 96
+    assert "data.gen_batch_size=96 (a round samples as many tasks as" in make_plan(config).report()
     groups["enable"] = False
     assert make_plan(config).algorithm == make_plan(TUTORIAL).algorithm
 

@@ -8,7 +8,8 @@ Each key of the configuration is in one of four classes:
 - *refused*: it would change what is learned, and cannot be honoured;
 - *unknown*: refused too.
 
-What is not said has verl's own default (verl 0.5, `ppo_trainer.yaml`).
+What is not said has verl's own default (verl 0.5, `ppo_trainer.yaml`). Keys of later versions that
+say how the loss is computed are known too; left out, they change nothing.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ WITHOUT_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("data.train_files", _DATA),
     ("data.val_files", _DATA),
     ("data.val_batch_size", _DATA),
+    ("data.gen_batch_size", "a round samples as many tasks as groups are missing"),
     ("data.dataloader_num_workers", _DATA),
     ("data.truncation", _CALLS),
     ("data.filter_overlong_prompts*", _CALLS),
