@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 import lightspan.agl as agl
-from lightspan import LoRA, Optimizer, PolicyLoss
+from lightspan import LightningRL, LoRA, Optimizer, PolicyLoss
 from lightspan.agl._trainer import make_algorithm
 from lightspan.agl._verl import DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT, make_plan
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
+from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import check_agents
 from lightspan.schema.routing import Route
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
 from lightspan.training.sinks import WandB
 
 TUTORIAL: dict[str, Any] = {
@@ -154,6 +156,120 @@ def test_keys_become_arguments_of_the_algorithm(
     }
 
 
+POLICY_LOSS = "arr__actor__policy_loss__loss_mode"
+IS = "algorithm__rollout_correction__rollout_is"
+
+
+@pytest.mark.parametrize(
+    ("change", "loss"),
+    [
+        ({POLICY_LOSS: "vanilla"}, PolicyLoss(clip_high=0.3)),
+        (
+            {POLICY_LOSS: "cispo", "arr__actor__clip_ratio_low": 10},
+            PolicyLoss(form="cispo", clip_low=1.0, clip_high=0.3),
+        ),
+        ({POLICY_LOSS: "cispo"}, PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.3)),
+        (
+            {IS: "token"},
+            PolicyLoss(clip_high=0.3, importance_cap=2.0),
+        ),
+        (
+            {IS: "sequence", f"{IS}_threshold": "5"},
+            PolicyLoss(clip_high=0.3, importance_cap=5.0, importance_level="sequence"),
+        ),
+        (
+            {"algorithm__rollout_correction__bypass_mode": True},
+            PolicyLoss(clip_high=0.3),
+        ),
+        (
+            {
+                "algorithm__rollout_correction__loss_type": "ppo_clip",
+                "algorithm__rollout_correction__rollout_rs": None,
+            },
+            PolicyLoss(clip_high=0.3),
+        ),
+    ],
+)
+def test_losses_of_later_versions(change: dict[str, Any], loss: PolicyLoss) -> None:
+    """Of versions after 0.5; what is not said stays as it was."""
+    before, after = make_plan(TUTORIAL).algorithm, make_plan(changed(**change)).algorithm
+    assert after == {**before, "loss": loss}
+
+
+def test_gspo_is_a_mean_over_calls() -> None:
+    """As in verl, whatever `loss_agg_mode` says."""
+    bounds = {"arr__actor__clip_ratio_low": 3e-4, "arr__actor__clip_ratio_high": 4e-4}
+    config = changed(**{POLICY_LOSS: "gspo"}, **bounds, arr__actor__clip_ratio_c=10.0)
+    plan = make_plan(config)
+    assert plan.algorithm["loss"] == PolicyLoss(form="gspo", clip_low=3e-4, clip_high=4e-4)
+    assert plan.algorithm["weight"] == "transition"
+    assert "clip_ratio_c=10.0 (loss_mode='gspo' has none)" in plan.report()
+    assert "loss_agg_mode" not in plan.report()
+    config["actor_rollout_ref"]["actor"]["loss_agg_mode"] = "token-mean"
+    plan = make_plan(config)
+    assert plan.algorithm["weight"] == "transition"
+    assert "loss_agg_mode='token-mean' (GSPO's loss is a mean over calls, as" in plan.report()
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "expected"),
+    [
+        ("token-mean", {}, {"weight": "token"}),
+        ("seq-mean-token-mean", {}, {"weight": "transition"}),
+        ("seq-mean-token-sum", {}, {"weight": "token", "token_constant": 1.0}),
+        ("seq-mean-token-sum-norm", {}, {"weight": "token", "token_constant": 2048.0}),
+        (
+            "seq-mean-token-sum-norm",
+            {"arr__actor__loss_scale_factor": 512},
+            {"weight": "token", "token_constant": 512.0},
+        ),
+    ],
+)
+def test_how_the_loss_is_aggregated(
+    mode: str, change: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = make_plan(changed(arr__actor__loss_agg_mode=mode, **change)).algorithm
+    assert {name: found[name] for name in ("weight", "token_constant") if name in found} == expected
+
+
+def test_aggregated_losses_are_verls_where_a_rollout_is_a_call() -> None:
+    """Weights of three answers of 1, 2 and 5 tokens, by verl's formulas."""
+    lengths = {"a": 1, "b": 2, "c": 5}
+    episodes = [
+        build_episode(
+            make_attempt(name, reward=float(number)),
+            make_rollout(name, "g"),
+            [],
+            [make_record(name, [1, 2], [3] * length, attempt=name)],
+        )
+        for number, (name, length) in enumerate(lengths.items())
+    ]
+    expected = {
+        "token-mean": {1: 1 / 8, 2: 1 / 8, 5: 1 / 8},
+        "seq-mean-token-mean": {1: 1 / 3, 2: 1 / 6, 5: 1 / 15},
+        "seq-mean-token-sum": {1: 1 / 3, 2: 1 / 3, 5: 1 / 3},
+        "seq-mean-token-sum-norm": {1: 1 / 3 / 2048, 2: 1 / 3 / 2048, 5: 1 / 3 / 2048},
+    }
+    for mode, weights in expected.items():
+        plan = make_plan(changed(arr__actor__loss_agg_mode=mode, arr__actor__entropy_coeff=0.1))
+        algorithm = LightningRL("a/model", **plan.algorithm)
+        batch = algorithm.build(episodes)
+        found = {sum(row.mask): row.weights[-1] for row in batch.rows}
+        assert found == pytest.approx(weights), mode
+
+
+def test_groups_are_filtered_by_resampling() -> None:
+    """verl counts the batches it generates, the first too."""
+    groups = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
+    config = changed()
+    config["algorithm"]["filter_groups"] = groups
+    assert make_plan(config).algorithm == {**make_plan(TUTORIAL).algorithm, "resample": 9}
+    config["data"]["gen_batch_size"] = 96
+    assert "data.gen_batch_size=96 (a round samples as many tasks as" in make_plan(config).report()
+    groups["enable"] = False
+    assert make_plan(config).algorithm == make_plan(TUTORIAL).algorithm
+
+
 def test_keys_become_arguments_of_the_trainer() -> None:
     plan = make_plan(
         changed(
@@ -271,9 +387,44 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"trainer__device": "npu"}, "trainer.device='npu': use one of 'cpu', 'cuda'"),
         (
-            {"arr__actor__loss_agg_mode": "seq-mean-token-sum"},
-            "actor_rollout_ref.actor.loss_agg_mode='seq-mean-token-sum': use one of 'token-mean', "
-            "'seq-mean-token-mean'",
+            {"arr__actor__loss_agg_mode": "seq-sum-no-norm"},
+            "actor_rollout_ref.actor.loss_agg_mode='seq-sum-no-norm': use one of 'token-mean', "
+            "'seq-mean-token-mean', 'seq-mean-token-sum', 'seq-mean-token-sum-norm'",
+        ),
+        (
+            {POLICY_LOSS: "clip_cov"},
+            "actor_rollout_ref.actor.policy_loss.loss_mode='clip_cov': use one of 'vanilla', "
+            "'gspo', 'cispo'",
+        ),
+        (
+            {IS: "geometric"},
+            "algorithm.rollout_correction.rollout_is='geometric': use one of 'token', 'sequence'",
+        ),
+        (
+            {IS: "token", "algorithm__rollout_correction__bypass_mode": True},
+            "algorithm.rollout_correction.rollout_is='token' with bypass_mode=True: the ratio is "
+            "to the recorded log-probabilities then, which corrects for both: use one of the two",
+        ),
+        (
+            {IS: "token", "arr__actor__tis_imp_ratio_cap": 2.0},
+            "algorithm.rollout_correction.rollout_is='token' with "
+            "actor_rollout_ref.actor.tis_imp_ratio_cap: use "
+            "algorithm.rollout_correction.rollout_is_threshold",
+        ),
+        (
+            {"algorithm__rollout_correction__rollout_rs": "seq_mean_k3"},
+            "algorithm.rollout_correction.rollout_rs='seq_mean_k3': use rollout_is: no call is "
+            "rejected by its ratio",
+        ),
+        (
+            {"algorithm__filter_groups__enable": True},
+            "algorithm.filter_groups.enable=True without a bound: use "
+            "algorithm.filter_groups.max_num_gen_batches=10, say; a step that lacks groups after "
+            "that is learned from as it is",
+        ),
+        (
+            {"reward_model__overlong_buffer__enable": True},
+            "reward_model.overlong_buffer.enable=True: use lightspan.LightningRL(overlong=…)",
         ),
     ],
 )
@@ -305,6 +456,10 @@ def test_everything_that_is_refused_is_in_one_error() -> None:
         (changed(arr__rollout__n=True), r"rollout\.n=True must be a whole number"),
         (changed(arr__actor__optim__lr="fast"), r"optim\.lr='fast' must be a finite number"),
         (changed(arr__actor__optim__lr=-1), r"learning_rate=-1\.0 must be a finite number above"),
+        (
+            changed(**{IS: "token", f"{IS}_threshold": "0.5_5.0"}),
+            r"rollout_is_threshold='0\.5_5\.0' must be a finite number",
+        ),
         (changed(arr__actor__optim__betas=[0.9]), r"optim\.betas=\[0\.9\] must be two numbers"),
         (["algorithm"], "config must be a mapping"),
     ],

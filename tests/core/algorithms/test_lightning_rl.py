@@ -98,6 +98,10 @@ def test_shared_is_the_only_policy() -> None:
         ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),
         ({"group_size": None}, "group_size=None must be a whole number of at least 1"),
         ({"resample": -1}, "resample=-1 must be at least 0"),
+        (
+            {"resample": 2, "estimator": "reinforce++"},
+            r"resample=2 replaces groups .* estimator='reinforce\+\+' with group_size=8 learns",
+        ),
         ({"max_staleness": -1}, "max_staleness=-1 must be at least 0"),
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
         ({"max_length": 1}, "max_length=1 must be at least 2"),
@@ -115,6 +119,8 @@ def test_shared_is_the_only_policy() -> None:
         ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
         ({"estimator": "ppo"}, "estimator='ppo': use one of grpo, dr_grpo, rloo, reinforce"),
         ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
+        ({"token_constant": 8}, "token_constant is of weight='token', not 'rollout'"),
+        ({"token_constant": 0, "weight": "token"}, "token_constant=0 must be a finite number abov"),
         ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
         ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted' or a rule"),
         ({"gamma": 0.9}, 'gamma is of credit="discounted"'),
@@ -198,6 +204,25 @@ def test_the_config_is_that_of_every_earlier_run() -> None:
     }
 
 
+def test_the_config_names_what_later_versions_added() -> None:
+    loss = PolicyLoss(form="gspo", importance_cap=2.0, importance_level="sequence")
+    found: Any = LightningRL(MODEL, loss=loss, weight="token", token_constant=512.0).config()
+    assert (found["loss"]["form"], found["loss"]["importance_level"]) == ("gspo", "sequence")
+    assert found["token_constant"] == 512.0
+
+
+def test_dr_grpo_divides_by_a_constant() -> None:
+    """Two answers of two tokens of four in the step: each token weighs 1 / (4 · 8)."""
+    algorithm = LightningRL(
+        MODEL, estimator="dr_grpo", weight="token", token_constant=8, group_size=2
+    )
+    assert algorithm.batch_config.token_constant == 8
+    episodes = [_episode("g", member, float(member)) for member in range(2)]
+    batch = algorithm.build([*episodes, *[_episode("h", m, 0.5) for m in range(2)]])
+    assert [row.weights for row in batch.rows] == [[0.0, 0.0, 1 / 32, 1 / 32]] * 2
+    assert [row.advantages[-1] for row in batch.rows] == [-0.5, 0.5]
+
+
 @pytest.mark.parametrize(
     ("options", "lacks", "message"),
     [
@@ -215,6 +240,29 @@ def test_what_a_learner_lacks_is_refused_by_name(
     algorithm.check(exact, LearnerCapabilities())
     with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
         algorithm.check(exact, LearnerCapabilities(**lacks))
+
+
+@pytest.mark.parametrize(
+    ("loss", "declared", "message"),
+    [
+        (PolicyLoss(form="gspo"), {"loss_forms": ("clip", "gspo")}, "the loss form 'gspo'"),
+        (PolicyLoss(form="cispo"), {"loss_forms": ("cispo",)}, "the loss form 'cispo'"),
+        (
+            PolicyLoss(importance_cap=2.0, importance_level="sequence"),
+            {"importance_levels": ("sequence",)},
+            "importance weights per sequence",
+        ),
+    ],
+)
+def test_a_learner_has_to_declare_a_loss(
+    loss: PolicyLoss, declared: dict[str, Any], message: str
+) -> None:
+    """One that was written before a form existed would compute another."""
+    exact = EngineCapabilities(exact_tokens=True)
+    algorithm = LightningRL(MODEL, loss=loss)
+    algorithm.check(exact, LearnerCapabilities(**declared))
+    with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
+        algorithm.check(exact, LearnerCapabilities())
 
 
 def test_engine_without_exact_tokens_is_refused() -> None:
@@ -392,15 +440,48 @@ async def test_groups_that_do_not_vary_are_replaced_in_bounds(
     assert world.notes == notes
 
 
-async def test_replaced_groups_stay_in_the_statistics() -> None:
-    world: Any = Scripted([FLAT, VARIES, VARIES])
-    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, resample=1)
-    batch = algorithm.build(await algorithm.collect(world), {"policy": 1})
-    assert batch.size == 6
+async def test_replaced_groups_leave_the_step() -> None:
+    """DAPO's batch is of groups that vary: what they are is as if the others had not been. A group
+    that is unscored is replaced like one that is flat; the last flat one has no successor."""
+    world: Any = Scripted([FLAT, VARIES, UNSCORED, VARIES, FLAT, FLAT])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=3, resample=2)
+    episodes = await algorithm.collect(world)
+    assert world.asked == [3, 2, 1]
+    assert algorithm.replaced(episodes) == {"g0", "g2", "g4"}
+    batch = algorithm.build(episodes, {"policy": 1})
+    assert batch.rollouts == ("g1-0", "g1-1", "g3-0", "g3-1", "g5-0", "g5-1")
     assert batch.counters["groups"] == 3
     assert batch.counters["groups:identical"] == 1
-    assert len(batch.rows) == 4
     assert batch.weight_mass() == pytest.approx(4 / 6)
+    alone = LightningRL(MODEL, group_size=2, tasks_per_step=3)
+    kept = [episode for episode in episodes if episode.group_id in ("g1", "g3", "g5")]
+    same = alone.build(kept, {"policy": 1})
+    assert (same.rows, same.explanations) == (batch.rows, batch.explanations)
+
+
+async def test_groups_are_replaced_only_where_that_was_asked() -> None:
+    """A foreign trainer may hand over more groups than a step of ours has."""
+    world: Any = Scripted([FLAT, VARIES, VARIES])
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    episodes = await world.rollouts([0, 1, 2], 2)
+    assert algorithm.replaced(episodes) == set()
+    assert algorithm.build(episodes, {"policy": 1}).size == 6
+
+
+async def test_replaced_rollouts_are_counted() -> None:
+    """Comparisons are made at equal rollouts: those that were replaced were sampled too."""
+    groups = [FLAT, VARIES, FLAT, VARIES]
+    world: Any = Scripted(groups)
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2, resample=3)
+    metrics = await algorithm.run_step(world)
+    assert world.asked == [2, 1, 1]
+    assert metrics["rollouts"] == 8
+    assert (metrics["resample/groups"], metrics["resample/rollouts"]) == (2, 4)
+    assert (metrics["batch/scored"], metrics["batch/groups"]) == (4, 2)
+    assert metrics["reward"] == sum(map(sum, groups)) / 8
+    assert {key[0] for key in world.explained} == {"at-g1-0", "at-g1-1", "at-g3-0", "at-g3-1"}
+    plain = LightningRL(MODEL, group_size=2, tasks_per_step=2)
+    assert not any(name.startswith("resample/") for name in await plain.run_step(Scripted(groups)))  # type: ignore[arg-type]
 
 
 async def test_a_step_without_variance_explains_its_transitions_too() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from lightspan import LoRA, Optimizer, PolicyLoss
 from lightspan.errors import ConfigError
-from lightspan.learners import losses
+from lightspan.learners import FORM_DEFAULTS, LearnerCapabilities, SFTLoss, losses
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -48,6 +49,103 @@ def test_clipped_ratio(ratio: float, advantage: float, loss: float, gradient: fl
 
 def test_no_dual_clip() -> None:
     assert clipped(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+
+
+CALLS = torch.tensor([0, 0, 1, 0, 1])
+"""Tokens of two calls, as they may be spread over a pass."""
+RATIOS = torch.tensor([2.0, 4.0, 0.5, 1.0, 2.0], dtype=torch.float64)
+OLD = torch.tensor([-2.0, -3.0, -4.0, -5.0, -6.0], dtype=torch.float64)
+
+
+def test_the_ratio_of_a_call_is_the_geometric_mean() -> None:
+    """(2 · 4 · 1)^(1/3) = 2 and (0.5 · 2)^(1/2) = 1."""
+    logprobs = (OLD + RATIOS.log()).requires_grad_()
+    ratios = losses.call_ratios(logprobs, OLD, CALLS)
+    assert ratios.tolist() == pytest.approx([2.0, 2.0, 1.0, 2.0, 1.0])
+    assert not ratios.requires_grad
+    assert losses.call_ratios(OLD[:0], OLD[:0], CALLS[:0]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.2, 2.0, -2.4, -2.4),
+        (1.5, 2.0, -2.56, 0.0),
+        (0.5, -2.0, 1.6, 0.0),
+        (4.0, -2.0, 8.0, 8.0),  # no dual clip
+    ],
+)
+def test_gspo(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    """Clipped by the call's ratio, whatever the token's; its gradient is the ratio's."""
+    logprob = torch.tensor([-3.0], dtype=torch.float64).requires_grad_()
+    of_call = torch.tensor([ratio], dtype=torch.float64)
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    result = losses.gspo_loss(logprob, of_call, advantages, **CLIP)
+    result.loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    assert float(result.loss.detach()) == pytest.approx(loss)
+    assert float(logprob.grad) == pytest.approx(gradient)
+    assert float(result.ratio.detach()) == ratio
+    assert bool(result.clipped) == (gradient == 0)
+
+
+def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
+    """Σ over a call's tokens of the token form, and max(-A·s, -A·clip(s)) with s differentiated."""
+    advantages = torch.tensor([2.0, 2.0, -1.0, 2.0, -1.0], dtype=torch.float64)
+    wide = {"clip_low": 0.2, "clip_high": 3.0}
+    logprobs = (OLD + RATIOS.log()).requires_grad_()
+    ratios = losses.call_ratios(logprobs, OLD, CALLS)
+    result = losses.gspo_loss(logprobs, ratios, advantages, **wide)
+    (found,) = torch.autograd.grad(result.loss.sum(), logprobs)
+    first = (logprobs[[0, 1, 3]] - OLD[[0, 1, 3]]).mean().exp()
+    second = (logprobs[[2, 4]] - OLD[[2, 4]]).mean().exp()
+    (expected,) = torch.autograd.grad(3 * -2.0 * first + 2 * 1.0 * second, logprobs)
+    assert found.tolist() == pytest.approx(expected.tolist())
+    assert found.tolist() == pytest.approx([-4.0, -4.0, 1.0, -4.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "weight"),
+    [
+        (1.0, 2.0, 1.0),
+        (1.5, 2.0, 1.28),  # bounded, and still pulled
+        (0.5, -2.0, 0.8),
+        (0.5, 2.0, 0.8),
+        (4.0, -2.0, 1.28),
+    ],
+)
+def test_cispo(ratio: float, advantage: float, weight: float) -> None:
+    """-clip(r) · A · log π, the ratio without gradient: no token loses its own."""
+    old = torch.tensor([-2.0], dtype=torch.float64)
+    logprob = (old + math.log(ratio)).requires_grad_()
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    result = losses.cispo_loss(logprob, old, advantages, **CLIP)
+    result.loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    assert float(logprob.grad) == pytest.approx(-weight * advantage)
+    assert float(result.loss.detach()) == pytest.approx(
+        -weight * advantage * (-2.0 + math.log(ratio))
+    )
+    assert float(result.ratio) == pytest.approx(ratio)
+    assert bool(result.clipped) == (weight != ratio)
+
+
+def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:
+    """2 · 4 · 1 = 8, of which 3 is left, and 0.5 · 0.5 = 0.25."""
+    ratios = torch.tensor([2.0, 4.0, 0.5, 1.0, 0.5], dtype=torch.float64)
+    old = (OLD + ratios.log()).requires_grad_()
+    weight = losses.call_importance_weight(old, OLD, CALLS, cap=3.0)
+    assert weight.tolist() == pytest.approx([3.0, 3.0, 0.25, 3.0, 0.25])
+    assert not weight.requires_grad
+
+
+def test_sums_over_calls_are_clamped() -> None:
+    """Products of many ratios stay finite, and so does their mean."""
+    far, calls = torch.full((100,), 1.0), torch.zeros(100, dtype=torch.int64)
+    weight = losses.call_importance_weight(far, -far, calls, cap=1e12)
+    assert weight.tolist() == pytest.approx([math.exp(20.0)] * 100)
+    assert losses.call_ratios(-30 * far, far, calls)[0] == pytest.approx(math.exp(-20.0))
 
 
 def test_log_ratios_are_clamped() -> None:
@@ -129,6 +227,19 @@ def test_negative_log_likelihood() -> None:
         (PolicyLoss, {"clip_high": math.nan}, "clip_high=nan must be a finite number at least"),
         (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
         (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
+        (PolicyLoss, {"form": "ppo"}, "form='ppo': use one of 'clip', 'gspo', 'cispo'"),
+        (PolicyLoss, {"form": "gspo", "dual_clip": 3.0}, "dual_clip=3.0 is of form='clip'"),
+        (PolicyLoss, {"form": "cispo", "clip_low": 10}, "clip_low=10 must be .* at most 1"),
+        (
+            PolicyLoss,
+            {"importance_cap": 2.0, "importance_level": "row"},
+            "importance_level='row': use one of 'token', 'sequence'",
+        ),
+        (
+            PolicyLoss,
+            {"importance_level": "sequence"},
+            "importance_level='sequence' is of the importance weight: give importance_cap=2.0",
+        ),
         (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
         (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
         (PolicyLoss, {"kl_estimator": "k4"}, "kl_estimator='k4': use one of 'k1', 'k2', 'k3'"),
@@ -163,6 +274,37 @@ def test_negative_log_likelihood() -> None:
 def test_impossible_settings(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**options)
+
+
+def test_every_form_has_its_own_bounds() -> None:
+    found = {form: PolicyLoss(form=form) for form in FORM_DEFAULTS}
+    assert {form: (x.clip_low, x.clip_high, x.dual_clip) for form, x in found.items()} == {
+        "clip": (0.2, 0.28, 3.0),
+        "gspo": (3e-4, 4e-4, None),
+        "cispo": (1.0, 4.0, None),
+    }
+    assert PolicyLoss() == PolicyLoss(form="clip", clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    assert PolicyLoss(form="gspo", clip_low=0.1).clip_high == 4e-4
+    with pytest.raises(ConfigError, match=r"dual_clip=3.0 is of form='clip'"):
+        msgspec.structs.replace(PolicyLoss(), form="cispo")
+
+
+def test_what_a_learner_refuses_of_a_loss() -> None:
+    plain = LearnerCapabilities(kl=False, entropy=False)
+    assert plain.refusals(PolicyLoss()) == plain.refusals(SFTLoss()) == []
+    loss = PolicyLoss(
+        form="gspo", kl=0.1, entropy=0.1, importance_cap=2.0, importance_level="sequence"
+    )
+    assert plain.refusals(loss) == [
+        "the loss form 'gspo' (PolicyLoss.form)",
+        "a KL term (PolicyLoss.kl)",
+        "an entropy bonus (PolicyLoss.entropy)",
+        "importance weights per sequence (PolicyLoss.importance_level)",
+    ]
+    whole = LearnerCapabilities(
+        loss_forms=("clip", "gspo"), importance_levels=("token", "sequence")
+    )
+    assert whole.refusals(loss) == []
 
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.lightning.air import AIR
+    from lightspan.lightning.overlong import Overlong
     from lightspan.production.connect import connect
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
@@ -54,6 +55,7 @@ _HOME = {
     "LoRA": "lightspan.learners.protocol",
     "LocalRunners": "lightspan.runners.local",
     "Optimizer": "lightspan.learners.protocol",
+    "Overlong": "lightspan.lightning.overlong",
     "Policy": "lightspan.algorithms.protocol",
     "PolicyLoss": "lightspan.learners.protocol",
     "PromptTemplate": "lightspan.schema.resources",
@@ -90,6 +92,7 @@ __all__ = [
     "LoRA",
     "LocalRunners",
     "Optimizer",
+    "Overlong",
     "Policy",
     "PolicyLoss",
     "PromptTemplate",

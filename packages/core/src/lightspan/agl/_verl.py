@@ -8,7 +8,8 @@ Each key of the configuration is in one of four classes:
 - *refused*: it would change what is learned, and cannot be honoured;
 - *unknown*: refused too.
 
-What is not said has verl's own default (verl 0.5, `ppo_trainer.yaml`).
+What is not said has verl's own default (verl 0.5, `ppo_trainer.yaml`). Keys of later versions that
+say how the loss is computed are known too; left out, they change nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+from lightspan.learners.protocol import ImportanceLevel, LoRA, Optimizer, PolicyLoss
 from lightspan.schema.records import Json
 from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
 
 _ROLLOUT, _ACTOR, _MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "model"))
 _BETAS: Final = f"{_ACTOR}.optim.betas"
+_FORM: Final = f"{_ACTOR}.policy_loss.loss_mode"
+_CORRECTION: Final = "algorithm.rollout_correction"
+_FILTER: Final = "algorithm.filter_groups"
 
 ESTIMATORS: Final = {
     "grpo": "grpo",
@@ -35,7 +39,16 @@ ESTIMATORS: Final = {
     "reinforce_plus_plus_baseline": "reinforce++_baseline",
 }
 """verl's names → ours."""
-WEIGHTS: Final = {"token-mean": "token", "seq-mean-token-mean": "transition"}
+FORMS: Final = {"vanilla": "clip", "gspo": "gspo", "cispo": "cispo"}
+WEIGHTS: Final = {
+    "token-mean": "token",
+    "seq-mean-token-mean": "transition",
+    "seq-mean-token-sum": "token",
+    "seq-mean-token-sum-norm": "token",
+}
+"""The last two with a `token_constant`."""
+FILTER_METRICS: Final = (None, "acc", "score", "seq_reward", "seq_final_reward")
+"""What groups may be told apart by: all are the reward here."""
 KL_ESTIMATORS: Final = {
     "kl": "k1",
     "k1": "k1",
@@ -48,6 +61,12 @@ KL_ESTIMATORS: Final = {
 DEFAULTS: Final[Mapping[str, Any]] = {
     "algorithm.adv_estimator": "gae",
     "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{_CORRECTION}.rollout_is": None,
+    f"{_CORRECTION}.rollout_is_threshold": 2.0,
+    f"{_CORRECTION}.bypass_mode": False,
+    f"{_FILTER}.enable": False,
+    f"{_FILTER}.metric": None,
+    f"{_FILTER}.max_num_gen_batches": 0,
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
@@ -65,7 +84,9 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     f"{_ACTOR}.clip_ratio_low": None,
     f"{_ACTOR}.clip_ratio_high": None,
     f"{_ACTOR}.clip_ratio_c": 3.0,
+    _FORM: "vanilla",
     f"{_ACTOR}.loss_agg_mode": "token-mean",
+    f"{_ACTOR}.loss_scale_factor": None,
     f"{_ACTOR}.use_kl_loss": False,
     f"{_ACTOR}.kl_loss_coef": 0.001,
     f"{_ACTOR}.kl_loss_type": "low_var_kl",
@@ -89,6 +110,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 """Every key that is used, with verl's default."""
 
 WHOLE: Final[Mapping[str, int]] = {
+    f"{_FILTER}.max_num_gen_batches": 0,
     "data.train_batch_size": 1,
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
@@ -105,6 +127,7 @@ WHOLE: Final[Mapping[str, int]] = {
 """Keys of whole numbers → the least that makes sense."""
 
 NUMBERS: Final = (
+    f"{_CORRECTION}.rollout_is_threshold",
     f"{_ROLLOUT}.temperature",
     f"{_ROLLOUT}.val_kwargs.temperature",
     f"{_ACTOR}.optim.lr",
@@ -114,6 +137,7 @@ NUMBERS: Final = (
     f"{_ACTOR}.clip_ratio_low",
     f"{_ACTOR}.clip_ratio_high",
     f"{_ACTOR}.clip_ratio_c",
+    f"{_ACTOR}.loss_scale_factor",
     f"{_ACTOR}.kl_loss_coef",
     f"{_ACTOR}.entropy_coeff",
     f"{_ACTOR}.tis_imp_ratio_cap",
@@ -125,7 +149,15 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "algorithm.use_kl_in_reward": ((False,), f"{_ACTOR}.use_kl_loss=True"),
     "algorithm.gamma": ((1,), "lightspan.LightningRL(credit='discounted', gamma=…)"),
     "algorithm.lam": ((1,), "leave it out: no critic, no generalised advantages"),
-    "algorithm.filter_groups.enable": ((False,), "lightspan.LightningRL(resample=…)"),
+    f"{_CORRECTION}.rollout_is_batch_normalize": ((False,), "False: weights are not normalised"),
+    f"{_CORRECTION}.rollout_rs": ((), "rollout_is: no call is rejected by its ratio"),
+    f"{_CORRECTION}.rollout_rs_threshold": ((), "rollout_is_threshold"),
+    f"{_CORRECTION}.rollout_rs_threshold_lower": ((), "rollout_is_threshold"),
+    f"{_CORRECTION}.rollout_token_veto_threshold": ((), "rollout_is_threshold"),
+    f"{_CORRECTION}.loss_type": (("ppo_clip",), f"{_FORM}: 'vanilla', 'gspo' or 'cispo'"),
+    f"{_CORRECTION}.use_policy_gradient": ((False,), f"{_FORM}: 'vanilla', 'gspo' or 'cispo'"),
+    f"{_CORRECTION}.bypass_old_logprob_for_rollout": ((False,), f"{_CORRECTION}.bypass_mode"),
+    f"{_CORRECTION}.use_pure_rollout_correction": ((False,), f"{_FORM}: 'vanilla' or another"),
     "data.shuffle": ((True,), "leave it out: epochs are shuffled"),
     f"{_ROLLOUT}.top_p": ((1,), "1: only then are log-probabilities those of training"),
     f"{_ROLLOUT}.top_k": ((-1, 0), "-1: only then are log-probabilities those of training"),
@@ -135,11 +167,11 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     f"{_ROLLOUT}.val_kwargs.top_p": ((1,), "ask for it in the agent's own client"),
     f"{_ROLLOUT}.val_kwargs.top_k": ((-1, 0), "ask for it in the agent's own client"),
     f"{_ACTOR}.ppo_epochs": ((1,), "1: each batch is learned from once"),
-    f"{_ACTOR}.policy_loss.loss_mode": (("vanilla",), "'vanilla', the clipped loss"),
     f"{_ACTOR}.optim.lr_warmup_steps_ratio": ((0, -1), f"{_ACTOR}.optim.lr_warmup_steps"),
     f"{_ACTOR}.optim.warmup_style": (("constant",), "'constant'"),
     f"{_ACTOR}.optim.lr_scheduler_type": (("constant",), "'constant'"),
     f"{_MODEL}.trust_remote_code": ((False,), "False: code of a model is never run"),
+    "reward_model.overlong_buffer.enable": ((False,), "lightspan.LightningRL(overlong=…)"),
     "reward_model.enable": ((False,), "compute the reward in the agent and return it"),
     "custom_reward_function.path": ((), "compute the reward in the agent and return it"),
     "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
@@ -156,6 +188,7 @@ WITHOUT_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("data.train_files", _DATA),
     ("data.val_files", _DATA),
     ("data.val_batch_size", _DATA),
+    ("data.gen_batch_size", "a round samples as many tasks as groups are missing"),
     ("data.dataloader_num_workers", _DATA),
     ("data.truncation", _CALLS),
     ("data.filter_overlong_prompts*", _CALLS),
@@ -303,7 +336,9 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         if name not in (*SINKS, "console", "file"):
             why = f"metrics go to the run's folder, and to {', '.join(SINKS)}"
             without_effect.setdefault(why, []).append(f"trainer.logger={name!r}")
-    refused += _refused_values(values, given)
+    for why, keys in _idle_values(values, given).items():
+        without_effect.setdefault(why, []).extend(keys)
+    refused += _refused_values(values, given) + _refused_together(values, given)
     if refused:
         raise UnsupportedError(
             "VERL(config) asks for what lightspan's own engine and learner do not do, and a verl "
@@ -356,6 +391,11 @@ def _refused_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list
     """Values of used keys that have no counterpart here."""
     known: dict[str, tuple[Any, ...]] = {
         "algorithm.adv_estimator": tuple(ESTIMATORS),
+        f"{_CORRECTION}.rollout_is": (None, *get_args(ImportanceLevel)),
+        f"{_CORRECTION}.bypass_mode": (False, True),
+        f"{_FILTER}.enable": (False, True),
+        f"{_FILTER}.metric": FILTER_METRICS,
+        _FORM: tuple(FORMS),
         f"{_ACTOR}.loss_agg_mode": tuple(WEIGHTS),
         f"{_ACTOR}.kl_loss_type": tuple(KL_ESTIMATORS),
         "trainer.resume_mode": ("auto", "disable"),
@@ -368,6 +408,55 @@ def _refused_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list
             use = ", ".join(repr(value) for value in allowed if value is not None)
             refused.append(f"{key}={values[key]!r}{unsaid}: use one of {use}")
     return refused
+
+
+def _refused_together(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Values that do not go together, or not without another."""
+    refused = []
+    level = f"{_CORRECTION}.rollout_is"
+    if values[level] is not None:
+        if values[f"{_CORRECTION}.bypass_mode"] is True:
+            refused.append(
+                f"{level}={values[level]!r} with bypass_mode=True: the ratio is to the recorded "
+                "log-probabilities then, which corrects for both: use one of the two"
+            )
+        if f"{_ACTOR}.tis_imp_ratio_cap" in given:
+            refused.append(
+                f"{level}={values[level]!r} with {_ACTOR}.tis_imp_ratio_cap: use "
+                f"{_CORRECTION}.rollout_is_threshold"
+            )
+    rounds = f"{_FILTER}.max_num_gen_batches"
+    if values[f"{_FILTER}.enable"] is True and _as_float(values[rounds]) == 0:
+        refused.append(
+            f"{_FILTER}.enable=True without a bound: use {rounds}=10, say; a step that lacks "
+            "groups after that is learned from as it is"
+        )
+    return refused
+
+
+def _idle_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Used keys whose value says nothing beside the others' (by reason), as in verl."""
+    form, mode = values[_FORM], values[f"{_ACTOR}.loss_agg_mode"]
+    idle = {
+        f"{_ACTOR}.clip_ratio_c": (form in ("gspo", "cispo"), f"loss_mode={form!r} has none"),
+        f"{_ACTOR}.loss_agg_mode": (
+            form == "gspo" and mode != "seq-mean-token-mean",
+            "GSPO's loss is a mean over calls, as in verl",
+        ),
+        f"{_ACTOR}.loss_scale_factor": (
+            mode != "seq-mean-token-sum-norm" or form == "gspo",
+            "of loss_agg_mode='seq-mean-token-sum-norm'",
+        ),
+        f"{_CORRECTION}.rollout_is_threshold": (
+            values[f"{_CORRECTION}.rollout_is"] is None,
+            "of rollout_is",
+        ),
+    }
+    found: dict[str, list[str]] = {}
+    for key, (is_idle, why) in idle.items():
+        if is_idle and key in given:
+            found.setdefault(why, []).append(f"{key}={given[key]!r}")
+    return found
 
 
 def _parsed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -457,7 +546,8 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     rank = values[f"{_MODEL}.lora_rank"]
     return {
         "estimator": estimator,
-        "weight": WEIGHTS[values[f"{_ACTOR}.loss_agg_mode"]],
+        **_weight(values),
+        **_resample(values),
         "group_size": values[f"{_ROLLOUT}.n"],
         "tasks_per_step": tasks,
         "minibatches": math.ceil(tasks / values[f"{_ACTOR}.ppo_mini_batch_size"]),
@@ -471,6 +561,25 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _weight(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call's tokens in the loss. verl divides by sequences where lightspan divides by
+    rollouts: the same where a rollout is one call."""
+    mode = values[f"{_ACTOR}.loss_agg_mode"]
+    if values[_FORM] == "gspo":
+        mode = "seq-mean-token-mean"
+    scale = values[f"{_ACTOR}.loss_scale_factor"] or values["data.max_response_length"]
+    constants = {"seq-mean-token-sum": 1.0, "seq-mean-token-sum-norm": float(scale)}
+    constant = {"token_constant": constants[mode]} if mode in constants else {}
+    return {"weight": WEIGHTS[mode], **constant}
+
+
+def _resample(values: Mapping[str, Any]) -> dict[str, Any]:
+    """verl counts batches that are generated, lightspan rounds beside the first."""
+    if not values[f"{_FILTER}.enable"]:
+        return {}
+    return {"resample": values[f"{_FILTER}.max_num_gen_batches"] - 1}
+
+
 def _lora(values: Mapping[str, Any], rank: int) -> LoRA:
     modules = values[f"{_MODEL}.target_modules"]
     if modules != "all-linear":
@@ -479,18 +588,29 @@ def _lora(values: Mapping[str, Any], rank: int) -> LoRA:
 
 
 def _loss(values: Mapping[str, Any]) -> PolicyLoss:
+    form = FORMS[values[_FORM]]
     clip = values[f"{_ACTOR}.clip_ratio"]
     low, high = (values[f"{_ACTOR}.clip_ratio_{end}"] for end in ("low", "high"))
-    cap = values[f"{_ACTOR}.tis_imp_ratio_cap"]
+    low = clip if low is None else low
     return PolicyLoss(
-        clip_low=clip if low is None else low,
+        form=form,  # type: ignore[arg-type]
+        # a ratio is never below 0: 10, say, means no lower bound there, and so does 1
+        clip_low=min(low, 1.0) if form == "cispo" else low,
         clip_high=clip if high is None else high,
-        dual_clip=values[f"{_ACTOR}.clip_ratio_c"],
+        dual_clip=values[f"{_ACTOR}.clip_ratio_c"] if form == "clip" else None,
         kl=values[f"{_ACTOR}.kl_loss_coef"] if values[f"{_ACTOR}.use_kl_loss"] else 0.0,
         kl_estimator=KL_ESTIMATORS[values[f"{_ACTOR}.kl_loss_type"]],  # type: ignore[arg-type]
         entropy=values[f"{_ACTOR}.entropy_coeff"],
-        importance_cap=cap if cap > 0 else None,
+        **_importance(values),
     )
+
+
+def _importance(values: Mapping[str, Any]) -> dict[str, Any]:
+    level, cap = values[f"{_CORRECTION}.rollout_is"], values[f"{_ACTOR}.tis_imp_ratio_cap"]
+    if level is not None:
+        threshold = values[f"{_CORRECTION}.rollout_is_threshold"]
+        return {"importance_cap": threshold, "importance_level": level}
+    return {"importance_cap": cap if cap > 0 else None}
 
 
 def _optimizer(values: Mapping[str, Any]) -> Optimizer:

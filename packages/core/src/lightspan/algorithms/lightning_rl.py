@@ -64,6 +64,11 @@ _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resamp
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
+_LATER: Final = {"token_constant": None}
+_LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
+"""Settings that runs of before did not have → their value then, which `config` leaves out: such a
+run can go on."""
+
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
 
@@ -80,6 +85,7 @@ class LightningSettings:
     gamma: float | None = None
     air: AIR | bool | None = None
     weight: Weight = "rollout"
+    token_constant: float | None = None
     group_size: int = 8
     tasks_per_step: int = 16
     minibatches: int = 1
@@ -117,7 +123,7 @@ class LightningSettings:
         for name, low in _LEAST_IF_GIVEN.items():
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), low)
-        for name in ("learning_rate", "timeout_s"):
+        for name in ("learning_rate", "timeout_s", "token_constant"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
         check_estimator(self.estimator)
@@ -130,6 +136,12 @@ class LightningSettings:
             raise ConfigError(f"temperature={self.temperature!r}: training needs a positive one")
         if self.failure_reward is not None and not is_number(self.failure_reward):
             raise ConfigError(f"failure_reward={self.failure_reward!r} must be finite, or None")
+        if self.resample and (self.group_size == 1 or self.estimator == "reinforce++"):
+            raise ConfigError(
+                f"resample={self.resample} replaces groups whose returns are all the same, but "
+                f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
+                "too: use resample=0"
+            )
         check_lora(self.lora)
         check_kind("loss", self.loss, PolicyLoss)
         check_kind("optimizer", self.optimizer, Optimizer)
@@ -157,11 +169,15 @@ class LightningRL(LightningSettings, Algorithm):
         air: automatic intermediate rewards (`lightspan.AIR`): from the signals of tools and the
             like, by potentials, which do not change what the best policy is. True for `AIR()`.
         weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`.
+        token_constant: what `weight="token"` divides by, beside the number of rollouts, whatever
+            their length (Dr. GRPO: the longest answer); None for their mean trained tokens.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
         resample: rounds of further tasks at most, until as many groups vary as there are tasks in
-            a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none.
+            a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. A further task's group
+            takes the place of one whose returns are all the same, which then is in no statistics,
+            weights or update of the step. Rollouts of both are counted in `rollouts`.
         learning_rate: None for 1e-6, or 1e-5 with LoRA.
         temperature: what training samples at, whatever the app asks.
         max_tokens: of one answer at most, whatever the app asks; None for the app's.
@@ -170,7 +186,7 @@ class LightningRL(LightningSettings, Algorithm):
         timeout_s: of one rollout.
         max_staleness: versions that a rollout's weights may lag behind; None for any.
         lora: adapters instead of full weights.
-        loss: clipping, KL, entropy.
+        loss: its form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.
         seed: of everything random in the algorithm.
 
@@ -194,6 +210,7 @@ class LightningRL(LightningSettings, Algorithm):
             credit=self.credit,
             air=self.air,
             weight=self.weight,
+            token_constant=self.token_constant,
             max_length=self.max_length,
             max_staleness=self.max_staleness,
             # KL and entropy teach where the reward does not
@@ -227,12 +244,11 @@ class LightningRL(LightningSettings, Algorithm):
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         asked = {
-            "a KL term (PolicyLoss.kl)": self.loss.kl != 0 and not learner.kl,
-            "an entropy bonus (PolicyLoss.entropy)": self.loss.entropy != 0 and not learner.entropy,
             "LoRA": any(spec.lora for spec in self._specs.values()) and not learner.lora,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
-        refused = [name for name, is_refused in asked.items() if is_refused]
+        refused = learner.refusals(self.loss)
+        refused += [name for name, is_refused in asked.items() if is_refused]
         if refused:
             raise UnsupportedError(
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
@@ -265,7 +281,8 @@ class LightningRL(LightningSettings, Algorithm):
             "step_rewards": self.credit.step_rewards,
             "air": None if self.air is None else self.air.config(),
         }
-        return {"algorithm": self.name, **plain, **rules}
+        plain["loss"] = _without(msgspec.to_builtins(self.loss), _LATER_OF_LOSS)
+        return {"algorithm": self.name, **_without(plain, _LATER), **rules}
 
     # --- the three parts ------------------------------------------------------------------
     def plan(self, world: World, missing: int | None = None) -> list[Json]:
@@ -273,7 +290,8 @@ class LightningRL(LightningSettings, Algorithm):
         return world.next_tasks(self.tasks_per_step if missing is None else missing)
 
     async def collect(self, world: World) -> list[Episode]:
-        """Run the planned tasks; with `resample`, further ones until enough groups vary."""
+        """Run the planned tasks; with `resample`, further ones until enough groups vary. All
+        episodes, those of replaced groups too, which `build` leaves out."""
         episodes = await world.rollouts(self.plan(world), self.group_size)
         missing = self._missing_groups(episodes)
         for _ in range(self.resample):
@@ -295,13 +313,22 @@ class LightningRL(LightningSettings, Algorithm):
         varying = len(rewards) - len(groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
 
+    def replaced(self, episodes: Sequence[Episode]) -> set[str]:
+        """The groups without variance in whose place others were sampled, the earliest first: as
+        many as are more than a step has. Those that could not be replaced stay."""
+        if not self.resample:
+            return set()
+        rewards = group_rewards(episodes, self.credit.step_rewards)
+        surplus = max(0, len(rewards) - self.tasks_per_step)
+        return set(list(groups_without_variance(rewards))[:surplus])
+
     def build(
         self,
         episodes: Sequence[Episode],
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
     ) -> Batch:
-        """The batch of one iteration.
+        """The batch of one iteration, without the groups that were `replaced`.
 
         Args:
             versions: the current version of each policy; needed for `max_staleness`.
@@ -310,6 +337,11 @@ class LightningRL(LightningSettings, Algorithm):
         """
         if coverages is None:
             coverages = self.coverages(episodes)
+        if replaced := self.replaced(episodes):
+            kept = [episode for episode in episodes if episode.group_id not in replaced]
+            attempts = {episode.attempt_id for episode in kept}
+            coverages = [found for found in coverages if found.attempt_id in attempts]
+            episodes = kept
         return build_batch(episodes, coverages, self._batch_config, versions=versions)
 
     def coverages(
@@ -344,7 +376,16 @@ class LightningRL(LightningSettings, Algorithm):
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
-        return {**rollout_metrics(episodes), **batch_metrics(batch), **learned}
+        counted = self._resample_metrics(episodes)
+        return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
+
+    def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
+        """How many groups and rollouts were replaced; `rollouts` counts those too."""
+        if not self.resample:
+            return {}
+        replaced = self.replaced(episodes)
+        rollouts = sum(episode.group_id in replaced for episode in episodes)
+        return {"resample/groups": len(replaced), "resample/rollouts": rollouts}
 
     def _look_at_air(self, world: World, batch: Batch) -> None:
         """Say once that AIR does nothing."""
@@ -441,6 +482,13 @@ def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Froz
 
 def _policy_name(pattern: str, policy: str | Policy) -> str:
     return (policy.name or agent_name(pattern)) if isinstance(policy, Policy) else policy
+
+
+def _without(config: dict[str, Json], later: Mapping[str, Json]) -> dict[str, Json]:
+    """The settings, less those of `later` that have the value there."""
+    return {
+        name: value for name, value in config.items() if name not in later or value != later[name]
+    }
 
 
 def _credit(credit: str | Credit, gamma: float | None) -> Credit:

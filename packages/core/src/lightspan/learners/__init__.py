@@ -4,16 +4,19 @@
 the embedded one. Its parts: `models` (weights, adapters, optimiser steps), `trees` (rows that begin
 alike) and `passes` (those through the model; `_attention` within them), `heads` (log-probabilities
 and gradients of what a pass gave), `critic` (values of calls), `masks` (what tokens under a grammar
-were chosen from), `losses` (the formulas, per token).
+were chosen from), `calls` (which call sampled a token), `losses` (the formulas).
 """
 
 from lightspan.learners.protocol import (
+    FORM_DEFAULTS,
     Critic,
+    ImportanceLevel,
     KLEstimator,
     Learner,
     LearnerCapabilities,
     LoRA,
     Loss,
+    LossForm,
     Optimizer,
     PolicyLoss,
     SFTLoss,
@@ -22,12 +25,15 @@ from lightspan.learners.protocol import (
 )
 
 __all__ = [
+    "FORM_DEFAULTS",
     "Critic",
+    "ImportanceLevel",
     "KLEstimator",
     "Learner",
     "LearnerCapabilities",
     "LoRA",
     "Loss",
+    "LossForm",
     "Optimizer",
     "PolicyLoss",
     "SFTLoss",

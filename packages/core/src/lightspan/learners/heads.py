@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightspan.learners import losses
+from lightspan.learners.calls import number_calls
 from lightspan.learners.masks import Replays, forbidden, mask_table
 from lightspan.learners.models import TrainedModel
 from lightspan.learners.passes import Head, Pass
@@ -44,6 +45,8 @@ class Tokens:
         targets, temperatures, advantages, weights, behaviour: [N]
         fresh: [N], True where the very weights that are about to be updated sampled the token
         old, base: [N] or None
+        call_ratios: [N] or None, GSPO's ratio of the token's call
+        call_importance: [N] or None, the importance weight of the token's call
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Tokens:
         self.fresh = versions == (-1 if fresh_version is None else fresh_version)
         self.old = None if old_logprobs is None else floats(gather(old_logprobs))
         self.base: Tensor | None = None
+        self.call_ratios: Tensor | None = None
+        self.call_importance: Tensor | None = None
         # a token's kind: what tells distributions apart that follow the same node
         self._kinds, self._kind = _distinct(self.temperatures)
         self._allowed: Tensor | None = None
@@ -87,6 +92,25 @@ class Tokens:
         kinds, self._kind = _distinct(self._kind * count + table.which)
         self._kinds = self._kinds[kinds // count]
         self._allowed = table.distinct[kinds % count]
+
+    def look_at_calls(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
+        """Take what the loss needs of whole calls. A call's tokens may be in several parts of a
+        pass, so it is taken before the first.
+
+        Args:
+            logprobs: [N], those of the weights about to be updated; asked where they are needed.
+
+        Raises:
+            DataError: a row does not say where its calls' tokens are.
+        """
+        numbers = number_calls(self.rows, self.looked, loss.of_calls)
+        calls = torch.tensor(numbers, dtype=torch.int64, device=self.targets.device)
+        old = self.behaviour if self.old is None else self.old
+        if loss.form == "gspo":
+            self.call_ratios = losses.call_ratios(logprobs(), old, calls)
+        if loss.importance_level == "sequence" and loss.importance_cap is not None:
+            cap = loss.importance_cap
+            self.call_importance = losses.call_importance_weight(old, self.behaviour, calls, cap)
 
     def by_row(self, values: Tensor) -> list[list[float]]:
         """[N] values as a list per row."""
@@ -281,16 +305,11 @@ def _policy_loss(
     behaviour = tokens.behaviour[entries]
     tally.add_gap((logprobs.detach() - behaviour).abs(), tokens.fresh[entries])
     old = behaviour if tokens.old is None else tokens.old[entries]
-    clipped = losses.clipped_ratio_loss(
-        logprobs,
-        old,
-        tokens.advantages[entries],
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip,
-    )
+    clipped = _of_form(tokens, part, loss, logprobs, old)
     per_token = clipped.loss
-    if tokens.old is not None and loss.importance_cap is not None:
+    if tokens.call_importance is not None:
+        per_token = per_token * tokens.call_importance[entries]
+    elif tokens.old is not None and loss.importance_cap is not None:
         weight = losses.importance_weight(old, behaviour, loss.importance_cap)
         per_token = per_token * weight
     if tokens.base is not None:
@@ -308,3 +327,19 @@ def _policy_loss(
     tally.add("ratio_mean", clipped.ratio)
     tally.peak("ratio_max", clipped.ratio)
     return per_token
+
+
+def _of_form(
+    tokens: Tokens, part: _Part, loss: PolicyLoss, logprobs: Tensor, old: Tensor
+) -> losses.ClippedLoss:
+    """The loss by its form."""
+    advantages = tokens.advantages[part.entries]
+    low, high = loss.clip_low, loss.clip_high
+    if tokens.call_ratios is not None:
+        ratios = tokens.call_ratios[part.entries]
+        return losses.gspo_loss(logprobs, ratios, advantages, clip_low=low, clip_high=high)
+    if loss.form == "cispo":
+        return losses.cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
+    return losses.clipped_ratio_loss(
+        logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=loss.dual_clip
+    )

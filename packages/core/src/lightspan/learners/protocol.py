@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Which = Literal["policy", "base"]
 KLEstimator = Literal["k1", "k2", "k3"]
+LossForm = Literal["clip", "gspo", "cispo"]
+ImportanceLevel = Literal["token", "sequence"]
 
 
 class LoRA(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,19 +49,45 @@ def check_lora(lora: object) -> None:
     check_kind("lora", lora, LoRA)
 
 
+class _Defaults(msgspec.Struct, frozen=True):
+    """What a loss form has where nothing else is said."""
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+
+
+FORM_DEFAULTS: Final[Mapping[LossForm, _Defaults]] = {
+    "clip": _Defaults(0.2, 0.28, 3.0),
+    "gspo": _Defaults(3e-4, 4e-4, None),
+    "cispo": _Defaults(1.0, 4.0, None),
+}
+"""Clip-higher (DAPO, arXiv 2503.14476); GSPO's own (2507.18071); for CISPO no lower bound, as
+published (2506.13585), and the upper one of ScaleRL (2510.13786): MiniMax-M1 gives none."""
+
+_OF_FORM: Final[Any] = msgspec.UNSET
+"""Stands for a default that depends on the form."""
+
+
 class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The clipped policy-gradient loss per token, as `lightspan.learners.losses` states it.
+    """The policy-gradient loss, as `lightspan.learners.losses` states it.
 
     Raises:
-        ConfigError: a `clip_low` outside [0, 1]; a negative `clip_high`, `kl` or `entropy`; a
-            `dual_clip` not above 1; an `importance_cap` not above 0; anything not finite.
+        ConfigError: an unknown `form` or `importance_level`; a `clip_low` outside [0, 1]; a
+            negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or of a form that
+            has none; an `importance_cap` not above 0; an `importance_level` without it; anything
+            not finite.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """Clip-higher (DAPO, 2503.14476)."""
-    dual_clip: float | None = 3.0
-    """Bound of the ratio for negative advantages; None for none."""
+    form: LossForm = "clip"
+    """`clip`: PPO's, per token. `gspo`: one clipped ratio per call (one more forward pass).
+    `cispo`: per token, of which clipping bounds the weight and never takes the gradient."""
+    clip_low: float = _OF_FORM
+    """The ratio's lower bound is 1 - this: 1 for none. Left out: `FORM_DEFAULTS`."""
+    clip_high: float = _OF_FORM
+    """The ratio's upper bound is 1 + this. Left out: `FORM_DEFAULTS`."""
+    dual_clip: float | None = _OF_FORM
+    """Bound of the ratio for negative advantages, of form `clip`; None for none. Left out: 3."""
     kl: float = 0.0
     """Weight of the KL to the starting weights."""
     kl_estimator: KLEstimator = "k3"
@@ -69,17 +97,46 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Truncation C of the engine/learner importance weight (2 is usual), for engines whose
     log-probabilities differ from the learner's. `update` then needs `old_logprobs`: one more
     forward pass. None: the ratio is to the recorded log-probs, which corrects for both at once."""
+    importance_level: ImportanceLevel = "token"
+    """Of what the importance weight is: of each token, or of each call (the product over its
+    tokens)."""
 
     def __post_init__(self) -> None:
+        check_choice("PolicyLoss: form", self.form, get_args(LossForm))
+        self._fill_in(FORM_DEFAULTS[self.form])
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
         check_number("PolicyLoss: clip_high", self.clip_high, low=0)
         if self.dual_clip is not None:
             check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
+            if self.form != "clip":
+                raise ConfigError(
+                    f"PolicyLoss: dual_clip={self.dual_clip} is of form='clip'; form="
+                    f"{self.form!r} has none: leave it out, or None"
+                )
         check_number("PolicyLoss: kl", self.kl, low=0)
         check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
         check_number("PolicyLoss: entropy", self.entropy, low=0)
         if self.importance_cap is not None:
             check_number("PolicyLoss: importance_cap", self.importance_cap, above=0)
+        levels = get_args(ImportanceLevel)
+        check_choice("PolicyLoss: importance_level", self.importance_level, levels)
+        if self.importance_cap is None and self.importance_level != "token":
+            raise ConfigError(
+                f"PolicyLoss: importance_level={self.importance_level!r} is of the importance "
+                "weight: give importance_cap=2.0, say"
+            )
+
+    def _fill_in(self, defaults: _Defaults) -> None:
+        for name in defaults.__struct_fields__:
+            if getattr(self, name) is _OF_FORM:
+                msgspec.structs.force_setattr(self, name, getattr(defaults, name))
+
+    @property
+    def of_calls(self) -> str:
+        """The setting by which the loss looks at whole calls; empty if at single tokens."""
+        if self.form == "gspo":
+            return "form='gspo'"
+        return "importance_level='sequence'" if self.importance_level == "sequence" else ""
 
 
 class SFTLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +237,24 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The same for calls sampled under a grammar or a forced tool choice."""
     values: bool = False
     """Whether it can have a `Critic`."""
+    loss_forms: tuple[LossForm, ...] = ("clip",)
+    """Which forms of `PolicyLoss` it computes."""
+    importance_levels: tuple[ImportanceLevel, ...] = ("token",)
+    """Which levels of importance weights."""
+
+    def refusals(self, loss: Loss) -> list[str]:
+        """What of a loss it does not support, in words."""
+        if not isinstance(loss, PolicyLoss):
+            return []
+        refused = {
+            f"the loss form {loss.form!r} (PolicyLoss.form)": loss.form not in self.loss_forms,
+            "a KL term (PolicyLoss.kl)": loss.kl != 0 and not self.kl,
+            "an entropy bonus (PolicyLoss.entropy)": loss.entropy != 0 and not self.entropy,
+            f"importance weights per {loss.importance_level} (PolicyLoss.importance_level)": (
+                loss.importance_level not in self.importance_levels
+            ),
+        }
+        return [name for name, is_refused in refused.items() if is_refused]
 
 
 @runtime_checkable
@@ -247,8 +322,11 @@ class Learner(Protocol):
         logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
 
         Raises:
-            ConfigError: there are value targets, and no critic to be fitted to them.
-            DataError: as `score`; or value targets that are not one per call.
+            ConfigError: an `importance_cap` without `old_logprobs`; value targets, and no critic to
+                be fitted to them.
+            DataError: as `score`; value targets that are not one per call; a loss of whole calls,
+                and a row that does not say where they are (`Row.responses`).
+            UnsupportedError: a loss that `capabilities` do not declare.
         """
         ...
 

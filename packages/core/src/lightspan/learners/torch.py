@@ -70,6 +70,8 @@ CAPABILITIES: Final = LearnerCapabilities(
     mixed_temperatures=True,
     trainable_grammar=True,
     values=True,
+    loss_forms=("clip", "gspo", "cispo"),
+    importance_levels=("token", "sequence"),
 )
 
 FORMAT: Final = 1
@@ -406,6 +408,8 @@ class TorchLearner(Learner):
             begun = self._call_states(policy, tokens, dropout=model.dropout)
         stepper.zero_grad()
         with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
+            if isinstance(loss, PolicyLoss) and loss.of_calls:
+                tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
             head = training_head(model, plain, tokens, loss, tally)
             head = head if begun is None else begun.beside(head)
             sweep(passes, self._decoder(policy, plain), head)
@@ -516,6 +520,22 @@ class TorchLearner(Learner):
             head = scoring_head(model, plain, tokens, scores)
             head = head if begun is None else begun.beside(head)
             sweep(passes, self._decoder(policy, plain), head)
+        """[N] log-probabilities of the tokens under the weights of now, or of before training."""
+        with self._models[policy].using(which) as plain:
+            return self._swept(policy, plain, passes, tokens)
+
+    @torch.no_grad()
+    def _before(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+        """[N] log-probabilities of the tokens as the update is about to compute them: under the
+        very dropout that it will draw."""
+        with forked_random(self._device):
+            return self._swept(policy, plain, passes, tokens)
+
+    def _swept(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+        """[N]"""
+        scores = torch.zeros(tokens.targets.shape, device=self._device)
+        head = scoring_head(self._models[policy], plain, tokens, scores)
+        sweep(passes, self._decoder(policy, plain), head)
         return scores
 
     def _manifest(self) -> dict[str, Any]:
@@ -625,6 +645,7 @@ def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
             row.advantages,
             row.weights,
             row.constraints,
+            row.responses,
         )
 
     return sorted(indices, key=key)

@@ -11,14 +11,15 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Coverage
       │ trained_transitions   `transitions`: the trained calls, each with its turn
       ▼
-    Transitions ─── `credit`, `air` ──► observations ─── normalise (`advantages`) ──► advantages
+    Transitions ── `credit`, `air` ──► credits, returns ── `advantages`, `baselines` ──► advantages
       │ build_rows            `rows`: merged by exact token prefix
       ▼
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `values` is what a critic's numbers make of an episode, `history` is what AIR's
-signals read, `breaks` says why conversations fell apart into several rows, `health` what a person
+Beside the arrows: `values` is what a critic's numbers make of an episode, `overlong` pays calls
+less whose answers are too long, `states` is what a call was made in, `history` is what AIR's signals
+read, `breaks` says why conversations fell apart into several rows, `health` what a person
 should hear of a batch, `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
@@ -117,6 +118,7 @@ from lightspan.lightning.credit import (
 )
 from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
 from lightspan.lightning.history import History, PlacedTool, ToolCall, Trace
+from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.rows import Row, RowBuild, build_rows, merge, usable_transitions
 from lightspan.lightning.selection import (
     CallCoverage,
@@ -170,6 +172,7 @@ __all__ = [
     "Merging",
     "Norm",
     "Observation",
+    "Overlong",
     "PlacedTool",
     "Rejection",
     "Relation",
@@ -213,6 +216,8 @@ __all__ = [
     "merge",
     "needs_resampling",
     "normalise",
+    "overlong_metrics",
+    "overlong_penalties",
     "parse_credit",
     "parse_optimize",
     "potential_rewards",

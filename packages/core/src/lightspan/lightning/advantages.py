@@ -372,6 +372,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What the credit rule gave this call, with `shaping`."""
     shaping: float | None = None
     """The part of `credit` that AIR added; None without AIR."""
+    penalty: float | None = None
+    """The part of `credit` that its length cost; None without `Overlong`."""
+    expected: float | None = None
+    """What the critic said of it; None without one."""
     value: float
     """The rollout's return, which its unit contributed to the statistics."""
     baseline: float
@@ -407,7 +411,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         compared = ""
         if self.against != "rollouts":
             compared = f", turn {self.turn}, others {self.against}: {self.others}"
+        if self.expected is not None:
+            compared = f", turn {self.turn}, the critic expected {self.expected:g}"
         shaped = "" if self.shaping is None else f", AIR {self.shaping:+g}"
+        shaped += f", length {self.penalty:+g}" if self.penalty else ""
         return (
             f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
             f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "

@@ -63,7 +63,9 @@ class Credited(msgspec.Struct, frozen=True, kw_only=True):
     agent_path: str
     turn: int
     credit: float
-    """G, less the potential if AIR shapes by one."""
+    """G, less the potential if AIR shapes by one, with its penalty."""
+    penalty: float = 0.0
+    """What it is paid less because it is too long: negative, part of `credit`."""
     norm: Norm
     """What its rollout's return is measured against."""
     key: Hashable = None
@@ -83,11 +85,20 @@ class Comparison(NamedTuple):
     """Why it says nothing."""
     terms: tuple[Term, ...] = ()
     """What is added."""
+    expected: float | None = None
+    """What a critic said of the call."""
 
 
 def by_rollout(calls: Sequence[Credited]) -> list[Comparison]:
-    """[calls] The estimator's own baselines."""
-    return [_own(call.norm) for call in calls]
+    """[calls] The estimator's own baselines, less what the calls of other rollouts are paid less
+    on average: returns know nothing of penalties."""
+    if not any(call.penalty for call in calls):
+        return [_own(call.norm) for call in calls]
+    penalties = [msgspec.structs.replace(call, credit=call.penalty) for call in calls]
+    rest = _Others(penalties, _population)
+    return [
+        _own(call.norm)._replace(baseline=call.norm.baseline + rest.mean(call)) for call in calls
+    ]
 
 
 def by_turn(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
@@ -216,7 +227,7 @@ class _Others:
         if sums is None:
             return 0.0, 0
         own, count = sums.own.get(call.rollout_id, (0.0, 0))
-        count = sums.count - count
+        count = sums.calls - count
         # a rest that is rounded at the size of the whole would not be 0 where nothing is left
         return (math.fsum([*sums.exact, -own]) if count else 0.0), count
 
@@ -240,7 +251,7 @@ class _Sums(NamedTuple):
     means: Mapping[str, float]
     exact: tuple[float, ...]
     """Numbers that add up to the sum of all."""
-    count: int
+    calls: int
 
     @classmethod
     def of(cls, by_rollout: Mapping[str, Sequence[float]]) -> _Sums:

@@ -71,7 +71,8 @@ from lightspan.lightning.credit import (
     terminal,
     unused_step_rewards,
 )
-from lightspan.lightning.episode import CallKey, Episode
+from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, state_of
@@ -81,6 +82,7 @@ from lightspan.lightning.transitions import (
     trained_transitions,
     turn_depths,
 )
+from lightspan.lightning.values import gae
 from lightspan.schema.records import Mode
 
 Weight = Literal["rollout", "transition", "token"]
@@ -96,6 +98,7 @@ class BatchConfig:
     unit: Unit = "rollout"
     credit: Credit = terminal
     air: AIR | None = None
+    overlong: Overlong | None = None
     weight: Weight = "rollout"
     token_constant: float | None = None
     """The C of weight `token`, and of no other."""
@@ -155,9 +158,11 @@ class Batch:
     coverages: tuple[Coverage, ...] = ()
     """The coverages that were given, plus what the batch itself rejected."""
     counters: dict[str, int] = field(default_factory=dict)
-    """See `build_batch`."""
+    """See `Draft.finish`."""
     air: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
+    overlong: dict[str, float] = field(default_factory=dict)
+    """See `lightspan.lightning.overlong.overlong_metrics`; empty without it."""
 
     @property
     def size(self) -> int:
@@ -177,22 +182,33 @@ def build_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> Batch:
-    """The batch of these episodes: one optimiser step.
+    """The batch of these episodes: one optimiser step; see `draft_batch`.
+
+    Raises:
+        DataError: episodes and coverages do not match, or a rollout occurs twice.
+        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
+            credit rule, a critic's rule (a draft takes its values), or a function of AIR's or a
+            state's key that fails.
+    """
+    return draft_batch(episodes, coverages, config, versions=versions).finish()
+
+
+def draft_batch(
+    episodes: Sequence[Episode],
+    coverages: Sequence[Coverage],
+    config: BatchConfig | None = None,
+    *,
+    versions: Mapping[str, int] | None = None,
+) -> Draft:
+    """A batch but for what a critic says of its calls.
 
     Args:
         episodes: one per rollout, of whole groups.
         coverages: one per episode, made by `cover`.
         versions: the current version of each policy; needed for `max_staleness`.
 
-    Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
-    `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all zero>`;
-    `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`, `rejected:<reason>`
-    calls, `trained_tokens`, `rows`; `unused_step_rewards`.
-
     Raises:
-        DataError: episodes and coverages do not match, or a rollout occurs twice.
-        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
-            credit rule, or a function of AIR's that fails.
+        DataError, ConfigError: as `build_batch`.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)
@@ -205,22 +221,86 @@ def build_batch(
             judged[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
         elif refusal is None:
             members.append(_member(place, episode, coverage, config))
-    norms = _norms(members, config, counters)
     for member in members:
         judged[member.place] = judged[member.place].reject(member.rejected)
-    explanations = _explain(members, norms, config)
-    rows = _rows(members, explanations, config, counters)
-    _count(counters, episodes, members, config, judged)
-    counters.update(transitions=len(explanations), rows=len(rows))
-    counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
-    return Batch(
-        rows=rows,
-        rollouts=tuple(member.episode.rollout_id for member in members),
-        explanations=explanations,
-        coverages=tuple(judged),
-        counters=dict(counters),
-        air={} if config.air is None else shaping_metrics([member.shaping for member in members]),
-    )
+    return Draft(config, episodes, judged, members, counters)
+
+
+class Draft:
+    """The scored rollouts of a step, each call with its credit.
+
+    With a critic: `rows` go to it, and what it says of them to `finish`.
+    """
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        episodes: Sequence[Episode],
+        coverages: Sequence[Coverage],
+        members: Sequence[_Member],
+        counters: Counter[str],
+    ) -> None:
+        self._config = config
+        self._episodes = episodes
+        self._coverages = coverages
+        self._members = members
+        self._counters = counters
+
+    def rows(self) -> list[Row]:
+        """Every usable transition, whatever its advantage will be."""
+        return [row for member in self._members for row in build_rows(member.transitions).rows]
+
+    def finish(
+        self,
+        values: Mapping[str, Mapping[CallKey, float]] | None = None,
+        *,
+        lam: float = 1.0,
+    ) -> Batch:
+        """The batch.
+
+        Args:
+            values: rollout → call → what the critic expects; of a critic's rule only.
+            lam: of its generalised advantages.
+
+        Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
+        `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all
+        zero>`; `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`,
+        `rejected:<reason>` calls, `trained_tokens`, `rows`; `unused_step_rewards`.
+
+        Raises:
+            ConfigError: values without a critic's rule, or such a rule without values.
+            DataError: values that are not of these calls.
+        """
+        config, members, counters = self._config, self._members, Counter(self._counters)
+        if (values is None) == (baseline_of(config.credit) == "critic"):
+            raise ConfigError(
+                f"credit {config.credit.name} {'needs' if values is None else 'takes no'} values "
+                "of a critic"
+            )
+        norms = _norms(members, config, counters)
+        comparisons = (
+            _comparisons(members, norms, config)
+            if values is None
+            else _expectations(members, norms, config, values, lam)
+        )
+        explanations = _explain(members, norms, comparisons, config)
+        rows = _rows(members, explanations, config, counters)
+        _count(counters, self._episodes, members, config, self._coverages)
+        counters.update(transitions=len(explanations), rows=len(rows))
+        counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
+        shapings = [member.shaping for member in members]
+        penalties = [member.penalties for member in members]
+        return Batch(
+            rows=rows,
+            rollouts=tuple(member.episode.rollout_id for member in members),
+            explanations=explanations,
+            coverages=tuple(self._coverages),
+            counters=dict(counters),
+            air={} if config.air is None else shaping_metrics(shapings),
+            overlong=(
+                {} if config.overlong is None else overlong_metrics(config.overlong, penalties)
+            ),
+        )
 
 
 def group_rewards(
@@ -347,12 +427,14 @@ class _Member(NamedTuple):
     """Its return."""
     shaping: Shaping
     """What AIR adds to the credit of selected calls."""
+    penalties: Mapping[CallKey, float]
+    """What selected calls are paid less because they are too long."""
 
 
 class _Selected(NamedTuple):
     """A selected call."""
 
-    agent_path: str
+    call: Call
     turn: int
     credit: float
     key: Hashable
@@ -362,13 +444,17 @@ def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfi
     rule, air = config.credit, config.air
     plain = rule(episode, coverage)
     shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
-    shaped = {key: credit + shaping.credits.get(key, 0.0) for key, credit in plain.items()}
+    penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
+    shaped = {
+        key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
+        for key, credit in plain.items()
+    }
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
     calls = [entry.call for entry in coverage.selected]
     key_of_state = getattr(rule, "key", None)
     credited = {
         call.key: _Selected(
-            call.agent_path,
+            call,
             turn,
             shaped[call.key],
             key_of(key_of_state, state_of(call, episode.task_id, turn)) if key_of_state else None,
@@ -386,6 +472,7 @@ def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfi
         agents if config.unit == "agent" else ("",),
         _return(episode, rule.step_rewards) + shaping.total,
         shaping,
+        penalties,
     )
 
 
@@ -413,22 +500,58 @@ def _comparisons(
     keys, calls = [], []
     for member in members:
         episode = member.episode
-        for (call_id, choice), call in member.credited.items():
-            unit = call.agent_path if config.unit == "agent" else ""
-            group = "" if config.estimator in OF_THE_BATCH else episode.group_id
-            keys.append((episode.attempt_id, call_id, choice))
+        group = "" if config.estimator in OF_THE_BATCH else episode.group_id
+        for key, selected in member.credited.items():
+            unit = _unit(selected.call, config)
+            keys.append((episode.attempt_id, *key))
             calls.append(
                 Credited(
                     rollout_id=episode.rollout_id,
                     population=(group, unit),
-                    agent_path=call.agent_path,
-                    turn=call.turn,
-                    credit=call.credit,
+                    agent_path=selected.call.agent_path,
+                    turn=selected.turn,
+                    credit=selected.credit,
+                    penalty=member.penalties.get(key, 0.0),
                     norm=norms[episode.rollout_id, unit],
-                    key=call.key,
+                    key=selected.key,
                 )
             )
     return dict(zip(keys, _compared(calls, config), strict=True))
+
+
+def _unit(call: Call, config: BatchConfig) -> str:
+    return call.agent_path if config.unit == "agent" else ""
+
+
+def _expectations(
+    members: Sequence[_Member],
+    norms: Mapping[tuple[str, str], Norm],
+    config: BatchConfig,
+    values: Mapping[str, Mapping[CallKey, float]],
+    lam: float,
+) -> dict[TransitionKey, Comparison]:
+    """What each call with a value is measured against: what is left of its credit beside its
+    generalised advantage."""
+    gamma = getattr(config.credit, "gamma", 1.0)
+    found = {}
+    for member in members:
+        episode = member.episode
+        to_go = {key: selected.credit for key, selected in member.credited.items()}
+        calls = [selected.call for selected in member.credited.values()]
+        expected = values.get(episode.rollout_id, {})
+        for key, advantage in gae(calls, to_go, expected, gamma=gamma, lam=lam).items():
+            norm = norms[episode.rollout_id, _unit(member.credited[key].call, config)]
+            found[episode.attempt_id, *key] = Comparison(
+                baseline=to_go[key] - advantage,
+                scale=norm.scale,
+                others=0,
+                against="rollouts",
+                expected=expected[key],
+            )
+    missing = [t.key for member in members for t in member.transitions if t.key not in found]
+    if missing:
+        raise DataError(f"the critic says nothing of call {missing[0]}: give a value of each")
+    return found
 
 
 def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison]:
@@ -447,10 +570,12 @@ def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison
 
 
 def _explain(
-    members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
+    members: Sequence[_Member],
+    norms: Mapping[tuple[str, str], Norm],
+    comparisons: Mapping[TransitionKey, Comparison],
+    config: BatchConfig,
 ) -> dict[TransitionKey, Explanation]:
     weights = _token_weights(members, config)
-    comparisons = _comparisons(members, norms, config)
     explanations = {}
     for member in members:
         masses: dict[str, list[float]] = defaultdict(list)
@@ -470,6 +595,8 @@ def _explain(
                 weighting=config.weight,
                 credit=t.reward or 0.0,
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],
+                penalty=None if config.overlong is None else member.penalties[t.call_key],
+                expected=compared.expected,
                 value=member.value,
                 baseline=compared.baseline,
                 scale=compared.scale,
@@ -514,16 +641,23 @@ def _rows(
     counters: Counter[str],
 ) -> list[Row]:
     rows = []
+    is_critics = baseline_of(config.credit) == "critic"
     for member in members:
         whys = [explanations[t.key] for t in member.transitions]
         advantages = [why.advantage for why in whys]
         # all rows of a rollout or none: the weights of a part would not sum to the rollout's own
         if whys and not any(advantages):
             counters["zero_advantage_rollouts"] += 1
-            if not config.keep_zero_advantages:
+            if not (config.keep_zero_advantages or is_critics):  # a critic learns of all
                 continue
         weights = [why.token_weight for why in whys]
-        built = build_rows(member.transitions, advantages=advantages, token_weights=weights)
+        credits = [why.credit for why in whys]
+        built = build_rows(
+            member.transitions,
+            advantages=advantages,
+            token_weights=weights,
+            value_targets=credits if is_critics else None,
+        )
         rows += built.rows
     return rows
 

@@ -32,9 +32,15 @@ from lightspan.engines.protocol import (
 )
 from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.weights import load_model
-from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
+from lightspan.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NotFoundError,
+    UnsupportedError,
+)
 from lightspan.learners.protocol import Learner, LoRA, Loss, Optimizer, PolicyLoss, SFTLoss
-from lightspan.lightning.rows import Constraint, Row
+from lightspan.lightning.rows import Constraint, Response, Row
 from lightspan.testing.tiny import tiny_model
 from lightspan.testing.value_suite import ValueSuite
 
@@ -42,6 +48,16 @@ VOCABULARY = 405
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
 
 BOTH_CLIPS = PolicyLoss(clip_low=0.2, clip_high=0.28, dual_clip=1.4, importance_cap=None)
+FORMS = [
+    BOTH_CLIPS,
+    PolicyLoss(form="gspo"),
+    PolicyLoss(form="gspo", clip_low=0.1, clip_high=0.15),
+    PolicyLoss(form="gspo", clip_low=0.9, clip_high=9.0, kl=0.3, entropy=0.05),
+    PolicyLoss(form="cispo"),
+    PolicyLoss(form="cispo", clip_low=0.2, clip_high=0.2),
+    PolicyLoss(form="cispo", kl=0.3, entropy=0.05),
+]
+FORM_NAMES = ["clip", "gspo", "gspo wide", "gspo kl", "cispo", "cispo narrow", "cispo kl"]
 
 
 def make_rows(
@@ -100,6 +116,97 @@ def make_branching_rows(
     return [_recorded(model, row, rng, off_policy) for row in rows]
 
 
+def make_call_rows(
+    model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
+) -> list[Row]:
+    """Random rows of several calls each, as exact prefix merging makes them, some of which begin
+    alike: an answer that two rows share, a call that follows another without a token between, a
+    long one, equal rows with other advantages. Each call has its advantage, weight, temperature,
+    and its own distance from the model, of which its tokens' stray by `off_policy`."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(5, VOCABULARY) for _ in range(count)]
+
+    prompt, answer, other = some(9), some(6), some(5)
+    follow, long = [(some(4), some(7)), ([], some(1)), (some(3), some(5))], some(60)
+    chains = [
+        [(prompt, answer), *follow],
+        [(prompt, answer), *follow],
+        [(prompt, answer), follow[0], (some(2), some(4))],
+        [(prompt, answer)],
+        [(prompt, some(3)), ([], some(8))],
+        [(prompt, long)],
+        [(prompt, long[:20]), ([], long[20:]), (some(1), some(2))],
+        [(other, some(1))],
+    ]
+    rows = [_call_row(chain, rng, f"ro-{n}", policy) for n, chain in enumerate(chains)]
+    recorded = [_recorded(model, row, rng, off_policy) for row in rows]
+    return [_apart(row, rng, off_policy) for row in recorded]
+
+
+def _call_row(
+    chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
+) -> Row:
+    """A row of calls, each (what is new in its prompt, its answer)."""
+    ids: list[int] = []
+    values: dict[str, list[Any]] = {
+        name: [] for name in ("mask", "advantages", "weights", "temperatures")
+    }
+    responses = []
+    for new, answer in chain:
+        responses.append(Response(len(ids) + len(new), len(answer)))
+        ids = [*ids, *new, *answer]
+        sampled = True, rng.uniform(-2, 2), rng.uniform(0.01, 0.1), rng.choice([0.5, 0.7, 1.0, 1.5])
+        for (name, found), none, own in zip(
+            values.items(), (False, 0.0, 0.0, 1.0), sampled, strict=True
+        ):
+            values[name] = [*found, *[none] * len(new), *[own] * len(answer)]
+    return Row(
+        rollout_id=rollout_id,
+        policy=policy,
+        ids=ids,
+        **dict[str, Any](values),
+        logprobs=[0.0] * len(ids),
+        versions=[0] * len(ids),
+        responses=tuple(responses),
+    )
+
+
+def _apart(row: Row, rng: random.Random, off_policy: float) -> Row:
+    """The row with each call's log-probs moved together."""
+    logprobs = list(row.logprobs)
+    for start, length in row.responses:
+        by = rng.uniform(-off_policy, off_policy) / 2
+        for place in range(start, start + length):
+            logprobs[place] += by
+    return replace(row, logprobs=logprobs)
+
+
+def split_rows(rows: Sequence[Row]) -> list[Row]:
+    """The same calls, a row for each."""
+    return [
+        _only(row, number) for row in rows for number in range(len(row.responses)) if any(row.mask)
+    ]
+
+
+def _only(row: Row, number: int) -> Row:
+    start, length = row.responses[number]
+    end = start + length
+    mask = [place >= start for place in range(end)]
+    return replace(
+        row,
+        ids=row.ids[:end],
+        mask=mask,
+        advantages=[a if m else 0.0 for a, m in zip(row.advantages, mask, strict=False)],
+        weights=[w if m else 0.0 for w, m in zip(row.weights, mask, strict=False)],
+        logprobs=[x if m else 0.0 for x, m in zip(row.logprobs, mask, strict=False)],
+        versions=row.versions[:end],
+        temperatures=[t if m else 1.0 for t, m in zip(row.temperatures, mask, strict=False)],
+        responses=(Response(start, length),),
+    )
+
+
 def _random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
@@ -145,26 +252,30 @@ def reference_loss(
     base: Any = None,
     old: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
-    """Σ weight · loss, token by token, as the formulas read (algorithms: PPO, dual clip, KL)."""
+    """Σ weight · loss, token by token, as the formulas read (`lightspan.learners.losses`)."""
     total = torch.zeros(())
     for number, row in enumerate(rows):
         logits = model(torch.tensor([row.ids])).logits[0]
         others = base(torch.tensor([row.ids])).logits[0].detach() if base is not None else None
-        for place, trained in enumerate(row.mask):
-            if not trained:
-                continue
-            temperature = row.temperatures[place]
-            distribution = (logits[place - 1] / temperature).log_softmax(-1)
-            logprob = distribution[row.ids[place]]
+        distributions = {
+            place: (logits[place - 1] / row.temperatures[place]).log_softmax(-1)
+            for place, trained in enumerate(row.mask)
+            if trained
+        }
+        logprobs = {place: found[row.ids[place]] for place, found in distributions.items()}
+        before = row.logprobs if old is None else old[number]
+        for place, distribution in distributions.items():
+            logprob = logprobs[place]
             if isinstance(loss, SFTLoss):
                 total = total - row.weights[place] * logprob
                 continue
-            before = row.logprobs[place] if old is None else old[number][place]
-            value = _clipped(logprob, before, row.advantages[place], loss)
+            value = _of_form(row, place, logprobs, before, loss)
             if old is not None and loss.importance_cap is not None:
-                weight = math.exp(before - row.logprobs[place])
+                places = [place] if loss.importance_level == "token" else _call(row, place)
+                weight = math.exp(sum(before[at] - row.logprobs[at] for at in places))
                 value = value * min(weight, loss.importance_cap)
             if others is not None:
+                temperature = row.temperatures[place]
                 reference = (others[place - 1] / temperature).log_softmax(-1)[row.ids[place]]
                 value = value + loss.kl * _kl(logprob - reference, loss.kl_estimator)
             entropy = -(distribution.exp() * distribution).sum()
@@ -172,8 +283,37 @@ def reference_loss(
     return total
 
 
-def _clipped(logprob: Tensor, before: float, advantage: float, loss: PolicyLoss) -> Tensor:
-    ratio = (logprob - before).exp()
+def _call(row: Row, place: int) -> list[int]:
+    """The places of the call that a token is of."""
+    for start, length in row.responses:
+        if start <= place < start + length:
+            return list(range(start, start + length))
+    raise AssertionError(place)
+
+
+def _of_form(
+    row: Row,
+    place: int,
+    logprobs: Mapping[int, Tensor],
+    before: Sequence[float],
+    loss: PolicyLoss,
+) -> Tensor:
+    advantage = row.advantages[place]
+    if loss.form == "gspo":
+        places = _call(row, place)
+        mean = sum((logprobs[at] - before[at] for at in places), torch.zeros(())) / len(places)
+        if loss.importance_cap is not None and loss.importance_level == "token":
+            # tokens of a call weigh differently: the paper's GSPO-token is the definition
+            mean = mean.detach() + logprobs[place] - logprobs[place].detach()
+        return _clipped(mean.exp(), advantage, loss)
+    ratio = (logprobs[place] - before[place]).exp()
+    if loss.form == "cispo":
+        weight = min(max(float(ratio.detach()), 1 - loss.clip_low), 1 + loss.clip_high)
+        return -weight * advantage * logprobs[place]
+    return _clipped(ratio, advantage, loss)
+
+
+def _clipped(ratio: Tensor, advantage: float, loss: PolicyLoss) -> Tensor:
     value = -advantage * ratio
     if advantage > 0 and ratio > 1 + loss.clip_high:
         value = torch.tensor(-advantage * (1 + loss.clip_high))
@@ -364,6 +504,122 @@ class LearnerSuite(ValueSuite):
         assert metrics["rows"] == len(rows)
         expected = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         assert distance(await published(learner), expected) < 1e-3 * distance(expected, start)
+
+    def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
+        """Whether the learner does not declare the loss; then it has to refuse it by name."""
+        if not learner.capabilities.refusals(loss):
+            return False
+        match = "importance" if loss.form in learner.capabilities.loss_forms else loss.form
+        old = learner.score(rows)
+        with pytest.raises(UnsupportedError, match=match):
+            learner.update(rows, loss, old_logprobs=old if loss.importance_cap else None)
+        return True
+
+    @pytest.mark.parametrize("loss", FORMS, ids=FORM_NAMES)
+    @pytest.mark.parametrize("budget", [100_000, 16])
+    async def test_every_form_is_the_reference_s(
+        self, folder: Path, model: Any, loss: PolicyLoss, budget: int
+    ) -> None:
+        """Off-policy, of rows that hold several calls and begin alike, however they are computed.
+        The second step is from weights that are not the starting ones."""
+        learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE, token_budget=budget)
+        if self.refuses(learner, make_call_rows(model), loss):
+            return
+        base, start = load_model(folder), await published(learner)
+        optimizer = _reference_optimizer(model, SGD_LIKE)
+        for seed in (0, 1):
+            rows = make_call_rows(model, seed=seed)
+            total = reference_loss(model, rows, loss, base=base if loss.kl else None)
+            norm = _step(optimizer, model, total)
+            metrics = learner.update(rows, loss)
+            assert norm > 0
+            assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4, abs=1e-5)
+            assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+            assert 0 < metrics["clip_fraction"] < 1 or max(loss.clip_low, loss.clip_high) > 0.9
+        expected = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        assert distance(await published(learner), expected) < 1e-3 * distance(expected, start)
+
+    async def test_on_policy_every_form_has_the_gradient_of_clipping(
+        self, folder: Path, model: Any
+    ) -> None:
+        rows = make_call_rows(model, off_policy=0.0)
+        start = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        results = []
+        for form in ("clip", "gspo", "cispo"):
+            learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE)
+            if form in learner.capabilities.loss_forms:
+                metrics = learner.update(rows, PolicyLoss(form=form))
+                results.append((metrics["grad_norm"], await published(learner)))
+        first_norm, first = results[0]
+        for norm, weights in results:
+            assert norm == pytest.approx(first_norm, rel=1e-4)
+            assert distance(weights, first) < 1e-3 * distance(first, start)
+
+    @pytest.mark.parametrize("loss", FORMS[:5], ids=FORM_NAMES[:5])
+    async def test_a_call_is_a_sequence_whatever_else_is_in_its_row(
+        self, folder: Path, model: Any, loss: PolicyLoss
+    ) -> None:
+        """A row for each call, in place of merged rows, changes nothing."""
+        merged = make_call_rows(model)
+        split = split_rows(merged)
+        assert len(split) > 2 * len(merged)
+        loss = msgspec.structs.replace(loss, importance_cap=1.5, importance_level="sequence")
+        results = []
+        for rows in (merged, split):
+            learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE)
+            if self.refuses(learner, rows, loss):
+                return
+            old = _moved(learner.score(rows), rows, rng=random.Random(5))
+            metrics = learner.update(rows, loss, old_logprobs=old)
+            results.append((metrics, await published(learner)))
+        (first, first_weights), (second, second_weights) = results
+        for name in ("loss", "grad_norm", "clip_fraction", "ratio_mean", "ratio_max", "tokens"):
+            assert second[name] == pytest.approx(first[name], rel=1e-5, abs=1e-6), name
+        start = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        moved = distance(first_weights, start)
+        assert distance(first_weights, second_weights) < 1e-3 * moved
+
+    @pytest.mark.parametrize("level", ["token", "sequence"])
+    @pytest.mark.parametrize("form", ["clip", "gspo", "cispo"])
+    @pytest.mark.parametrize("budget", [100_000, 16])
+    def test_importance_weights_of_tokens_and_of_calls(
+        self, folder: Path, model: Any, level: Any, form: Any, budget: int
+    ) -> None:
+        learner = self.make_learner({"writer": folder}, token_budget=budget)
+        rows = make_call_rows(model)
+        loss = PolicyLoss(form=form, clip_low=0.3, importance_cap=1.3, importance_level=level)
+        if self.refuses(learner, rows, loss):
+            return
+        old = _moved(learner.score(rows), rows, rng=random.Random(5))
+        total = reference_loss(model, rows, loss, old=old)
+        norm = _step(_reference_optimizer(model, SGD_LIKE), model, total)
+        metrics = learner.update(rows, loss, old_logprobs=old)
+        assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            PolicyLoss(form="gspo"),
+            PolicyLoss(importance_cap=2.0, importance_level="sequence"),
+        ],
+        ids=["gspo", "sequence"],
+    )
+    def test_rows_that_do_not_say_where_their_calls_are_are_refused(
+        self, folder: Path, model: Any, loss: PolicyLoss
+    ) -> None:
+        learner = self.make_learner({"writer": folder})
+        rows = make_call_rows(model)
+        if self.refuses(learner, rows, loss):
+            return
+        before = learner.weight_hash("writer")
+        first = rows[0].responses[0]
+        for wrong in ((), (first,), (first, first), (Response(len(rows[0].ids) - 1, 2),)):
+            bad = [replace(rows[0], responses=wrong), *rows[1:]]
+            old = learner.score(bad) if loss.importance_cap else None
+            with pytest.raises(DataError, match=r"rollout ro-0.*Row\.responses"):
+                learner.update(bad, loss, old_logprobs=old)
+        assert learner.weight_hash("writer") == before
 
     async def test_the_gradient_s_norm_is_bounded(self, folder: Path, model: Any) -> None:
         """The first gradient is much larger than the second: unbounded, it would outweigh it."""
@@ -660,6 +916,23 @@ class LearnerSuite(ValueSuite):
         assert losses[-1] < 0.9 * losses[0]
 
 
+def _moved(
+    scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
+) -> list[list[float]]:
+    """Earlier scores than these: each call's tokens moved, by as much wherever the call is."""
+    by: dict[tuple[int, ...], list[float]] = {}
+    moved = [list(row) for row in scores]
+    for row, values in zip(rows, moved, strict=True):
+        for start, length in row.responses:
+            key = *row.ids[: start + length], round(1e9 * row.advantages[start])
+            if key not in by:
+                together = rng.uniform(-0.2, 0.2)
+                by[key] = [together + rng.uniform(-0.2, 0.2) for _ in range(length)]
+            for place, change in enumerate(by[key], start):
+                values[place] += change
+    return moved
+
+
 def _pairs(row: Row) -> Any:
     return zip(row.logprobs, row.mask, strict=True)
 
@@ -689,8 +962,10 @@ __all__ = [
     "WeightSink",
     "distance",
     "make_branching_rows",
+    "make_call_rows",
     "make_rows",
     "published",
     "reference_loss",
+    "split_rows",
     "token_logprobs",
 ]

@@ -81,7 +81,7 @@ def make_call_rows(
 def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float = 0.0) -> list[Row]:
     """Four rows of each prompt, whose target is 1 for every other prompt, else 0."""
     rng = random.Random(seed)
-    rows = []
+    rows: list[Row] = []
     for number, prompt in enumerate(prompts):
         for _ in range(4):
             target = number % 2 + rng.gauss(0, noise)
