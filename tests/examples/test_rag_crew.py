@@ -31,7 +31,7 @@ from rag_example.demonstrations import PASSAGES
 from rag_example.index import Index, Passage
 from rag_example.library import Library
 from rag_example.prompts import ANSWERER, SEARCHER
-from rag_example.worlds import generate, make_questions, make_world
+from rag_example.worlds import SPLITS, generate, make_questions, make_world
 
 # CrewAI warns of fields of its own that it reads itself, and never closes its clients.
 pytestmark = [
@@ -128,7 +128,7 @@ def test_the_exact_record_of_an_attempt(library: Library) -> None:
 def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
     data = tmp_path / "cache" / "data"
     data.mkdir(parents=True)
-    generate(data, worlds={"train": 1, "dev": 1, "test": 1}, questions_per_world=4)
+    generate(data, worlds=dict.fromkeys(SPLITS, 1), questions=dict.fromkeys(SPLITS, 4))
     (data / "complete").touch()
     episodes = trained_apart(
         tmp_path,

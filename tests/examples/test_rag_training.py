@@ -26,7 +26,7 @@ from rag_example import recipes, training
 from rag_example.index import Index
 from rag_example.options import trained_agents
 from rag_example.prompts import RESEARCH
-from rag_example.worlds import generate
+from rag_example.worlds import SPLITS, generate
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rag" / "train.py"
 
@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     data = folder / "data"
     data.mkdir()
-    generate(data, worlds={"train": 1, "dev": 1, "test": 1}, questions_per_world=4)
+    generate(data, worlds=dict.fromkeys(SPLITS, 1), questions=dict.fromkeys(SPLITS, 4))
     (data / "complete").touch()
     return folder
 
