@@ -28,7 +28,7 @@ def prepare(run: Run) -> Prepared:
     algorithm = LightningRL(
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=["solver"],
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora
     )
     trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)

@@ -30,7 +30,7 @@ def prepare(run: Run) -> Prepared:
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=trained_agents(run),  # the researcher; of a crew both agents, or --optimize
         frozen=run.training.FROZEN,
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora
     )
     trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)

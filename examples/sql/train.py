@@ -30,7 +30,7 @@ def prepare(run: Run) -> Prepared:
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=["write_query", "rewrite_query"],
         frozen="base",  # the checker keeps the weights that training begins with
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora, --air
     )
     trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)

@@ -214,6 +214,9 @@ class Trainer:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
+            if self.settings.learner is None:  # one of the user's own has an optimiser of its own
+                for choice in self.algorithm.choices():
+                    self.reporter.line(choice)
             await session.open()
             if shared := trained_too(splits):
                 self.reporter.line(shared)

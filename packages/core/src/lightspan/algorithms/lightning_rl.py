@@ -11,9 +11,9 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -27,6 +27,7 @@ from lightspan.algorithms.metrics import (
     why_nothing,
 )
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
@@ -100,13 +101,15 @@ class LightningSettings:
         self._check()
         air = _air(self.air)
         credit = self.credit or ("terminal" if air is None else "discounted")
-        rate = self.learning_rate or (1e-6 if self.lora is None else 1e-5)
+        rate = self.learning_rate
         filled_in = {
             "model": local_model(self.model),
             "air": air,
             "credit": _credit(credit, self.gamma),
             "loss": self.loss or PolicyLoss(),
-            "optimizer": self.optimizer or Optimizer(learning_rate=rate),
+            # with neither it is chosen later: the model is then asked for its size
+            "optimizer": self.optimizer
+            or (None if rate is None else Optimizer(learning_rate=rate)),
         }
         for name, value in filled_in.items():
             object.__setattr__(self, name, value)
@@ -162,7 +165,8 @@ class LightningRL(LightningSettings, Algorithm):
         minibatches: optimiser steps per iteration.
         resample: rounds of further tasks at most, until as many groups vary as there are tasks in
             a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none.
-        learning_rate: None for 1e-6, or 1e-5 with LoRA.
+        learning_rate: None chooses one from the model's size and LoRA, and says so
+            (`lightspan.algorithms.rates`).
         temperature: what training samples at, whatever the app asks.
         max_tokens: of one answer at most, whatever the app asks; None for the app's.
         max_length: longer calls are rejected; None for the model's context.
@@ -184,10 +188,21 @@ class LightningRL(LightningSettings, Algorithm):
     credit: Credit
     air: AIR | None
     loss: PolicyLoss
-    optimizer: Optimizer
+    if TYPE_CHECKING:
+        optimizer: Optimizer
+    else:
+
+        @cached_property
+        def optimizer(self) -> Optimizer:
+            """AdamW at the rate that is chosen; an optimiser or a rate that is given stands in its
+            place."""
+            return Optimizer(learning_rate=self._chosen_rate.value)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._chooses_rate = vars(self)["optimizer"] is None
+        if self._chooses_rate:
+            del vars(self)["optimizer"]  # the property above stands in its place
         self._batch_config = BatchConfig(
             estimator=self.estimator,
             unit=self.unit,
@@ -250,6 +265,9 @@ class LightningRL(LightningSettings, Algorithm):
 
     def routing(self) -> Routing:
         return self._routing
+
+    def choices(self) -> list[str]:
+        return [str(self._chosen_rate)] if self._chooses_rate else []
 
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # what it learned so far, it learned from rewards
@@ -386,6 +404,10 @@ class LightningRL(LightningSettings, Algorithm):
         return scores
 
     # --- set-up ---------------------------------------------------------------------------
+    @cached_property
+    def _chosen_rate(self) -> Rate:
+        return choose_rate(self._specs)
+
     def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
         """What each policy starts from.
 

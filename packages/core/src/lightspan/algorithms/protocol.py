@@ -201,6 +201,10 @@ class Algorithm(Protocol):
         """Go on from what `state` gave."""
         return
 
+    def choices(self) -> list[str]:
+        """What it chose itself where nothing was given, and why, for people."""
+        return []
+
     def config(self) -> dict[str, Json]:
         """The settings, for `config.json`. A run is resumed with equal ones only."""
         return {"algorithm": self.name, "seed": self.seed}

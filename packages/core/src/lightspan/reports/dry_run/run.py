@@ -317,6 +317,12 @@ class DryRun:
     def _model_given(self) -> bool:
         return all(spec.model != NO_MODEL for spec in self._algorithm.policies().values())
 
+    @property
+    def _choices(self) -> list[str]:
+        """What the algorithm chose for the model to train, where that is known and ours."""
+        is_ours = self._model_given and self.settings.learner is None
+        return self._algorithm.choices() if is_ours else []
+
     def _without(self, what: str) -> str:
         if self._model_given:
             return f"{what} of the model to train is not on this machine"
@@ -377,6 +383,7 @@ class DryRun:
             rollouts=len(findings.episodes),
             seconds=seconds,
             warnings=list(dict.fromkeys(warnings)),
+            choices=self._choices,
             agents=agents,
             overrides=read_overrides(findings),
             rewards=rewards,
