@@ -293,8 +293,10 @@ class DryRun:
         """How much `fit` would do."""
         settings = self.settings
         steps = settings.planned_steps(len(self.tasks))
-        evaluations = sum(settings.evaluates(step, steps) for step in range(steps + 1))
-        comparisons = sum(settings.compares(step, steps) for step in range(steps + 1))
+        apart = self.selection is not None
+        ends = range(steps + 1)
+        evaluations = sum(settings.evaluates(step, steps, selection=apart) for step in ends)
+        comparisons = sum(settings.compares(step, steps, selection=apart) for step in ends)
         return RunSize(
             steps=steps,
             tasks_per_step=self._algorithm.tasks_per_step,
