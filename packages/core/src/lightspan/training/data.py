@@ -82,8 +82,13 @@ def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> 
                 f"{what}[{index}] does not say which cluster it is in: cluster={key!r} is the key "
                 f"of a text or a whole number that tasks have: {task!r:.200}"
             )
-        found[task_id(task)] = str(value)
+        name = str(value)
+        found[task_id(task)] = name if len(name) <= LONGEST_NAME else fingerprint(name)
     return found
+
+
+LONGEST_NAME: Final = 80
+"""Characters of a cluster's name; a longer one, such as a whole schema, is kept by its hash."""
 
 
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
