@@ -152,11 +152,6 @@ def test_batch_statistics_allow_groups_of_one() -> None:
     assert LightningRL(MODEL, group_size=1, estimator="reinforce++").group_size == 1
 
 
-@pytest.mark.parametrize(("lora", "rate"), [(None, 1e-6), (LoRA(), 1e-5)])
-def test_default_learning_rate(lora: LoRA | None, rate: float) -> None:
-    assert LightningRL(MODEL, lora=lora).optimizer.learning_rate == rate
-
-
 def test_the_config_is_that_of_every_earlier_run() -> None:
     """It is compared when a run goes on, and a folder may be older than this version."""
     assert LightningRL(MODEL, credit="discounted", gamma=0.5, learning_rate=1e-3).config() == {

@@ -18,8 +18,8 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
 Beside the arrows: `values` is what a critic's numbers make of an episode, `overlong` pays calls
-less whose answers are too long, `states` is what a call was made in, `history` is what AIR's signals
-read, `breaks` says why conversations fell apart into several rows, `health` what a person
+less whose answers are too long, `states` is what a call was made in, `history` is what AIR's
+signals read, `breaks` says why conversations fell apart into several rows, `health` what a person
 should hear of a batch, `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
@@ -101,16 +101,23 @@ from lightspan.lightning.batch import (
     WEIGHTS,
     Batch,
     BatchConfig,
+    Draft,
     Weight,
     build_batch,
+    draft_batch,
     group_rewards,
     split_minibatches,
 )
 from lightspan.lightning.breaks import Break, Cause, Exchange, Merging, Relation, read_merging
 from lightspan.lightning.credit import (
+    ATGRPO,
+    GAE,
+    Anchor,
     Credit,
     Discounted,
+    GiGPO,
     Terminal,
+    anchor,
     assign,
     discounted,
     parse_credit,
@@ -131,6 +138,7 @@ from lightspan.lightning.selection import (
     parse_optimize,
 )
 from lightspan.lightning.span_tree import SpanNode, SpanTree, build_tree, walk
+from lightspan.lightning.states import State, StateKey
 from lightspan.lightning.transitions import (
     Transition,
     TransitionKey,
@@ -150,9 +158,12 @@ from lightspan.lightning.values import (
 
 __all__ = [
     "AIR",
+    "ATGRPO",
     "DEFAULT_LAMBDA",
     "ESTIMATORS",
+    "GAE",
     "WEIGHTS",
+    "Anchor",
     "Batch",
     "BatchConfig",
     "Break",
@@ -163,11 +174,13 @@ __all__ = [
     "Coverage",
     "Credit",
     "Discounted",
+    "Draft",
     "EmittedReward",
     "Episode",
     "Estimator",
     "Exchange",
     "Explanation",
+    "GiGPO",
     "History",
     "Merging",
     "Norm",
@@ -184,6 +197,8 @@ __all__ = [
     "Signal",
     "SpanNode",
     "SpanTree",
+    "State",
+    "StateKey",
     "Terminal",
     "ToolCall",
     "ToolError",
@@ -196,6 +211,7 @@ __all__ = [
     "Verdict",
     "Weight",
     "Zero",
+    "anchor",
     "assign",
     "build_batch",
     "build_episode",
@@ -206,6 +222,7 @@ __all__ = [
     "cover",
     "discounted",
     "dr_grpo",
+    "draft_batch",
     "explained_variance",
     "gae",
     "group_rewards",

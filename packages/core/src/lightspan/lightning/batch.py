@@ -169,6 +169,11 @@ class Batch:
         """R."""
         return len(self.rollouts)
 
+    @property
+    def usable_tokens(self) -> int:
+        """Tokens of all usable transitions, those left out because their advantage is zero too."""
+        return sum(why.tokens for why in self.explanations.values())
+
     def weight_mass(self, policy: str | None = None) -> float:
         """Sum of all weights (of a policy)."""
         chosen = (row for row in self.rows if policy in (None, row.policy))
