@@ -253,6 +253,7 @@ def test_credit_takes_a_name_or_a_rule():
     assert parse_credit(rule) is rule
     assert (terminal.name, rule.name) == ("terminal", "discounted(0.5)")
     with pytest.raises(
-        ConfigError, match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic', 'at_g"
+        ConfigError,
+        match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic', 'at_g",
     ):
         parse_credit("termnal")
