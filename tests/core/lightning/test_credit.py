@@ -254,6 +254,6 @@ def test_credit_takes_a_name_or_a_rule():
     assert (terminal.name, rule.name) == ("terminal", "discounted(0.5)")
     with pytest.raises(
         ConfigError,
-        match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic', 'at_g",
+        match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic'",
     ):
         parse_credit("termnal")
