@@ -92,6 +92,7 @@ def make_prompt_rows(prompts: Sequence[Sequence[int]], seed: int, noise: float =
 
 
 def without_targets(rows: Sequence[Row]) -> list[Row]:
+    """The rows, as those of a learner without a critic."""
     return [replace(row, value_targets=()) for row in rows]
 
 
@@ -202,7 +203,7 @@ class ValueSuite:
         learner = self.make_critic({"writer": folder})
         prompt, call = [7, 8, 9], Response(3, 1)
         rows = [
-            make_row([*prompt, 20], [call, Response(4, 1)][:1], targets=[2.0], number=0),
+            make_row([*prompt, 20], [call], targets=[2.0], number=0),
             make_row([*prompt, 21], [call], targets=[math.nan], number=1),
             make_row([*prompt, 22], [call], number=2),
         ]
