@@ -122,7 +122,7 @@ EXAMPLES = {
         "test_rag_*.py",
         "tests/examples/test_rag_structured.py",
         ["examples/rag", "--exclude", "crew"],
-        ["--steps", "4", "--validate-every", "4"],
+        ["--steps", "4", "--validate-every", "0"],
     ),
     "rag-crewai": Example(
         "examples/rag[crewai]",
@@ -130,10 +130,10 @@ EXAMPLES = {
         "test_rag_crew.py",
         "tests/examples/test_rag_crew.py",
         ["examples/rag/rag_example/crew.py", "examples/rag/rag_example/crew_training.py"],
-        ["--framework", "crewai", "--steps", "4", "--validate-every", "4"],
+        ["--framework", "crewai", "--steps", "4", "--validate-every", "0"],
     ),
 }
-BRIEFLY = ["--steps", "6", "--validate-every", "6", "--held-out", "200"]
+BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance. With half of
 the recipe's demonstrations it would begin at 0.01 (math), or learn little but the form (RAG)."""
 PACKAGED = "tests/packaging/test_metadata.py"

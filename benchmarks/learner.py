@@ -1,4 +1,5 @@
-"""One update of the learner, against a plain padded torch loop: CPU-seconds and peak memory.
+"""One update of the learner, against a plain padded torch loop: CPU-seconds and peak memory; and
+what a critic adds to it.
 
 Two workloads, on the SQL example's model (a Qwen2 of 0.7 M parameters, 3 layers):
 
@@ -19,9 +20,12 @@ The peer is the loop that one writes by hand: rows sorted by length, cut into ba
 padded tokens as a pass of the learner may have (a longer row alone), padded, with an attention mask
 where there is padding, the model's logits of all positions, the same loss, clipping and AdamW.
 
-Each measurement has a process of its own. CPU-seconds are the thread's, of the best update; memory
-is what the process grew by from just before its first update, optimiser state included. Exit status
-1 if the learner is less than twice as fast or takes more memory.
+A critic adds a pass before the update, which says the values of all calls, and the fit of its head.
+Both are measured against the update alone, turn by turn in one process.
+
+Each other measurement has a process of its own. CPU-seconds are the thread's, of the best update;
+memory is what the process grew by from just before its first update, optimiser state included. Exit
+status 1 if the learner is less than twice as fast or takes more memory, or a critic adds over 40 %.
 
 Run: python benchmarks/learner.py [--run runs/sql-seed0] [--workload sql long] [--json PATH]
 """
@@ -41,6 +45,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +54,7 @@ from _report import Figure, finish, options_of
 
 from lightspan import LightningRL
 from lightspan.engines.weights import load_model
-from lightspan.learners import Optimizer, PolicyLoss
+from lightspan.learners import Critic, Optimizer, PolicyLoss
 from lightspan.learners.torch import TOKEN_BUDGETS, TorchLearner
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
@@ -68,6 +73,8 @@ BUDGET: Final = TOKEN_BUDGETS["cpu"]
 UPDATES: Final = {"sql": 8, "long": 1}
 """Per process; the best counts."""
 FASTER: Final = 2.0
+CRITIC_ADDS: Final = 40.0
+"""Per cent of an update."""
 
 EPISODES, TURNS = 8, 12
 SHARED, THOUGHT, ACTION, OBSERVATION = 1034, 120, 40, 410
@@ -180,6 +187,24 @@ def learner_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
     return lambda: learner.update(rows, LOSS)
 
 
+def critic_update(model: str, rows: Sequence[Row]) -> Callable[[], object]:
+    """Ours with a critic: values, then an update that fits it to random returns."""
+    rng = random.Random(0)
+    learner = TorchLearner(
+        {rows[0].policy: model}, optimizer=OPTIMIZER, token_budget=BUDGET, critic=Critic()
+    )
+    aimed = [
+        replace(row, value_targets=tuple(float(rng.random() < 0.5) for _ in row.responses))
+        for row in rows
+    ]
+
+    def update() -> None:
+        learner.values(rows)
+        learner.update(aimed, LOSS)
+
+    return update
+
+
 def peer_update(model_folder: str, rows: Sequence[Row]) -> Callable[[], object]:
     """Theirs."""
     model = load_model(model_folder)
@@ -246,6 +271,20 @@ def measure(who: str, data: Path, updates: int) -> dict[str, float]:
     return {"cpu_s": min(spent), "mib": _peak_mib() - before}
 
 
+def measure_critic(data: Path, updates: int) -> dict[str, float]:
+    """In this process: the best update's CPU-seconds, and the best's with a critic."""
+    torch.set_num_threads(1)
+    model, rows = pickle.loads(data.read_bytes())  # written by this very script
+    kinds = {"alone": learner_update(model, rows), "critic": critic_update(model, rows)}
+    spent: dict[str, list[float]] = defaultdict(list)
+    for _ in range(updates):
+        for name, update in kinds.items():
+            start = time.thread_time()
+            update()
+            spent[name].append(time.thread_time() - start)
+    return {name: min(seconds) for name, seconds in spent.items()}
+
+
 def _resident_mib() -> float:
     """Now; where there is no /proc, at most so far."""
     try:
@@ -267,14 +306,14 @@ def compare(workload: str, model: str, rows: list[Row], rounds: int) -> dict[str
         data = Path(folder) / "rows"
         data.write_bytes(pickle.dumps((model, rows)))
         for _ in range(rounds):
-            for who in ("learner", "peer"):
+            for who in ("learner", "peer", "critic"):
                 command = [sys.executable, __file__, "--measure", who, str(data), workload]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=_one_thread())
                 if done.returncode:
                     raise SystemExit(f"measuring the {who} on {workload} failed")
                 results[who].append(json.loads(done.stdout))
     best = {
-        who: {name: min(found[name] for found in runs) for name in ("cpu_s", "mib")}
+        who: {name: min(found[name] for found in runs) for name in runs[0]}
         for who, runs in results.items()
     }
     return {
@@ -310,7 +349,7 @@ def _workload(name: str, run: Path | None, folder: Path) -> tuple[str, list[Row]
 def _figures(name: str, found: dict[str, Any]) -> list[Figure]:
     """Time and memory of one update."""
     what = f"{name}: {found['rows']} rows, {found['tokens']:,} tokens"
-    ours, theirs = found["learner"], found["peer"]
+    ours, theirs, critic = found["learner"], found["peer"], found["critic"]
     peer = "plain padded loop"
     return [
         Figure(
@@ -329,6 +368,13 @@ def _figures(name: str, found: dict[str, Any]) -> list[Figure]:
             peer=peer,
             at_least=1,
         ),
+        Figure(
+            what="  what a critic adds to it",
+            unit="%",
+            ours=100 * (critic["critic"] / critic["alone"] - 1),
+            at_most=CRITIC_ADDS,
+            note=f"{critic['alone']:.2f} to {critic['critic']:.2f} CPU-s",
+        ),
     ]
 
 
@@ -342,7 +388,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.measure:
         who, data, workload = options.measure
-        print(json.dumps(measure(who, Path(data), UPDATES[workload])))
+        updates = UPDATES[workload]
+        if who == "critic":
+            found = measure_critic(Path(data), updates)
+        else:
+            found = measure(who, Path(data), updates)
+        print(json.dumps(found))
         return 0
     figures = []
     for name in options.workload:

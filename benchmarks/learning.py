@@ -10,12 +10,14 @@
                                                          same command goes on where it stopped
     python benchmarks/learning.py --plot curve.png       mean and interval over seeds
 
-Needs `lightspan[train]`, the example and its adapter. Everything is evaluated on the test split,
-with the temperature of training, the same settings before and after. CPU-seconds are those of the
-engine's and the learner's threads while training; evaluation is apart.
+Needs `lightspan[train]`, the example and its adapter. The test split is looked at before and after
+training only; the points of a curve between them, and its ends, are of the dev split. All are
+sampled at the temperature of training. CPU-seconds are those of the engine's and the learner's
+threads while training; evaluation is apart.
 
 The parts: `rl` is the recipe; `permuted` permutes the rewards within each group, with each seed;
-`sft` imitates the same demonstrations for as many CPU-seconds more; `constant` is the best that one
+`sft` imitates the same demonstrations for as many CPU-seconds more, annealed: its rate falls to a
+twentieth over the updates that fit into them, as in the warm start; `constant` is the best that one
 answer to everything can do; `rewriter` (SQL) trains one agent alone. `air` (SQL) compares ways to
 use rewards on the way, `agents` (the crew) which agents learn: arms with the same seeds, each
 against the first, which is the recipe. What the app is for is evaluated, never a shaped reward.
@@ -41,7 +43,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from _curves import Arm, draw, seed_interval, steps_of
+from _curves import Arm, crossed_interval, draw, seed_interval, steps_of
 
 from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, World
@@ -49,6 +51,7 @@ from lightspan.progress import PlainReporter
 from lightspan.schema.routing import BASE_POLICY
 from lightspan.testing.controls import Permuted
 from lightspan.trainer import FitResult
+from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import Interval
 
 PERMUTED: Final = "rewards permuted"
@@ -57,7 +60,7 @@ NOISE_SHARE: Final = 0.25
 SAY: Final = PlainReporter(sys.stderr)
 ROOT: Final = Path(__file__).parents[1]
 HEADS: Final = (
-    "| run | seed | start | middle | end | gain (95% CI) | n | engine + learner CPU-s | "
+    "| run | seed | start | middle (dev) | end | gain (95% CI) | n | engine + learner CPU-s | "
     "app CPU-s, evaluation included | wall s | warm start CPU-s |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|"
 )
@@ -106,6 +109,8 @@ class Subject:
     """After, at least."""
     gain: float = 0.0
     """At least."""
+    cluster: str | None = None
+    """The key of a task that names what tasks share; None: each stands for itself."""
     alone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Part → the options of LightningRL with which an agent is trained alone."""
     first_try: Mapping[str, Any] | None = None
@@ -141,6 +146,7 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         metric="execution accuracy",
         constant=constant_query,
         constant_ceiling=0.05,
+        cluster="schema",
         cpu_s=45,
         start=0.35,
         end=0.70,
@@ -156,6 +162,7 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         metric="0.9 F1 + 0.1 form",
         constant=constant_name,
         constant_ceiling=0.2,
+        cluster="documents",
         cpu_s=40,
         gain=0.35,
     ),
@@ -165,6 +172,7 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         metric="0.9 F1 + 0.1 form",
         constant=constant_name,
         constant_ceiling=0.2,
+        cluster="documents",
         comparison="agents",
         arms={
             "both": {},
@@ -190,7 +198,7 @@ class Run:
     name: str
     seed: int
     points: list[tuple[int, float]]
-    """(step, held-out mean), the first before training."""
+    """(step, mean) of the curve, the first before training: of the dev split."""
     gain: str
     n: int
     engine_cpu_s: float
@@ -204,10 +212,17 @@ class Run:
     """None: nothing is frozen."""
     training: dict[str, float] = field(default_factory=dict)
     """Means over the steps: the reward without shaping, and what AIR did."""
+    before: dict[str, float] = field(default_factory=dict)
+    """Task → reward, of the test split before training. Without it the points are of the test."""
+    after: dict[str, float] = field(default_factory=dict)
+    clusters: dict[str, str] = field(default_factory=dict)
+    """Task → the cluster that it is in; empty where each stands for itself."""
+    odd: dict[str, int] = field(default_factory=dict)
+    """How many tasks and rollouts were unscored, and on how many the app failed."""
 
     @property
     def start(self) -> float:
-        return self.points[0][1]
+        return _mean(self.before) if self.before else self.points[0][1]
 
     @property
     def middle(self) -> float:
@@ -215,7 +230,12 @@ class Run:
 
     @property
     def end(self) -> float:
-        return self.points[-1][1]
+        return _mean(self.after) if self.after else self.points[-1][1]
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """Task → what it gained, where it was scored before and after."""
+        return _differences(self.after, self.before)
 
     @property
     def gained(self) -> float:
@@ -314,6 +334,7 @@ class Bench:
         recipe: None for the example's.
         evaluations: of a run, beside the one before training and, if it is another, the last.
         split: what is evaluated; "dev" while settings are chosen.
+        on_the_way: tasks of the dev split, for the evaluations between.
     """
 
     def __init__(
@@ -327,6 +348,7 @@ class Bench:
         evaluations: int = 4,
         recipe: Any = None,
         split: str = "test",
+        on_the_way: int = 200,
         kept: Path | None = None,
     ) -> None:
         self.example = example
@@ -339,9 +361,17 @@ class Bench:
             self.recipe = replace(self.recipe, steps=steps)
         self.train = self._code.load_tasks(cache, "train", self.recipe)
         self.test = self._code.load_tasks(cache, split, self.recipe)[:held_out]
+        self.dev = None
+        if split != "dev":
+            self.dev = self._code.load_tasks(cache, "dev", self.recipe)[:on_the_way]
         self._evaluations = evaluations
         settings = {"example": example, "recipe": asdict(self.recipe), "split": split}
-        sizes = {"held_out": len(self.test), "evaluations": evaluations}
+        sizes = {
+            "held_out": len(self.test),
+            "evaluations": evaluations,
+            "on_the_way": None if self.dev is None else len(self.dev),
+            "imitation": "annealed",
+        }
         self.kept = Kept(kept, {**settings, **sizes})
 
     def report(
@@ -410,8 +440,9 @@ class Bench:
             folder=folder,
             validate_every=max(1, self.recipe.steps // self._evaluations),
             checkpoint_every=1000,
+            cluster=self.subject.cluster,
             reporter=SAY,
-        ).fit(self._code.answer, self.train, self.test)
+        ).fit(self._code.answer, self.train, self.test, selection=self.dev)
         run = _run(name, seed, result, _children_cpu() - before, time.monotonic() - started)
         run.warm_start_cpu_s = round(warm, 1)
         run.frozen_unchanged = len(set(algorithm.hashes)) == 1 if algorithm.hashes else None
@@ -439,10 +470,11 @@ class Bench:
         options["optimize"] = dict.fromkeys(agents, policy)
         algorithm = LightningRL(str(base), **options)
         trainer = Trainer(algorithm, runners=16, folder=self._scratch / name, reporter=SAY)
-        return trainer.evaluate(self._code.answer, tasks).interval.mean
+        return trainer.evaluate(self._code.answer, tasks).mean
 
     def more_sft(self, run: Run) -> dict[str, float]:
-        """As many CPU-seconds of further imitation of the same demonstrations as RL had."""
+        """As many CPU-seconds of further imitation of the same demonstrations as RL had, annealed:
+        cut off in the middle, at a rate that is still high, it would be a weak control."""
         found: dict[str, float] = self.kept.get(
             f"more SFT, seed {run.seed}", lambda: self._more_sft(run)
         )
@@ -453,14 +485,16 @@ class Bench:
 
         SAY.line(f"more SFT, seed {run.seed}")
         imitation = self.recipe.imitation
-        model, _ = self._code.warm_start(self._cache, run.seed, SAY, self.recipe)
-        sft = make_sft(model, run.seed, imitation, max_cpu_seconds=run.cpu_s)
+        model, warm = self._code.warm_start(self._cache, run.seed, SAY, self.recipe)
+        updates = updates_within(run.cpu_s, warm, imitation.demonstrations // imitation.batch)
+        sft = make_sft(model, run.seed, imitation, updates=updates)
         target = self._scratch / f"more-sft-{run.seed}"
         chats = self._code.chats(imitation.demonstrations, run.seed)
         result = sft.fit(chats, target, reporter=SAY)
         name = f"more-sft-run-{run.seed}"
         end = self.evaluate(target, model, self.test, name, tuple(self._code.TRAINED))
-        return {"seed": run.seed, "cpu_s": round(result.seconds, 1), "end": end, "rl": run.end}
+        spent = {"cpu_s": round(result.seconds, 1), "updates": updates}
+        return {"seed": run.seed, **spent, "end": end, "rl": run.end}
 
     def constant(self) -> dict[str, Any]:
         """The best that one answer to everything can do on the test tasks."""
@@ -469,12 +503,31 @@ class Bench:
         return {"answers": len(scores), "best": best, "score": scores[best]}
 
 
+def updates_within(cpu_s: float, warm_s: float, updates: int) -> int:
+    """The updates of imitation that fit into CPU-seconds, by what those of the warm start took.
+    There are 60 at least, twice as many as its rate takes to rise."""
+    return max(60, round(updates * cpu_s / max(warm_s, 1e-9)))
+
+
 def _run(name: str, seed: int, result: FitResult, app_cpu: float, wall: float) -> Run:
     assert result.gain is not None
+    first, last = result.evaluations[0], result.evaluations[-1]
+    curve = RunFolder(result.folder).evaluations("selection") or result.evaluations
     return Run(
         name=name,
         seed=seed,
-        points=[(found.step, found.interval.mean) for found in result.evaluations],
+        points=[(found.step, found.mean) for found in curve],
+        before=first.rewards,
+        after=last.rewards,
+        clusters=last.clusters,
+        odd={
+            "unscored before": first.unscored,
+            "unscored after": last.unscored,
+            "failed before": first.failed,
+            "failed after": last.failed,
+            "unscored in training": result.outcomes.unscored,
+            "failed in training": result.outcomes.failed,
+        },
         gain=f"{result.gain.mean:+.3f} ({result.gain.low:+.3f}..{result.gain.high:+.3f})",
         n=result.evaluations[-1].interval.n,
         engine_cpu_s=round(result.seconds["engine"], 1),
@@ -494,6 +547,15 @@ def _training(folder: Path) -> dict[str, float]:
             if key == "reward" or (key.startswith("air/") and not key.endswith("/seen")):
                 values[key].append(value)
     return {key: round(math.fsum(found) / len(found), 4) for key, found in values.items()}
+
+
+def _mean(rewards: Mapping[str, float]) -> float:
+    return math.fsum(rewards.values()) / len(rewards)
+
+
+def _differences(more: Mapping[str, float], less: Mapping[str, float]) -> dict[str, float]:
+    """Task → the difference, of those that have both."""
+    return {task: value - less[task] for task, value in more.items() if task in less}
 
 
 def _children_cpu() -> float:
@@ -601,6 +663,9 @@ class Report:
             if run.first_try is not None:
                 before, after = run.first_try
                 lines.append(f"{who}: first tries: {before:.3f} -> {after:.3f}")
+            odd = ", ".join(f"{count} {what}" for what, count in run.odd.items() if count)
+            lines += [f"{who}: {odd}"] if odd else []
+        lines += [f"{name}: {_over_seeds(found)}" for name, found in self._of_seeds.items()]
         lines += [
             f"more SFT, seed {more['seed']}, {more['cpu_s']} CPU-s: {more['end']:.3f} "
             f"(RL: {more['rl']:.3f})"
@@ -614,11 +679,19 @@ class Report:
             )
         return "\n".join([*lines, *self._compared_text()])
 
+    @property
+    def _of_seeds(self) -> dict[str, list[Run]]:
+        """Name → its runs, of those that have several seeds."""
+        found: dict[str, list[Run]] = {}
+        for run in self.all_runs:
+            found.setdefault(run.name, []).append(run)
+        return {name: runs for name, runs in found.items() if len(runs) > 1 and runs[0].after}
+
     def _compared_text(self) -> Iterator[str]:
         """Each arm over seeds, and its paired difference from the first."""
         if not self.compared:
             return
-        yield f"\nheld-out {self.subject.metric}, mean over seeds (95% interval over seeds):"
+        yield f"\n{self.subject.metric} on dev, mean over seeds (95% interval over seeds):"
         for arm in self.arms:
             points = "  ".join(
                 f"step {step}: {found.mean:.3f} ({found.low:.3f}..{found.high:.3f})"
@@ -630,20 +703,40 @@ class Report:
             pairs = list(zip(runs, plain, strict=True))
             for what, value in (("end", _end), ("mean of the curve", _area)):
                 found = seed_interval([value(run) - value(base) for run, base in pairs])
+                both, more = [found], ""
+                if what == "end" and runs[0].after:
+                    differences = [_differences(run.after, base.after) for run, base in pairs]
+                    both.append(crossed_interval(differences, runs[0].clusters))
+                    more = f"; with tasks drawn too {_crossed(both[1], len(pairs))}"
                 yield (
                     f"{name} against {first}, {what}: {found.mean:+.3f} "
-                    f"({found.low:+.3f}..{found.high:+.3f}, {found.n} paired seeds): "
-                    f"{_verdict(found)}"
+                    f"({found.low:+.3f}..{found.high:+.3f}, {found.n} paired seeds{more}): "
+                    f"{_verdict(*both)}"
                 )
         for name, runs in self.compared.items():
             for run in runs:
                 yield f"{name}, seed {run.seed}, training: {run.training}"
 
 
-def _verdict(found: Interval) -> str:
-    if found.low > 0:
+def _verdict(*found: Interval) -> str:
+    if all(each.low > 0 for each in found):
         return "better"
-    return "worse" if found.high < 0 else "no difference that can be told from chance"
+    is_worse = all(each.high < 0 for each in found)
+    return "worse" if is_worse else "no difference that can be told from chance"
+
+
+def _over_seeds(runs: Sequence[Run]) -> str:
+    """The gain over seeds: how much seeds vary, and how much seeds and tasks do."""
+    seeds = seed_interval([run.gained for run in runs])
+    crossed = crossed_interval([run.gains for run in runs], runs[0].clusters)
+    return (
+        f"gain over {seeds.n} seeds {seeds.mean:+.3f} ({seeds.low:+.3f}..{seeds.high:+.3f} by "
+        f"Student's t over seeds; with tasks drawn too {_crossed(crossed, seeds.n)})"
+    )
+
+
+def _crossed(found: Interval, seeds: int) -> str:
+    return f"{found.low:+.3f}..{found.high:+.3f}, {seeds} seeds x {found.clusters} clusters"
 
 
 def _end(run: Run) -> float:

@@ -28,7 +28,7 @@ def prepare(run: Run) -> Prepared:
     algorithm = LightningRL(
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=["solver"],
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora
     )
     trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
@@ -38,7 +38,9 @@ def prepare(run: Run) -> Prepared:
 def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained on problems that were not trained on."""
     trainer, problems, held_out = prepare(run)
-    result = trainer.fit(answer, problems, held_out, agents=AGENTS, resume=run.resume)
+    result = trainer.fit(
+        answer, problems, held_out, selection=run.selection, agents=AGENTS, resume=run.resume
+    )
     run.report(result)
     run.reporter.line(result.summary(METRIC))
     return result

@@ -30,10 +30,17 @@ def prepare(run: Run) -> Prepared:
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=trained_agents(run),  # the researcher; of a crew both agents, or --optimize
         frozen=run.training.FROZEN,
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora
     )
-    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    trainer = Trainer(
+        algorithm,
+        steps=run.recipe.steps,
+        metric=METRIC,
+        # questions about one world are alike; those of --data are about one collection
+        cluster="documents" if run.options.data is None else None,
+        **run.trainer_options,
+    )
     return Prepared(trainer, questions, held_out)
 
 
@@ -41,7 +48,14 @@ def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained on questions that were not trained on."""
     app = run.training  # rag_example.training, or rag_example.crew_training with CrewAI
     trainer, questions, held_out = prepare(run)
-    result = trainer.fit(app.answer, questions, held_out, agents=app.AGENTS, resume=run.resume)
+    result = trainer.fit(
+        app.answer,
+        questions,
+        held_out,
+        selection=run.selection,
+        agents=app.AGENTS,
+        resume=run.resume,
+    )
     run.report(result)
     run.reporter.line(result.summary(METRIC))
     return result

@@ -30,17 +30,25 @@ def prepare(run: Run) -> Prepared:
         run.model or run.warm_start(),  # a small model imitates demonstrations
         optimize=["write_query", "rewrite_query"],
         frozen="base",  # the checker keeps the weights that training begins with
-        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
+        **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, temperature, …
         **run.algorithm_options,  # --seed, --lora, --air
     )
-    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    trainer = Trainer(
+        algorithm,
+        steps=run.recipe.steps,
+        metric=METRIC,
+        cluster="schema",  # questions about one schema are alike
+        **run.trainer_options,
+    )
     return Prepared(trainer, questions, held_out)
 
 
 def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained on questions that were not trained on."""
     trainer, questions, held_out = prepare(run)
-    result = trainer.fit(answer, questions, held_out, agents=AGENTS, resume=run.resume)
+    result = trainer.fit(
+        answer, questions, held_out, selection=run.selection, agents=AGENTS, resume=run.resume
+    )
     run.report(result)
     run.reporter.line(result.summary(METRIC))
     return result

@@ -25,6 +25,17 @@ def test_it_is_generated_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (printed.out + printed.err).count("generating tasks (first time only)") == 1
 
 
+def test_it_is_generated_again_when_what_makes_it_has_changed(tmp_path: Path) -> None:
+    def generate(folder: Path) -> None:
+        (folder / "tasks").write_text("new")
+
+    folder = generated(tmp_path, generate, "tasks", None)
+    (folder / "tasks").write_text("old")
+    assert (generated(tmp_path, generate, "tasks", None) / "tasks").read_text() == "old"
+    (folder / "complete").write_text("")  # as of a version without a digest
+    assert (generated(tmp_path, generate, "tasks", None) / "tasks").read_text() == "new"
+
+
 def test_what_was_cut_off_is_generated_anew(tmp_path: Path) -> None:
     def cut_off(folder: Path) -> None:
         (folder / "half").touch()

@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
+
+from lightspan.training.statistics import Interval, clustered_interval, paired_gain
+from lightspan_examples.recipe import Imitation
+from lightspan_examples.warm_start import make_sft
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -39,6 +44,59 @@ def test_the_interval_over_seeds(curves: Any) -> None:
     assert curves.seed_interval([0.5]) == type(found)(0.5, -math.inf, math.inf, 1)
     five = curves.seed_interval([0.1, 0.2, 0.3, 0.4, 0.5])
     assert five.high - five.mean == pytest.approx(2.776 * math.sqrt(0.025 / 5))
+
+
+def test_an_interval_over_seeds_and_clusters(curves: Any) -> None:
+    """Two seeds, one task: drawn are means of 0, .5 and 1, the outer ones a quarter each."""
+    assert curves.crossed_interval([{"t": 0.0}, {"t": 1.0}], {}) == Interval(0.5, 0.0, 1.0, 2, 1)
+    assert curves.crossed_interval([{"t": 1.0}, {"t": 1.0}], {}) == Interval(1.0, 1.0, 1.0, 2, 1)
+
+
+def test_what_is_hard_for_all_seeds_does_not_average_out(curves: Any) -> None:
+    """Equal seeds tell no more than one of them: of two solved and two unsolved clusters none is
+    drawn solved in a sixteenth of all draws, however many seeds there are."""
+    rewards = {f"{cluster} {n}": float(cluster in "ab") for cluster in "abcd" for n in range(3)}
+    clusters = {task: task[0] for task in rewards}
+    one = curves.crossed_interval([rewards], clusters)
+    assert one == clustered_interval(rewards, clusters) == Interval(0.5, 0.0, 1.0, 12, 4)
+    five = curves.crossed_interval([rewards] * 5, clusters)
+    assert (five.low, five.high, five.n, five.clusters) == (0.0, 1.0, 60, 4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=20), st.integers(1, 5))
+def test_of_one_seed_it_is_the_cluster_bootstrap(
+    curves: Any, values: list[float], count: int
+) -> None:
+    tasks = {f"t{n:02}": value for n, value in enumerate(values)}
+    clusters = {task: f"c{n % count}" for n, task in enumerate(tasks)}
+    found = curves.crossed_interval([tasks], clusters)
+    expected = paired_gain(dict.fromkeys(tasks, 0.0), tasks, clusters)
+    assert (found.n, found.clusters) == (expected.n, expected.clusters)
+    assert found.mean == pytest.approx(expected.mean)
+    if expected.clusters and expected.clusters > 1:
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "warm_s", "updates", "expected"),
+    [(45.0, 150.0, 1000, 300), (150.0, 150.0, 500, 500), (1.0, 150.0, 1000, 60)],
+)
+def test_further_imitation_has_the_updates_that_fit(
+    learning: Any, cpu_s: float, warm_s: float, updates: int, expected: int
+) -> None:
+    assert learning.updates_within(cpu_s, warm_s, updates) == expected
+
+
+@pytest.mark.parametrize(("updates", "steps", "epochs"), [(None, 1000, 1.0), (300, 300, 0.3)])
+def test_further_imitation_is_annealed(
+    tmp_path: Path, updates: int | None, steps: int, epochs: float
+) -> None:
+    """Its rate falls over just the updates that it has, as in the warm start."""
+    sft = make_sft(tmp_path, 0, Imitation(demonstrations=16_000, batch=16), updates=updates)
+    assert sft.optimizer is not None
+    assert (sft.optimizer.decay_steps, sft.epochs) == (steps, epochs)
+    assert sft.max_cpu_seconds is None
 
 
 def test_seeds_are_compared_step_by_step(curves: Any) -> None:
@@ -128,6 +186,9 @@ def run_of(learning: Any, name: str = "RL", seed: int = 0, **changes: Any) -> An
 
 def test_a_run_survives_json(learning: Any) -> None:
     run = run_of(learning, first_try=None, training={"reward": 0.7})
+    run = replace(run, before={"a": 0.0, "b": 1.0}, after={"b": 1.0, "c": 0.5}, clusters={"a": "x"})
+    assert (run.start, run.end, run.gains) == (0.5, 0.75, {"b": 0.0})
+    run = replace(run, before={}, after={})
     again = learning.Run.of(json.loads(json.dumps(vars(run))))
     assert again == run
     assert (again.start, again.middle, again.end, again.cpu_s) == (0.5, 0.75, 0.9, 35.0)
@@ -193,6 +254,28 @@ def test_whether_air_helps(learning: Any, ends: list[float], verdict: str) -> No
     report = learning.Report("sql", learning.subject_of("sql"), compared=compared)
     assert verdict in report.text()
     assert [arm.name for arm in report.arms] == ["terminal", "air"]
+
+
+def test_gains_over_seeds_say_how_seeds_and_tasks_vary(learning: Any) -> None:
+    """Two seeds that gained .5 and 1 on each of two clusters."""
+    runs = [
+        run_of(
+            learning,
+            seed=seed,
+            before={"a": 0.0, "b": 0.0},
+            after={"a": gain, "b": gain},
+            clusters={"a": "x", "b": "y"},
+            odd={"unscored after": 2, "failed after": 0},
+        )
+        for seed, gain in enumerate((0.5, 1.0))
+    ]
+    text = learning.Report("sql", learning.subject_of("sql"), runs=runs).text()
+    half = 12.706 * 0.25
+    assert (
+        f"RL: gain over 2 seeds +0.750 ({0.75 - half:+.3f}..{0.75 + half:+.3f} by Student's t over "
+        "seeds; with tasks drawn too +0.500..+1.000, 2 seeds x 2 clusters)"
+    ) in text
+    assert "RL, seed 0: 2 unscored after\n" in text
 
 
 def test_every_example_has_its_parts(learning: Any) -> None:

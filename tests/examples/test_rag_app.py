@@ -166,7 +166,7 @@ def test_no_search_at_all_is_refused(library: Library) -> None:
 
 def test_an_answer_never_reaches_the_app(tmp_path: Path) -> None:
     """What the model is asked first has the question, and of the answer not a word."""
-    generate(tmp_path, worlds={"test": 1}, questions_per_world=8)
+    generate(tmp_path, worlds={"test": 1}, questions={"test": 8})
     for task in load(tmp_path, "test"):
         documents = Library(Index.load(tmp_path / task["documents"]))
         with ScriptedServer(["Answer: nothing"]) as server:

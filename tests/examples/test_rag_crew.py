@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lightspan.capture.entry import open_scope
 from lightspan.testing.adapter_suite import tree
 from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
 from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_examples.data import generated
 from rag_example import crew_training
 from rag_example.crew import ask, build_crew, chat_model
 from rag_example.crew_demonstrations import TOOLS, demonstrate, opening, work
@@ -31,7 +33,7 @@ from rag_example.demonstrations import PASSAGES
 from rag_example.index import Index, Passage
 from rag_example.library import Library
 from rag_example.prompts import ANSWERER, SEARCHER
-from rag_example.worlds import generate, make_questions, make_world
+from rag_example.worlds import SPLITS, generate, make_questions, make_world
 
 # CrewAI warns of fields of its own that it reads itself, and never closes its clients.
 pytestmark = [
@@ -126,10 +128,9 @@ def test_the_exact_record_of_an_attempt(library: Library) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
-    data = tmp_path / "cache" / "data"
-    data.mkdir(parents=True)
-    generate(data, worlds={"train": 1, "dev": 1, "test": 1}, questions_per_world=4)
-    (data / "complete").touch()
+    one, four = dict.fromkeys(SPLITS, 1), dict.fromkeys(SPLITS, 4)
+    few = partial(generate, worlds=one, questions=four)
+    generated(tmp_path / "cache", few, "few questions", None)
     episodes = trained_apart(
         tmp_path,
         "rag_example.crew_training:answer",

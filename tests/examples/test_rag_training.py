@@ -7,6 +7,7 @@ import asyncio
 import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,13 @@ from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.progress import PlainReporter
 from lightspan.testing.stage import Part, Stage, Turn
+from lightspan_examples.data import generated
 from lightspan_examples.example import Run
 from rag_example import recipes, training
 from rag_example.index import Index
 from rag_example.options import trained_agents
 from rag_example.prompts import RESEARCH
-from rag_example.worlds import generate
+from rag_example.worlds import SPLITS, generate
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rag" / "train.py"
 
@@ -35,10 +37,8 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "rag" / "train.py"
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with little in it."""
     folder = tmp_path_factory.mktemp("cache")
-    data = folder / "data"
-    data.mkdir()
-    generate(data, worlds={"train": 1, "dev": 1, "test": 1}, questions_per_world=4)
-    (data / "complete").touch()
+    one, four = dict.fromkeys(SPLITS, 1), dict.fromkeys(SPLITS, 4)
+    generated(folder, partial(generate, worlds=one, questions=four), "few questions", None)
     return folder
 
 

@@ -36,9 +36,11 @@ from rag_example.worlds import (
     make_questions,
     make_world,
     pair_split,
+    question_split,
 )
 
 SMALL: dict[Split, int] = {"train": 2, "dev": 1, "test": 1}
+EACH: dict[Split, int] = dict.fromkeys(SPLITS, 31)
 EMPLOYER = next(relation for relation in RELATIONS if relation.asked == "employer")
 AUTHOR = next(relation for relation in RELATIONS if relation.asked == "author")
 
@@ -46,7 +48,7 @@ AUTHOR = next(relation for relation in RELATIONS if relation.asked == "author")
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rag")
-    generate(directory, seed=3, worlds=SMALL, questions_per_world=31)
+    generate(directory, seed=3, worlds=SMALL, questions=EACH)
     return directory
 
 
@@ -57,7 +59,7 @@ def tasks(data_dir: Path) -> dict[Split, list[Task]]:
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return make_world("dev-00", "dev", seed=0)
+    return make_world("train-00", "train", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +81,8 @@ def test_sizes_and_hops(tasks: dict[Split, list[Task]]) -> None:
 def test_equal_seeds_give_equal_data_and_other_seeds_do_not(
     tmp_path: Path, tasks: dict[Split, list[Task]]
 ) -> None:
-    asked = {"worlds": SMALL, "questions_per_world": 31}
-    assert generate(tmp_path / "again", seed=3, **asked) == tasks  # type: ignore[arg-type]
-    other = generate(tmp_path / "other", seed=4, **asked)  # type: ignore[arg-type]
+    assert generate(tmp_path / "again", seed=3, worlds=SMALL, questions=EACH) == tasks
+    other = generate(tmp_path / "other", seed=4, worlds=SMALL, questions=EACH)
     assert other["test"] != tasks["test"]
     assert make_world("w", "dev", seed=1).passages() == make_world("w", "dev", seed=1).passages()
 
@@ -108,7 +109,7 @@ def test_each_pair_of_names_belongs_to_one_split() -> None:
             }
 
 
-def test_no_passage_or_question_is_in_two_splits(tasks: dict[Split, list[Task]]) -> None:
+def test_no_passage_is_in_two_splits() -> None:
     told = {}
     for split in SPLITS:
         worlds = [make_world(f"{split}-{number:02d}", split, seed=0) for number in range(6)]
@@ -116,10 +117,35 @@ def test_no_passage_or_question_is_in_two_splits(tasks: dict[Split, list[Task]])
         told[split] = {(passage.title, passage.text) for passage in passages}
     for split, other in itertools.permutations(SPLITS, 2):
         assert not told[split] & told[other]
-        # the same words may ask about two worlds, but never with the same facts behind them
-        assert not {task["documents"] for task in tasks[split]} & {
-            task["documents"] for task in tasks[other]
-        }
+
+
+def test_no_question_is_asked_in_two_splits(tmp_path: Path) -> None:
+    """Not even in the same words about another world: of the whole data, as it is trained on."""
+    asked = {
+        split: {task["question"] for task in found} for split, found in generate(tmp_path).items()
+    }
+    for split, other in itertools.combinations(SPLITS, 2):
+        assert not asked[split] & asked[other]
+    imitated = {chat["messages"][1]["content"] for chat in demonstrate(4000, 0)}
+    assert not imitated & (asked["dev"] | asked["test"])
+    assert len(imitated & asked["train"]) > 500
+
+
+def test_each_split_asks_the_same_kinds_of_questions() -> None:
+    """Every chain of relations is asked about in each split, of names of its own."""
+    chains = [
+        chain
+        for hops in (2, 3)
+        for chain in itertools.product(RELATIONS, repeat=hops)
+        if all(one.object == other.subject for one, other in itertools.pairwise(chain))
+    ]
+    assert len(chains) == 17 + 34
+    for chain in chains:
+        found = Counter(
+            question_split([Fact(name, relation, "") for relation in chain])
+            for name in names.NAMES[chain[0].subject]
+        )
+        assert found == {"train": 16, "dev": 4, "test": 4}
 
 
 def test_demonstrations_keep_to_train() -> None:
@@ -174,7 +200,7 @@ def test_questions_are_chains_that_never_return(world: World) -> None:
 
 
 def test_more_questions_than_there_are_is_an_error(world: World) -> None:
-    with pytest.raises(ValueError, match=r"world dev-00 has \d+ questions of 2 hops"):
+    with pytest.raises(ValueError, match=r"world train-00 has \d+ questions of 2 hops"):
         make_questions(world, 1000, seed=0)
 
 
@@ -196,8 +222,8 @@ def test_a_search_finds_a_fact_with_the_words_of_the_documents(world: World, bui
 
 def test_no_constant_answer_scores_well() -> None:
     """The control of the reward: whoever always says the same gets next to nothing."""
-    worlds = [make_world(f"test-{number:02d}", "test", seed=0) for number in range(6)]
-    questions = [question for world in worlds for question in make_questions(world, 100, seed=0)]
+    worlds = [make_world(f"test-{number:02d}", "test", seed=0) for number in range(18)]
+    questions = [question for world in worlds for question in make_questions(world, 50, seed=0)]
     candidates = [name for pool in names.NAMES.values() for name in pool]
     candidates += [" ".join(pool) for pool in names.NAMES.values()]
     scores = constant_answer_scores(candidates, [[question.answer] for question in questions])

@@ -137,12 +137,26 @@ def test_what_is_measured_is_what_the_command_trains(
     assert (len(questions), len(held_out)) == (16, 4)
 
 
-@pytest.mark.parametrize(("given", "every"), [([], 3), (["--validate-every", "6"], 6)])
-def test_how_often_it_evaluates(script: Any, few_tasks: Path, given: list[str], every: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [([], 3), (["--validate-every", "6"], 6), (["--validate-every", "0"], None)],
+)
+def test_how_often_it_evaluates(
+    script: Any, few_tasks: Path, given: list[str], every: int | None
+) -> None:
+    """On the way those of dev, so that the test is looked at before and after only."""
     arguments = ["--model", "org/unread", "--steps", "6", "--cache", str(few_tasks), *given]
     options = script.EXAMPLE.parser("").parse_args(arguments)
-    trainer, *_ = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))
+    run = Run(script.EXAMPLE, options, SilentReporter())
+    trainer, *_, held_out = script.prepare(run)
     assert trainer.settings.validate_every == every
+    if every is None:
+        assert run.selection is None
+        return
+    assert {task["id"].split("-")[0] for task in run.selection} == {"dev"}
+    assert {task["id"].split("-")[0] for task in held_out} == {"test"}
+    options.data = Path("spider")
+    assert run.selection == 0.02
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -25,7 +28,8 @@ class Loaded(NamedTuple, Generic[Task]):
 def generated(
     cache: Path, generate: Callable[[Path], object], content: str, reporter: Reporter | None
 ) -> Path:
-    """The folder of generated data; made on the first call, whole or not at all.
+    """The folder of generated data; made on the first call, whole or not at all, and again when the
+    module that makes it has changed.
 
     Args:
         generate: writes the data to the folder that it is given.
@@ -33,14 +37,22 @@ def generated(
     """
     folder = cache / "data"
     complete = folder / "complete"
-    if not complete.exists():
+    source = _digest(generate)
+    if not complete.exists() or complete.read_text() != source:
         if reporter is not None:
             reporter.line(f"generating {content} (first time only)")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         generate(folder)
-        complete.touch()
+        complete.write_text(source)
     return folder
+
+
+def _digest(generate: Callable[[Path], object]) -> str:
+    """What tells the data of one version of its module from those of another."""
+    function = getattr(generate, "func", generate)  # of a partial
+    module = sys.modules[function.__module__]
+    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:12]
 
 
 def report_loaded(

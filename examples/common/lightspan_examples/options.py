@@ -73,7 +73,10 @@ def add_options(
         help="that the small model imitates first: fewer are sooner over, and it begins worse",
     )
     parser.add_argument(
-        "--validate-every", type=int, help="iterations between evaluations (half of --steps)"
+        "--validate-every",
+        type=int,
+        help="iterations between evaluations on the way, which are not of the held-out questions; "
+        "0 for none (half of --steps)",
     )
     parser.add_argument("--held-out", type=int, default=500, help="held-out questions (500)")
     parser.add_argument("--runners", type=int, default=16, help="attempts at once (16)")

@@ -40,9 +40,10 @@ class Recipe:
     tasks_per_step: int
     minibatches: int
     """Updates in each step."""
-    learning_rate: float
+    learning_rate: float | None = None
+    """None: LightningRL's own choice, by the model's size."""
     decay: float | None = None
-    """Share of the run over which the rate falls to a twentieth; None keeps it."""
+    """Share of the run over which a given rate falls to a twentieth; None keeps it."""
     temperature: float
     """What rollouts and evaluations are sampled at, before, while and after training."""
     max_tokens: int
@@ -55,12 +56,15 @@ class Recipe:
             "group_size": self.group_size,
             "tasks_per_step": self.tasks_per_step,
             "minibatches": self.minibatches,
-            "optimizer": Optimizer(
-                learning_rate=self.learning_rate, decay_steps=self._decay_steps()
-            ),
+            "optimizer": self._optimizer(),
             "temperature": self.temperature,
             "failure_reward": 0.0,
         }
+
+    def _optimizer(self) -> Optimizer | None:
+        if self.learning_rate is None:
+            return None
+        return Optimizer(learning_rate=self.learning_rate, decay_steps=self._decay_steps())
 
     def _decay_steps(self) -> int | None:
         """Updates over which the learning rate falls."""

@@ -47,6 +47,7 @@ def _dry_run(example: Example, options: argparse.Namespace, reporter: Reporter) 
         run.training.answer,
         train_tasks,
         held_out,
+        selection=run.selection,
         agents=run.training.AGENTS,
         endpoint=options.endpoint,
         folder=options.folder,

@@ -66,16 +66,20 @@ class WarmStart:
         return folder, result.seconds
 
 
-def make_sft(
-    model: Path, seed: int, settings: Imitation, *, max_cpu_seconds: float | None = None
-) -> SFT:
-    """Supervised fine-tuning as the warm start does it."""
+def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None = None) -> SFT:
+    """Supervised fine-tuning as the warm start does it: once through the demonstrations, while the
+    rate falls to a twentieth.
+
+    Args:
+        updates: as many instead, over which the rate falls likewise.
+    """
+    each = settings.demonstrations // settings.batch
     optimizer = Optimizer(
         name="muon",
         learning_rate=settings.learning_rate,
         muon_learning_rate=settings.muon_learning_rate,
         warmup_steps=settings.warmup_steps,
-        decay_steps=settings.demonstrations // settings.batch,
+        decay_steps=updates or each,
     )
     return SFT(
         model,
@@ -83,7 +87,7 @@ def make_sft(
         batch_size=settings.batch,
         prompt_weight=settings.prompt_weight,
         turns=settings.turns,
-        max_cpu_seconds=max_cpu_seconds,
+        epochs=1.0 if updates is None else updates * settings.batch / settings.demonstrations,
         seed=seed,
     )
 

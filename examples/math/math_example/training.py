@@ -59,7 +59,7 @@ RECIPE = Recipe(
     temperature=0.7,
     max_tokens=48,
 )
-REAL_MODEL = replace(RECIPE, steps=400, learning_rate=1e-6, decay=None, max_tokens=512, max_calls=6)
+REAL_MODEL = replace(RECIPE, steps=400, learning_rate=None, decay=None, max_tokens=512, max_calls=6)
 """The recipe for a model that was not built here; not yet run on a GPU."""
 
 

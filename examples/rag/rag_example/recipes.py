@@ -36,7 +36,6 @@ RECIPE = Recipe(
     group_size=8,
     tasks_per_step=8,
     minibatches=2,
-    learning_rate=4e-4,
     temperature=0.7,
     max_tokens=48,
 )
@@ -46,7 +45,6 @@ REAL_MODEL = replace(
     RECIPE,
     steps=400,
     tasks_per_step=16,
-    learning_rate=1e-6,
     max_tokens=512,
     max_searches=6,
     passages=4,

@@ -5,10 +5,11 @@ entity ("Ada", "Born in Alder."). A question asks for what two or three facts le
 birthplace of the author of Winter?". It says *birthplace* where the documents say *born*: a search
 by words finds the passage only with the documents' word.
 
-Each world has passages and an index of its own. Splits are by fact: each pair of linked names
-belongs to one split (`pair_split`), so no passage and no question of the test occurs in train or
-dev, nor in the demonstrations, which come from further worlds of train. Names, relations and
-phrasing are shared by all splits.
+Each world has passages and an index of its own. Splits are by fact and by question: each pair of
+linked names belongs to one split (`pair_split`), and so does each question (`question_split`), so
+that no passage of the test and not the words of any of its questions occur in train or dev, nor in
+the demonstrations, which come from further worlds of train. Names, relations and phrasing are
+shared by all splits: every chain of relations is asked about in each, of other names.
 
 Everything follows from the seed.
 """
@@ -19,6 +20,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict
 
@@ -29,13 +31,18 @@ from rag_example.names import Kind
 Split: TypeAlias = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
-WORLDS: Mapping[Split, int] = {"train": 20, "dev": 4, "test": 6}
+WORLDS: Mapping[Split, int] = {"train": 20, "dev": 12, "test": 18}
 """Worlds of each split."""
 
-QUESTIONS_PER_WORLD = 150
-"""Questions of each world, as many of two as of three hops."""
+QUESTIONS: Mapping[Split, int] = {"train": 150, "dev": 50, "test": 50}
+"""Questions of each world, as many of two as of three hops. Of dev and of test a world has a
+quarter of those that one of train has."""
 
 HOPS = (2, 3)
+
+HELD_OUT: Mapping[Split, int] = {"dev": 4, "test": 4}
+"""Of the 24 names that each chain of relations can begin with: those that are of another split than
+train."""
 
 
 class Task(TypedDict):
@@ -138,7 +145,7 @@ def generate(
     *,
     seed: int = 0,
     worlds: Mapping[Split, int] = WORLDS,
-    questions_per_world: int = QUESTIONS_PER_WORLD,
+    questions: Mapping[Split, int] = QUESTIONS,
 ) -> dict[Split, list[Task]]:
     """Write the indexes and questions of every split to `data_dir`; return the tasks.
 
@@ -150,7 +157,7 @@ def generate(
         for number in range(count):
             world = make_world(f"{split}-{number:02d}", split, seed=seed)
             Index.build(world.passages()).save(data_dir / _documents(world))
-            unordered += _tasks(world, make_questions(world, questions_per_world, seed=seed))
+            unordered += _tasks(world, make_questions(world, questions[split], seed=seed))
         tasks[split] = random.Random(f"order {seed} {split}").sample(unordered, len(unordered))
         lines = "".join(f"{json.dumps(task)}\n" for task in tasks[split])
         (data_dir / f"{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -171,6 +178,24 @@ def pair_split(subject: str, object: str) -> Split:
     number = sum(names.NAMES[kind].index(name) for kind, name in _kinds(subject, object))
     shares: dict[int, Split] = {0: "dev", 1: "test"}
     return shares.get(number % 6, "train")
+
+
+def question_split(facts: Sequence[Fact]) -> Split:
+    """The split that a question belongs to, by its words alone: the relations that it names, and
+    the name that it begins with. What the facts say does not matter.
+    """
+    return _starts(tuple(fact.relation for fact in facts)).get(facts[0].subject, "train")
+
+
+@cache
+def _starts(relations: tuple[Relation, ...]) -> Mapping[str, Split]:
+    """Which names a chain of relations begins with in dev and in test. Drawn, as the numbers of
+    names decide which are linked: a question's words are to say nothing of its answer."""
+    asked = " ".join(relation.asked for relation in relations)
+    wanted = [split for split, count in HELD_OUT.items() for _ in range(count)]
+    pool = names.NAMES[relations[0].subject]
+    drawn = random.Random(f"held out {asked}").sample(pool, len(wanted))
+    return dict(zip(drawn, wanted, strict=True))
 
 
 def _kinds(*entities: str) -> Iterator[tuple[Kind, str]]:
@@ -194,7 +219,7 @@ def _linked(subject: str, objects: Sequence[str], split: Split, rng: random.Rand
 
 
 def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
-    """Different questions about a world, in random order, as many of each number of hops.
+    """Different questions of the world's split, in random order, as many of each number of hops.
 
     Raises:
         ValueError: the world has not so many.
@@ -212,9 +237,11 @@ def make_questions(world: World, count: int, *, seed: int) -> list[Question]:
 
 
 def _chains(world: World, hops: int) -> Iterator[Question]:
-    """Every chain of facts that never comes back to an entity."""
+    """Every chain of facts that never comes back to an entity and is of the world's split."""
     for fact in world.facts.values():
-        yield from (Question(facts) for facts in _longer(world, (fact,), hops))
+        for facts in _longer(world, (fact,), hops):
+            if question_split(facts) == world.split:
+                yield Question(facts)
 
 
 def _longer(world: World, facts: tuple[Fact, ...], hops: int) -> Iterator[tuple[Fact, ...]]:

@@ -46,11 +46,10 @@ RECIPE = Recipe(
     group_size=8,
     tasks_per_step=16,
     minibatches=2,
-    learning_rate=4e-4,
     temperature=0.7,
     max_tokens=48,
 )
-REAL_MODEL = replace(RECIPE, steps=400, learning_rate=1e-6, max_tokens=512, max_turns=3)
+REAL_MODEL = replace(RECIPE, steps=400, max_tokens=512, max_turns=3)
 """The recipe for a model that was not built here; not yet run on a GPU."""
 AIR_OPTIONS: Mapping[str, Any] = {"air": AIR(signals=(draft_error,), scale=0.6), "gamma": 0.95}
 """Intermediate rewards, as arguments of LightningRL; chosen on the development schemas.

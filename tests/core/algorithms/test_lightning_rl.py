@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, LightningRL, LoRA, Optimizer, Policy, PolicyLoss
+from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Policy, PolicyLoss
 from lightspan.algorithms import Algorithm, PolicySpec
 from lightspan.algorithms.metrics import (
     alarms,
@@ -23,6 +23,7 @@ from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.learners import LearnerCapabilities, Loss
 from lightspan.lightning.advantages import Explanation, Zero
+from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.rows import Row
@@ -117,13 +118,25 @@ def test_shared_is_the_only_policy() -> None:
         ({"temperature": 0.0}, "temperature=0.0: training needs a positive one"),
         ({"temperature": float("nan")}, "temperature=nan: training needs a positive one"),
         ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
-        ({"estimator": "ppo"}, "estimator='ppo': use one of grpo, dr_grpo, rloo, reinforce"),
+        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo, dr_grpo, rloo, reinforce"),
+        (
+            {"estimator": "ppo", "credit": "terminal"},
+            'estimator="ppo" compares calls with a critic: use credit="critic", not terminal',
+        ),
+        ({"credit": "critic"}, r"credit critic\(1\) is of estimator='ppo', not 'grpo'"),
+        ({"critic": Critic()}, "critic= is of estimator=\"ppo\", not 'grpo'"),
+        ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
+        ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
+        ({"estimator": "rloo", "credit": "gigpo"}, "is of estimator='grpo' or 'dr_grpo', not 'rl"),
+        ({"estimator": "dr_grpo", "credit": "at_grpo"}, "is of estimator='grpo', not 'dr_grpo'"),
+        ({"overlong": 100}, r"overlong=100: use lightspan\.Overlong\(…\), or None"),
         ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
         ({"token_constant": 8}, "token_constant is of weight='token', not 'rollout'"),
         ({"token_constant": 0, "weight": "token"}, "token_constant=0 must be a finite number abov"),
         ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
-        ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted' or a rule"),
-        ({"gamma": 0.9}, 'gamma is of credit="discounted"'),
+        ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted', 'anchor', 'cri"),
+        ({"gamma": 0.9}, "gamma=0.9 is of credit='discounted' or 'anchor' or 'critic'"),
+        ({"credit": anchor(), "gamma": 0.9}, "gamma=0.9 is of credit='discounted' or"),
         ({"credit": "discounted", "gamma": 1.5}, "gamma must be above 0 and at most 1, not 1.5"),
         ({"optimize": []}, "optimize names no agent"),
         ({"optimize": {"writer": "base"}}, "'base' means the starting weights; rename the policy"),
@@ -150,11 +163,6 @@ def test_impossible_options(options: dict[str, Any], message: str) -> None:
 
 def test_batch_statistics_allow_groups_of_one() -> None:
     assert LightningRL(MODEL, group_size=1, estimator="reinforce++").group_size == 1
-
-
-@pytest.mark.parametrize(("lora", "rate"), [(None, 1e-6), (LoRA(), 1e-5)])
-def test_default_learning_rate(lora: LoRA | None, rate: float) -> None:
-    assert LightningRL(MODEL, lora=lora).optimizer.learning_rate == rate
 
 
 def test_the_config_is_that_of_every_earlier_run() -> None:

@@ -60,6 +60,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "the properties of the request's schemas are 2,002, at most 2,000",
     ),
     "schemas": ({"prefixItems": [{}] * 5_000}, "are 5,004, at most 5,000"),
+    # these would end the process: the library's compiler runs out of stack
+    "smallest": ({"const": -(2**63)}, "it has the number -9223372036854775808: none below"),
+    "rounded": ({"enum": [{"a": [-(2**63) + 512]}]}, "the number -9223372036854775296"),
+    "least": (a_property({"type": "integer", "minimum": -(2**63) + 1}), "-9223372036854775807"),
+    "lower": ({"type": "integer", "const": -1e308}, "the number -1e\\+308"),
+    # and this go on for minutes
+    "negative multiple": ({"multipleOf": -(2**31)}, "multipleOf is -2147483648; it must be above"),
+    "no multiple": ({"allOf": [{"multipleOf": 0}]}, "multipleOf is 0; it must be above 0"),
     "itself": ({"$ref": "#"}, "'#' asks for itself"),
     "itself inside": (a_property({"$ref": "#"}), "'#' asks for itself"),
     "in turns": (
@@ -118,6 +126,7 @@ FOLLOWED: dict[str, dict[str, Any]] = {
     "named oddly": a_property({"$ref": "#/$defs/a~1b%20c"}, **{"$defs": {"a/b c": TEXT}}),
     "multiples": {"prefixItems": [{"multipleOf": step} for step in (0.01, 5, 60, 1000)]},
     "joined": laughs(8),
+    "large numbers": {"enum": [-(2**63) + 1024, 2**63, 2**64, 1e308]},
 }
 
 

@@ -10,16 +10,25 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model
+from lightspan.engines.weights import load_model, quiet_unless_terminal
 from lightspan.errors import CheckpointError, ConfigError, ModelError
-from lightspan.learners import LoRA, Optimizer, PolicyLoss, SFTLoss
+from lightspan.learners import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Row
 from lightspan.testing.engine_suite import generate
-from lightspan.testing.learner_suite import BOTH_CLIPS, LearnerSuite, make_rows, reference_loss
+from lightspan.testing.learner_suite import (
+    BOTH_CLIPS,
+    LearnerSuite,
+    make_branching_rows,
+    make_rows,
+    reference_loss,
+    token_logprobs,
+)
 from lightspan.testing.tiny import tiny_model
+from lightspan.testing.value_suite import make_call_rows
 
 
 class TestTorchLearner(LearnerSuite):
@@ -243,3 +252,127 @@ def test_options(folder: Path, tmp_path: Path) -> None:
         TorchLearner({"writer": folder}, token_budget=0)
     with pytest.raises(ModelError, match="gone"):
         TorchLearner({"writer": tmp_path / "gone"})
+
+
+# --- models whose head alone does not make the logits -----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Granite, which divides its logits."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    folder = tmp_path_factory.mktemp("learner") / "granite"
+    config = GraniteConfig(
+        vocab_size=405,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        logits_scaling=2.0,
+    )
+    torch.manual_seed(0)
+    with quiet_unless_terminal():
+        GraniteForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("budget", [100_000, 64])
+def test_scaled_logits_in_trees(scaled: Path, budget: int) -> None:
+    """Rows that begin alike are as exact as for other models."""
+    model = load_model(scaled)
+    learner = TorchLearner({"writer": scaled}, token_budget=budget)
+    assert learner.state()["share_prefixes"] == {"writer": "in trees"}
+    rows = make_branching_rows(model)
+    for row, score in zip(rows, learner.score(rows), strict=True):
+        with torch.no_grad():
+            assert score == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-5)
+    expected = float(reference_loss(model, rows, BOTH_CLIPS).detach())
+    assert learner.update(rows, BOTH_CLIPS)["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+# --- the critic -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["plain", "scaled logits"])
+def test_a_value_is_read_off_the_last_hidden_state(
+    folder: Path, scaled: Path, which: str, tmp_path: Path
+) -> None:
+    """w·h + b of the model as transformers runs it."""
+    source = folder if which == "plain" else scaled
+    learner = TorchLearner(
+        {"writer": source}, optimizer=Optimizer(learning_rate=1e-3), critic=Critic()
+    )
+    rows = make_call_rows(long=40)
+    for _ in range(2):
+        learner.update(rows, BOTH_CLIPS)
+    learner.save(tmp_path)
+    model = load_model(source)
+    model.load_state_dict(load_file(tmp_path / "weights-0.safetensors"), strict=False)
+    head = learner._heads["writer"].saved_tensors()
+    _, together = learner.score_and_values(rows)
+    for row, values, others in zip(rows, learner.values(rows), together, strict=True):
+        with torch.no_grad():
+            states = model.get_decoder()(torch.tensor([row.ids])).last_hidden_state[0]
+        for call, value, other in zip(row.responses, values, others, strict=True):
+            expected = float(states[call.start - 1] @ head["weight"] + head["bias"])
+            assert value == pytest.approx(expected, abs=1e-5)
+            assert other == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_head_is_fitted_to_what_was_computed_anyway(folder: Path) -> None:
+    """An update has no further pass for it, and what it keeps is bounded."""
+    learner = TorchLearner({"writer": folder}, critic=Critic(batches=2, steps=1))
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    decoder = learner._models["writer"].plain.get_decoder()
+    handle = decoder.register_forward_hook(count)
+    rows = make_call_rows()
+    learner.update([replace(row, value_targets=()) for row in rows], BOTH_CLIPS)
+    alone, passes = passes, 0
+    for _ in range(3):
+        learner.update(rows, BOTH_CLIPS)
+    handle.remove()
+    assert passes == 3 * alone
+    kept = learner._heads["writer"].saved_tensors()
+    calls = sum(len(row.responses) for row in rows)
+    assert [kept[f"states/{number}"].shape for number in range(2)] == [(calls, 32)] * 2
+    assert "states/2" not in kept
+
+
+def test_a_damaged_critic(folder: Path, tmp_path: Path) -> None:
+    learner = TorchLearner({"writer": folder}, critic=Critic())
+    learner.update(make_call_rows(), BOTH_CLIPS)
+    learner.save(tmp_path)
+    (tmp_path / "critic-0.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="critic-0"):
+        learner.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"learning_rate": 0},
+        {"steps": 0},
+        {"batches": 1.5},
+        {"weight_decay": -1},
+        {"lam": 1.01},
+        {"warmup": -1},
+    ],
+)
+def test_options_of_a_critic(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ConfigError, match=f"Critic: {name}"):
+        Critic(**option)
+
+
+def test_a_critic_is_a_critic(folder: Path) -> None:
+    wrong: Any = True
+    with pytest.raises(ConfigError, match="Critic"):
+        TorchLearner({"writer": folder}, critic=wrong)

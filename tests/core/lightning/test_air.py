@@ -181,12 +181,21 @@ def test_the_bonus_orders_rollouts_anew_and_the_potential_does_not() -> None:
     potential = advantages(batch(pair, air=AIR(scale=0.3)))
     bonus = advantages(batch(pair, air=AIR(scale=0.3, mode="bonus")))
     lazy, solved = ("ro-0", "c0"), ("ro-1", "c0")
-    assert potential[lazy] == pytest.approx(-0.5 + (0.3 - 0.3) / 2 + 0.15)
-    assert potential[lazy] < 0 < potential[solved]
+    assert potential[lazy] == -0.5
+    assert potential[solved] == 0.5
     assert bonus[lazy] > bonus[solved]
     returns = {k: w.credit for k, w in batch(pair, air=AIR(mode="bonus")).explanations.items()}
     assert returns["at-0", "c0", 0] == pytest.approx(1.5)
     assert returns["at-1", "c0", 0] == pytest.approx(1.3)
+
+
+# G - Phi of `GROUP`:  1 .7 .7  |  0 0  |  0 -.3 -.3  |  1 1
+BASELINES = {
+    "ro-0": [1 / 3, 0.7 / 3, -0.3],
+    "ro-1": [2 / 3, 1.4 / 3],
+    "ro-2": [2 / 3, 1.7 / 3, 0.7],
+    "ro-3": [1 / 3, 0.4 / 3],
+}
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce++"])
@@ -197,12 +206,7 @@ def test_statistics_are_those_of_the_rewards(estimator: str) -> None:
         before = plain.explanations[key]
         assert (why.value, why.scale, why.size) == (before.value, before.scale, before.size)
         assert why.credit == pytest.approx(before.credit + (why.shaping or 0.0))
-    means = {"ro-0": 0.2, "ro-1": 0.0, "ro-2": 0.2, "ro-3": 0.0}  # of Phi over calls
-    for why in shaped.explanations.values():
-        others = [value for name, value in means.items() if name != why.rollout_id]
-        centre = math.fsum(others) / 3
-        before = plain.explanations[next(k for k, w in shaped.explanations.items() if w is why)]
-        assert why.baseline == pytest.approx(before.baseline - centre)
+        assert why.baseline == pytest.approx(BASELINES[why.rollout_id][why.turn])
 
 
 def test_at_one_state_the_better_return_has_the_larger_advantage() -> None:
@@ -235,16 +239,16 @@ def test_a_group_without_variance_teaches_nothing_however_its_potentials_differ(
 
 
 @pytest.mark.parametrize("unit", ["rollout", "agent"])
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "reinforce++_baseline"])
-def test_a_group_sums_to_nothing(unit: str, estimator: str) -> None:
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce++_baseline"])
+def test_each_turn_of_a_group_sums_to_nothing(unit: str, estimator: str) -> None:
     found = batch(group(), unit=unit, estimator=estimator, air=AIR(scale=0.9))
-    by_rollout: dict[str, list[float]] = {}
+    by_turn: dict[int, list[float]] = {}
     for why in found.explanations.values():
-        by_rollout.setdefault(why.rollout_id, []).append(why.advantage)
-    means = [math.fsum(values) / len(values) for values in by_rollout.values()]
-    assert len(means) == 4
-    assert max(map(abs, means)) > 0.1
-    assert math.fsum(means) == pytest.approx(0.0, abs=1e-15)
+        by_turn.setdefault(why.turn, []).append(why.advantage)
+    assert [len(values) for values in by_turn.values()] == [4, 4, 2]
+    for values in by_turn.values():
+        assert max(map(abs, values)) > 0.1
+        assert math.fsum(values) == pytest.approx(0.0, abs=1e-15)
 
 
 def test_agents_are_centred_apart() -> None:
@@ -262,8 +266,8 @@ def test_agents_are_centred_apart() -> None:
     assert found == {
         ("ro-0", "w"): 0.5,
         ("ro-1", "w"): -0.5,
-        ("ro-0", "r"): pytest.approx(0.5 - 0.4 + 0.0),
-        ("ro-1", "r"): pytest.approx(-0.5 - 0.0 + 0.4),
+        ("ro-0", "r"): pytest.approx((1 - 0.4 - 0.0) / 2),
+        ("ro-1", "r"): pytest.approx((0 - 0.0 - 0.6) / 2),
     }
 
 
@@ -298,7 +302,7 @@ def test_an_explanation_says_what_air_added() -> None:
     found = batch(group(), air=AIR(scale=0.3))
     why = found.explanations["at-0", "c4", 0]
     assert (why.credit, why.shaping) == (0.7, -0.3)
-    assert "credit 0.7 (discounted(1), AIR -0.3);" in str(why)
+    assert "credit 0.7 (discounted(1), AIR -0.3), turn 2, others in its turn: 1;" in str(why)
     assert "AIR" not in str(batch(group()).explanations["at-0", "c4", 0])
 
 

@@ -79,7 +79,7 @@ def test_an_async_function_is_no_signal() -> None:
 def test_lightning_rl_takes_it_and_selects_discounted_credit() -> None:
     config = LightningRL("a/model", air=True).batch_config
     assert config.air == AIR()
-    assert config.credit == discounted(0.95)
+    assert config.credit == discounted(1)
     assert LightningRL("a/model", air=True, gamma=0.5).batch_config.credit == discounted(0.5)
     assert LightningRL("a/model", air=False).batch_config.air is None
     assert LightningRL("a/model").batch_config.credit == terminal
@@ -101,7 +101,8 @@ class Own:
         ({"air": True, "credit": Own()}, "which the credit rule own does not tell"),
         ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not tell"),
         ({"air": "tool_success"}, "air='tool_success': use True, or lightspan.AIR"),
-        ({"air": True, "credit": "terminal", "gamma": 0.5}, 'gamma is of credit="discounted"'),
+        ({"air": True, "credit": "terminal", "gamma": 0.5}, "gamma=0.5 is of credit='discounted'"),
+        ({"air": True, "estimator": "ppo"}, 'air= with credit="critic" would change nothing'),
     ],
 )
 def test_what_air_contradicts(options: dict[str, Any], message: str) -> None:
@@ -122,7 +123,7 @@ def test_config_says_it_as_json() -> None:
             f"{raises.__module__}:raises",
         ],
     }
-    assert config["credit"] == "discounted(0.95)"
+    assert config["credit"] == "discounted(1)"
 
 
 # --- in a run -------------------------------------------------------------------------------
@@ -154,7 +155,8 @@ def test_a_run_shapes_by_its_own_tools(
     assert not any(key.startswith("air/") for key in (*before, *after))
     rollout = algorithm.last_batch.rows[0].rollout_id
     assert re.search(
-        r"credit \S+ \(discounted\(1\), AIR \S+\); share", inspect_run(trainer.folder.path, rollout)
+        r"credit \S+ \(discounted\(1\), AIR \S+\), turn \d, others in its turn: \d; share",
+        inspect_run(trainer.folder.path, rollout),
     )
 
 

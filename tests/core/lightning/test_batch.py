@@ -380,21 +380,24 @@ def test_policies_are_weighted_apart():
 # --- credit -----------------------------------------------------------------------------------
 
 
-def test_with_discounted_credit_the_observation_is_the_mean_credit_of_the_rollout():
+def test_with_discounted_credit_a_call_is_compared_with_its_turn_in_other_rollouts():
     episodes = [rollout("1", 1.0, (1, 1)), rollout("2", 0.0, (1, 1, 1))]
     batch = batch_of(episodes, estimator="dr_grpo", credit=discounted(0.5))
-    assert {(why.value, why.baseline) for why in batch.explanations.values()} == {
-        (0.75, 0.375),
-        (0.0, 0.375),
+    whys = batch.explanations.values()
+    assert {(why.rollout_id, why.value, why.scale) for why in whys} == {
+        ("ro-1", 1.0, 2.0),  # the baselines leave the rollout out: times n / (n - 1)
+        ("ro-2", 0.0, 2.0),
     }
     assert advantages(batch) == {
-        "1-c0": 0.5 - 0.375,
-        "1-c1": 1.0 - 0.375,
-        "2-c0": -0.375,
-        "2-c1": -0.375,
-        "2-c2": -0.375,
+        "1-c0": 0.5 / 2,
+        "1-c1": 1.0 / 2,
+        "2-c0": -0.5 / 2,
+        "2-c1": -1.0 / 2,
+        "2-c2": -0.75 / 2,  # no other has a third turn: the mean of its calls
     }
-    assert {why.credit_rule for why in batch.explanations.values()} == {"discounted(0.5)"}
+    assert [why.against for why in whys] == [*["in its turn"] * 4, "in other turns"]
+    assert [why.others for why in whys] == [1, 1, 1, 1, 2]
+    assert {why.credit_rule for why in whys} == {"discounted(0.5)"}
 
 
 def test_discounted_credit_of_equal_rollouts_teaches_nothing():
@@ -404,9 +407,11 @@ def test_discounted_credit_of_equal_rollouts_teaches_nothing():
     assert batch.rows == []
 
 
-def test_discounted_with_gamma_one_and_no_step_rewards_is_terminal():
-    episodes = [rollout("1", 0.3, (1, 2)), rollout("2", 0.1), rollout("3", 0.7, (4,))]
-    assert batch_of(episodes, credit=discounted(1.0)).rows == batch_of(episodes).rows
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce++"])
+def test_with_gamma_one_no_step_rewards_and_equal_turns_it_is_terminal(estimator):
+    episodes = [rollout(str(n), r, (1, 2)) for n, r in enumerate((0.3, 0.1, 0.7, 0.7))]
+    found = advantages(batch_of(episodes, estimator=estimator, credit=discounted(1.0)))
+    assert found == pytest.approx(advantages(batch_of(episodes, estimator=estimator)), abs=1e-12)
 
 
 def test_rewards_on_calls_train_where_the_rule_pays_for_them_and_are_reported_where_not():
@@ -502,7 +507,8 @@ def test_a_batch_in_no_minibatches_is_an_error():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"estimator": "ppo"}, "estimator='ppo': use one of grpo"),
+        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo"),
+        ({"estimator": "ppo"}, 'estimator="ppo" compares calls with a critic: use credit="crit'),
         ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
         ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
         ({"token_constant": 5.0}, "token_constant is of weight='token'"),

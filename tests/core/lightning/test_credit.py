@@ -248,11 +248,12 @@ def test_gamma_outside_its_range_is_an_error(gamma):
 
 def test_credit_takes_a_name_or_a_rule():
     assert parse_credit("terminal") == Terminal()
-    assert parse_credit("discounted") == Discounted(0.95)
+    assert parse_credit("discounted") == Discounted(1.0)
     rule = discounted(0.5)
     assert parse_credit(rule) is rule
     assert (terminal.name, rule.name) == ("terminal", "discounted(0.5)")
     with pytest.raises(
-        ConfigError, match="credit='termnal': use 'terminal', 'discounted' or a rule"
+        ConfigError,
+        match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic', 'at_g",
     ):
         parse_credit("termnal")

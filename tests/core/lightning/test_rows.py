@@ -1,5 +1,6 @@
 """Rows: exact prefix merging over a set of open rows."""
 
+import math
 import random
 import string
 
@@ -169,6 +170,18 @@ def test_without_advantages_every_token_counts_fully():
     assert row.advantages == row.weights == [0.0, 1.0, 1.0]
 
 
+def test_value_targets_are_one_per_call():
+    calls = [
+        transition("c0", "PQ", "ab"),
+        transition("d", "Z", "a"),
+        transition("c1", "PQabR", "c"),
+    ]
+    rows = build_rows(calls, value_targets=[0.5, math.nan, -1.0]).rows
+    assert rows[0].value_targets == (0.5, -1.0)
+    assert math.isnan(rows[1].value_targets[0])
+    assert [row.value_targets for row in build_rows(calls).rows] == [(), ()]
+
+
 # --- what cannot be a row ---------------------------------------------------------------------
 
 
@@ -217,7 +230,9 @@ def naive(transitions):
         ]
         if fitting:
             longest = max(chain[-1].length for chain in fitting)
-            [chain for chain in fitting if chain[-1].length == longest][-1].append(found)
+            chain = [chain for chain in fitting if chain[-1].length == longest][-1]
+            chains.remove(chain)  # of equal ones, the row that was extended last is extended
+            chains.append([*chain, found])
         else:
             chains.append([found])
     return chains

@@ -172,7 +172,8 @@ def test_warnings_come_first_and_say_what_matters(report: DevReport) -> None:
     lines = report.text().splitlines()
     assert lines[0].startswith("dry run of dry_apps:research: lightning_rl on ")
     assert lines[0].endswith("nothing was trained")
-    assert lines[2] == f"! {report.warnings[0]}"
+    assert lines[1] == report.choices[0]
+    assert lines[3] == f"! {report.warnings[0]}"
 
 
 def test_the_time_of_fit_is_what_was_measured_scaled(report: DevReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -135,6 +136,18 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
     line = trainer.folder.metrics()[1]
     assert (line["rollouts"], line["scored"], line["batch/unscored"]) == (16, 4, 12)
     assert line["reward"] == 0.5
+    assert any(
+        text.startswith("step 1/2  reward 0.500") and "  12 unscored  " in text
+        for text in lines.texts
+    )
+    assert result.summary() == (
+        "held-out reward: 0.50 -> 0.50 (n=1, 95% CI of the gain 0.00..0.00); held out: unscored "
+        "3 -> 3; of 32 rollouts in training 24 unscored"
+    )
+    saved = json.loads((result.folder / "result.json").read_text())
+    assert saved["summary"] == result.summary()
+    assert saved["training"] == {"rollouts": 32, "unscored": 24, "failed": 0}
+    assert [found["unscored"] for found in saved["evaluations"]] == [3, 3, 3]
     assert line["calls/rejected:unscored"] == 12
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from lightspan.errors import DataError
-from lightspan.training.data import Epochs, fingerprint, load_distinct, load_tasks, task_id
+from lightspan.training.data import (
+    Epochs,
+    clusters_of,
+    fingerprint,
+    load_distinct,
+    load_tasks,
+    task_id,
+)
 
 
 @dataclass
@@ -102,3 +109,16 @@ def test_epochs_depend_on_the_seed_and_the_place_alone() -> None:
     tasks = list(range(100))
     assert Epochs(tasks, seed=1).take(250, 7) == Epochs(tasks, seed=1).take(0, 300)[250:257]
     assert Epochs(tasks, seed=1).take(0, 100) != Epochs(tasks, seed=2).take(0, 100)
+
+
+def test_clusters_are_what_a_key_of_the_tasks_says() -> None:
+    tasks = [{"id": "a", "db": "x"}, {"id": "b", "db": 3}, {"id": "c", "db": "x"}]
+    assert clusters_of(tasks, "db") == {"a": "x", "b": "3", "c": "x"}
+    assert clusters_of([*tasks, "plain"], None) == {}
+
+
+@pytest.mark.parametrize("task", [{"id": "d"}, {"db": None}, {"db": 0.5}, {"db": ["x"]}, "db"])
+def test_a_task_in_no_cluster_is_an_error(task: Any) -> None:
+    expected = r"val\[1\] does not say which cluster it is in: cluster='db' is the key of a text"
+    with pytest.raises(DataError, match=expected):
+        clusters_of([{"db": "x"}, task], "db", "val")

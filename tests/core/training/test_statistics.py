@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from lightspan.training.statistics import Interval, mean_interval, paired_gain
+from lightspan.training.statistics import (
+    Interval,
+    clustered_interval,
+    mean_interval,
+    paired_gain,
+    percentiles,
+)
 
 
 def test_mean_and_interval_are_the_textbook_ones() -> None:
@@ -46,3 +53,48 @@ def test_bootstrap_interval_is_close_to_the_normal_one_and_repeatable() -> None:
     half = 1.96 * math.sqrt(0.25 * 0.75 / 199)
     assert (gain.low, gain.high) == pytest.approx((0.25 - half, 0.25 + half), abs=0.01)
     assert paired_gain(before, after) == gain
+
+
+# --- tasks in clusters ----------------------------------------------------------------------
+def test_two_clusters_have_three_means() -> None:
+    """Drawn are a a, a b, b a or b b: means 0, 1/3, 1/3 and 1, each a quarter of the time."""
+    values = {"t1": 0.0, "t2": 0.0, "t3": 1.0}
+    found = clustered_interval(values, {"t1": "a", "t2": "a", "t3": "b"})
+    assert found == Interval(pytest.approx(1 / 3), 0.0, 1.0, 3, 2)  # type: ignore[arg-type]
+    assert str(found) == "0.333 (95% CI 0.000..1.000, n=3 in 2 clusters)"
+
+
+def test_tasks_that_are_alike_tell_no_more_than_one_of_them() -> None:
+    """Four clusters of fifty equal tasks, against four tasks; and against 200 independent ones."""
+    values = {f"{cluster} {n}": float(cluster in "ab") for cluster in "abcd" for n in range(50)}
+    clusters = {task: task[0] for task in values}
+    found = clustered_interval(values, clusters)
+    assert found == Interval(0.5, 0.0, 1.0, 200, 4)
+    four = paired_gain(dict.fromkeys("abcd", 0.0), {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0})
+    assert (four.low, four.high) == (found.low, found.high)
+    assert clustered_interval(values, {}) == mean_interval(list(values.values()))
+    assert clustered_interval(values, {}).high < 0.6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=30))
+def test_a_cluster_of_each_task_is_the_plain_bootstrap(gains: list[float]) -> None:
+    before = {f"t{n:02}": 0.0 for n in range(len(gains))}
+    after = {f"t{n:02}": gain for n, gain in enumerate(gains)}
+    plain = paired_gain(before, after)
+    alone = paired_gain(before, after, {task: f"of {task}" for task in before})
+    assert alone == Interval(plain.mean, plain.low, plain.high, plain.n, len(gains))
+    # a task in no cluster stands for itself, whatever the clusters are called
+    rest = paired_gain(before, after, {"t00": "t01"})
+    assert (rest.low, rest.high, rest.clusters) == (plain.low, plain.high, len(gains))
+
+
+def test_one_cluster_says_nothing_of_the_error() -> None:
+    gain = paired_gain({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 0.0}, {"a": "x", "b": "x"})
+    assert gain == Interval(0.5, 0.5, 0.5, 2, 1)
+    nothing = paired_gain({}, {}, {"a": "x"})
+    assert (nothing.n, nothing.clusters) == (0, 0)
+
+
+def test_percentiles_of_two_thousand() -> None:
+    assert percentiles(range(1, 2001)) == (50, 1950)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
-    from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+    from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
     from lightspan.production.connect import connect
@@ -46,6 +46,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AIR": "lightspan.lightning.air",
     "Command": "lightspan.runners.command.command",
+    "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
@@ -83,6 +84,7 @@ __all__ = [
     "LLM",
     "SFT",
     "Command",
+    "Critic",
     "DevReport",
     "ExternalRunners",
     "FitResult",

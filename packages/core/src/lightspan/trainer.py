@@ -18,7 +18,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
 from lightspan.training.best_step import Splits, split_tasks, trained_too
-from lightspan.training.data import load_distinct, load_tasks
+from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
 from lightspan.training.results import Evaluation, FitResult
@@ -41,8 +41,8 @@ class Trainer:
         epochs: passes over the training tasks where `steps` is not given.
         folder: of the run; None for `runs/<date and time>`.
         validate_every: steps between evaluations; there is one before and one after in any case.
-            Where steps are compared (`keep`, `patience`) these are on the selection split, and the
-            held-out tasks are run before and after only.
+            With a selection split (`fit(selection=)`) these are on it, and the held-out tasks are
+            run before and after only.
         keep: whose weights are the result: the `"last"` step's, or the `"best"` one's by the
             selection split of `fit`; the first of equals.
         patience: evaluations on the selection split in a row that may be no better than the best
@@ -57,6 +57,9 @@ class Trainer:
         engine_options: further arguments of the embedded engine.
         learner_options: further arguments of the embedded learner.
         metric: what the reward is called where people read it.
+        cluster: a key of the held-out tasks that names what they share (`"db"`, `"document"`), such
+            that those with one value are alike. Intervals then say that so many clusters were seen,
+            not so many independent tasks. None: each task stands for itself.
         max_frozen_calls: calls that frozen agents may make to endpoints (where the app points, or
             an `LLM`), over all lives of the run; above that `fit` stops after the batch.
         sinks: where metrics go beside the folder: `"tensorboard"`, `"wandb"`, `"mlflow"`,
@@ -105,9 +108,11 @@ class Trainer:
                 text `"module:name"` is an app that is imported where runners are, and not here.
             train: tasks to learn from.
             val: held-out tasks, which the result is reported on.
-            selection: tasks that steps are compared by (`keep="best"`, `patience`), others than
-                `val`: the highest of several scores is too high, and is never the result. Or the
-                share of `train` to take for it, such as 0.1, by the algorithm's seed.
+            selection: tasks for the evaluations on the way (`validate_every`), others than `val`,
+                which is then looked at before and after only. Steps are compared by them
+                (`keep="best"`, `patience`): the highest of several scores is too high, and is never
+                the result. Or the share of `train` to take for it, such as 0.1, by the algorithm's
+                seed.
             agents: every agent path, where it is known beforehand (an adapter's `agents()`): a
                 name that matches none is then an error at once.
             resume: go on from the folder's latest checkpoint. Without one the run starts anew; a
@@ -141,6 +146,7 @@ class Trainer:
             The errors of `fit`.
         """
         held_out = load_distinct(tasks, "tasks")
+        clusters_of(held_out, self.settings.cluster)
         chosen = self._served(as_app(app))
         return run_sync(self._evaluate(chosen, held_out, self._checked(resume)))
 
@@ -214,6 +220,9 @@ class Trainer:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
+            if self.settings.learner is None:  # one of the user's own has an optimiser of its own
+                for choice in self.algorithm.choices():
+                    self.reporter.line(choice)
             await session.open()
             if shared := trained_too(splits):
                 self.reporter.line(shared)

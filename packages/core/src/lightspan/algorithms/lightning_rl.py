@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from lightspan.algorithms.expectations import Expectations
 from lightspan.algorithms.metrics import (
     alarms,
     approximate_kl,
@@ -27,11 +28,20 @@ from lightspan.algorithms.metrics import (
     why_nothing,
 )
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
+from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import LearnerCapabilities, LoRA, Optimizer, PolicyLoss, check_lora
+from lightspan.learners.protocol import (
+    Critic,
+    LearnerCapabilities,
+    LoRA,
+    Optimizer,
+    PolicyLoss,
+    check_lora,
+)
 from lightspan.lightning.advantages import (
+    OF_THE_BATCH,
     Estimator,
     Unit,
     check_estimator,
@@ -41,16 +51,19 @@ from lightspan.lightning.air import AIR
 from lightspan.lightning.batch import (
     Batch,
     BatchConfig,
+    Draft,
     Weight,
-    build_batch,
+    draft_batch,
     group_rewards,
     split_minibatches,
 )
-from lightspan.lightning.credit import Credit, discounted, parse_credit
+from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_scored
+from lightspan.lightning.overlong import Overlong
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
+from lightspan.lightning.values import values_by_call
 from lightspan.schema.checks import check_kind, check_number, check_whole, is_number
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
@@ -64,11 +77,12 @@ _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resamp
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
-_LATER: Final = {"token_constant": None}
+_LATER: Final = {"token_constant": None, "overlong": None, "critic": None}
 _LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
 """Settings that runs of before did not have → their value then, which `config` leaves out: such a
 run can go on."""
 
+CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
 
@@ -81,10 +95,12 @@ class LightningSettings:
     frozen: Frozen = None
     estimator: Estimator = "grpo"
     unit: Unit = "rollout"
-    credit: Literal["terminal", "discounted"] | Credit | None = None
+    credit: CreditName | Credit | None = None
     gamma: float | None = None
     air: AIR | bool | None = None
-    weight: Weight = "rollout"
+    overlong: Overlong | None = None
+    critic: Critic | None = None
+    weight: Weight | None = None
     token_constant: float | None = None
     group_size: int = 8
     tasks_per_step: int = 16
@@ -105,14 +121,19 @@ class LightningSettings:
     def __post_init__(self) -> None:
         self._check()
         air = _air(self.air)
-        credit = self.credit or ("terminal" if air is None else "discounted")
-        rate = self.learning_rate or (1e-6 if self.lora is None else 1e-5)
+        is_ppo = self.estimator == "ppo"
+        plain: CreditName = "critic" if is_ppo else "terminal" if air is None else "discounted"
+        rate = self.learning_rate
         filled_in = {
             "model": local_model(self.model),
             "air": air,
-            "credit": _credit(credit, self.gamma),
+            "credit": _credit(self.credit or plain, self.gamma),
+            "critic": self.critic or (Critic() if is_ppo else None),
+            "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
-            "optimizer": self.optimizer or Optimizer(learning_rate=rate),
+            # with neither it is chosen later: the model is then asked for its size
+            "optimizer": self.optimizer
+            or (None if rate is None else Optimizer(learning_rate=rate)),
         }
         for name, value in filled_in.items():
             object.__setattr__(self, name, value)
@@ -127,16 +148,20 @@ class LightningSettings:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
         check_estimator(self.estimator)
-        if self.group_size == 1 and self.estimator != "reinforce++":
+        if self.group_size == 1 and self.estimator not in OF_THE_BATCH:
             raise ConfigError(
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
-                'teaches nothing; use 2 or more, or estimator="reinforce++"'
+                'teaches nothing; use 2 or more, or estimator="reinforce++" or "ppo"'
             )
+        check_kind("critic", self.critic, Critic)
+        if self.critic is not None and self.estimator != "ppo":
+            raise ConfigError(f'critic= is of estimator="ppo", not {self.estimator!r}')
+        check_kind("overlong", self.overlong, Overlong)
         if not is_number(self.temperature) or self.temperature <= 0:
             raise ConfigError(f"temperature={self.temperature!r}: training needs a positive one")
         if self.failure_reward is not None and not is_number(self.failure_reward):
             raise ConfigError(f"failure_reward={self.failure_reward!r} must be finite, or None")
-        if self.resample and (self.group_size == 1 or self.estimator == "reinforce++"):
+        if self.resample and (self.group_size == 1 or self.estimator in OF_THE_BATCH):
             raise ConfigError(
                 f"resample={self.resample} replaces groups whose returns are all the same, but "
                 f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
@@ -161,16 +186,21 @@ class LightningRL(LightningSettings, Algorithm):
         optimize: names or globs on agent paths, or a mapping of them to policies.
         frozen: what the other agents' calls get: None (where the app points), `"base"` (the
             starting weights), `"shared"` (the moving weights), an `LLM`, or a mapping.
-        estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++` or `reinforce++_baseline`.
+        estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++`, `reinforce++_baseline`, or `ppo`, which
+            means `credit="critic"`.
         unit: whose statistics normalise rewards: `rollout` or `agent`.
-        credit: `"terminal"`, `"discounted"`, or a rule of `lightspan.lightning.credit`; None for
-            terminal, with `air` for discounted.
-        gamma: of discounted credit.
+        credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
+            rule of `lightspan.lightning.credit`; None for terminal, with `air` for discounted.
+        gamma: discount per turn, of every rule by name but terminal; None for 1.
         air: automatic intermediate rewards (`lightspan.AIR`): from the signals of tools and the
             like, by potentials, which do not change what the best policy is. True for `AIR()`.
-        weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`.
+        overlong: pays calls less whose answers are close to too long (`lightspan.Overlong`).
+        critic: of `estimator="ppo"` (`lightspan.Critic`); None for its defaults.
+        weight: of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None for
+            rollout, with `dr_grpo` for token.
         token_constant: what `weight="token"` divides by, beside the number of rollouts, whatever
-            their length (Dr. GRPO: the longest answer); None for their mean trained tokens.
+            their length (Dr. GRPO: the longest answer); None for their mean trained tokens, with
+            `dr_grpo` those of the run's first step.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
@@ -178,7 +208,8 @@ class LightningRL(LightningSettings, Algorithm):
             a step (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. A further task's group
             takes the place of one whose returns are all the same, which then is in no statistics,
             weights or update of the step. Rollouts of both are counted in `rollouts`.
-        learning_rate: None for 1e-6, or 1e-5 with LoRA.
+        learning_rate: None chooses one from the model's size and LoRA, and says so
+            (`lightspan.algorithms.rates`).
         temperature: what training samples at, whatever the app asks.
         max_tokens: of one answer at most, whatever the app asks; None for the app's.
         max_length: longer calls are rejected; None for the model's context.
@@ -199,16 +230,29 @@ class LightningRL(LightningSettings, Algorithm):
     model: str
     credit: Credit
     air: AIR | None
+    weight: Weight
     loss: PolicyLoss
-    optimizer: Optimizer
+    if TYPE_CHECKING:
+        optimizer: Optimizer
+    else:
+
+        @cached_property
+        def optimizer(self) -> Optimizer:
+            """AdamW at the rate that is chosen; an optimiser or a rate that is given stands in its
+            place."""
+            return Optimizer(learning_rate=self._chosen_rate.value)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._chooses_rate = vars(self)["optimizer"] is None
+        if self._chooses_rate:
+            del vars(self)["optimizer"]  # the property above stands in its place
         self._batch_config = BatchConfig(
             estimator=self.estimator,
             unit=self.unit,
             credit=self.credit,
             air=self.air,
+            overlong=self.overlong,
             weight=self.weight,
             token_constant=self.token_constant,
             max_length=self.max_length,
@@ -229,6 +273,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._air_was_idle = False
         self._was_scored = False
         self._unscored_tasks: set[str] = set()
+        self._expectations = Expectations()
         self.last_batch: Batch | None = None
         """What the latest step learned from, for `inspect` and tests."""
 
@@ -244,6 +289,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         asked = {
+            'a critic (estimator="ppo")': self.critic is not None and not learner.values,
             "LoRA": any(spec.lora for spec in self._specs.values()) and not learner.lora,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
@@ -267,8 +313,23 @@ class LightningRL(LightningSettings, Algorithm):
     def routing(self) -> Routing:
         return self._routing
 
+    def choices(self) -> list[str]:
+        return [str(self._chosen_rate)] if self._chooses_rate else []
+
+    def state(self) -> dict[str, Json]:
+        state: dict[str, Json] = {}
+        if self.critic is not None:
+            state["critic"] = self._expectations.as_json()
+        if self._batch_config.token_constant != self.token_constant:
+            state["token_constant"] = self._batch_config.token_constant
+        return state
+
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # what it learned so far, it learned from rewards
+        self._expectations = Expectations.of(state.get("critic"))
+        constant = state.get("token_constant")
+        if is_number(constant) and constant > 0:
+            self._batch_config = replace(self._batch_config, token_constant=float(constant))
 
     def config(self) -> dict[str, Json]:
         plain = {
@@ -328,13 +389,23 @@ class LightningRL(LightningSettings, Algorithm):
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
     ) -> Batch:
-        """The batch of one iteration, without the groups that were `replaced`.
+        """The batch of one iteration, without the groups that were `replaced`: `draft`, finished.
+        With a critic a draft has to ask it first.
 
         Args:
             versions: the current version of each policy; needed for `max_staleness`.
             coverages: those of `coverages`, less what the learner cannot take
                 (`lightspan.algorithms.replays`); None for all.
         """
+        return self.draft(episodes, versions, coverages).finish()
+
+    def draft(
+        self,
+        episodes: Sequence[Episode],
+        versions: Mapping[str, int] | None = None,
+        coverages: Sequence[Coverage] | None = None,
+    ) -> Draft:
+        """The batch but for what a critic says of its calls; see `build`."""
         if coverages is None:
             coverages = self.coverages(episodes)
         if replaced := self.replaced(episodes):
@@ -342,7 +413,7 @@ class LightningRL(LightningSettings, Algorithm):
             attempts = {episode.attempt_id for episode in kept}
             coverages = [found for found in coverages if found.attempt_id in attempts]
             episodes = kept
-        return build_batch(episodes, coverages, self._batch_config, versions=versions)
+        return draft_batch(episodes, coverages, self._batch_config, versions=versions)
 
     def coverages(
         self, episodes: Sequence[Episode], *, modes: Collection[Mode] = (Mode.TRAIN,)
@@ -370,7 +441,9 @@ class LightningRL(LightningSettings, Algorithm):
                 episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
             )
         coverages = await without_mismatches(world, self.coverages(episodes))
-        batch = self.build(episodes, world.versions, coverages)
+        draft = self.draft(episodes, world.versions, coverages)
+        batch = draft.finish() if self.critic is None else await self._expected(world, draft)
+        self._keep_token_constant(batch)
         self.last_batch = batch
         self._look_at_air(world, batch)
         learned = await self._update(world, batch)
@@ -378,6 +451,21 @@ class LightningRL(LightningSettings, Algorithm):
             await world.publish()
         counted = self._resample_metrics(episodes)
         return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
+
+    async def _expected(self, world: World, draft: Draft) -> Batch:
+        """The batch, its calls compared with what the critic expected of them."""
+        assert self.critic is not None
+        rows = draft.rows()
+        values = await world.learn(partial(world.learner.values, rows)) if rows else []
+        return draft.finish(values_by_call(rows, values), lam=self._expectations.lam(self.critic))
+
+    def _keep_token_constant(self, batch: Batch) -> None:
+        """Dr. GRPO divides by one constant in the whole run: by the first step's mean, unless one
+        was given. Its first weights are made with that mean as it is."""
+        is_missing = self._batch_config.token_constant is None and self.weight == "token"
+        if self.estimator == "dr_grpo" and is_missing and batch.usable_tokens:
+            constant = batch.usable_tokens / batch.size
+            self._batch_config = replace(self._batch_config, token_constant=constant)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
         """How many groups and rollouts were replaced; `rollouts` counts those too."""
@@ -418,6 +506,9 @@ class LightningRL(LightningSettings, Algorithm):
         merged["approx_kl"] = approximate_kl(probe, before, after)
         for alarm in alarms(merged):
             world.note(alarm)
+        if self.critic is not None:
+            merged["lambda"] = self._expectations.lam(self.critic)
+            self._expectations.learned(merged)
         return {f"learner/{key}": value for key, value in merged.items()}
 
     async def _old_logprobs(self, world: World, part: Batch) -> list[list[float]] | None:
@@ -427,6 +518,10 @@ class LightningRL(LightningSettings, Algorithm):
         return scores
 
     # --- set-up ---------------------------------------------------------------------------
+    @cached_property
+    def _chosen_rate(self) -> Rate:
+        return choose_rate(self._specs)
+
     def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
         """What each policy starts from.
 
@@ -492,11 +587,16 @@ def _without(config: dict[str, Json], later: Mapping[str, Json]) -> dict[str, Js
 
 
 def _credit(credit: str | Credit, gamma: float | None) -> Credit:
+    rule = parse_credit(credit)
     if gamma is None:
-        return parse_credit(credit)
-    if credit != "discounted":
-        raise ConfigError('gamma is of credit="discounted"')
-    return discounted(gamma)
+        return rule
+    if not isinstance(credit, str) or not isinstance(rule, RewardToGo):
+        raise ConfigError(
+            f"gamma={gamma!r} is of credit="
+            f"{' or '.join(repr(name) for name in CREDITS if name != 'terminal')}"
+        )
+    rule_of_gamma: Credit = msgspec.structs.replace(rule, gamma=gamma)
+    return rule_of_gamma
 
 
 def _air(air: AIR | bool | None) -> AIR | None:

@@ -20,7 +20,7 @@ alone stays well below; above, the two do not run the same model."""
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this, as in the loss."""
 
-_SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens")
+_SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
 def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
@@ -67,7 +67,9 @@ def batch_metrics(batch: Batch) -> Metrics:
     """What became of every rollout, group and call."""
     counted = {f"batch/{key}": float(value) for key, value in batch.counters.items()}
     calls = {f"calls/{key}": float(value) for key, value in _coverage(batch).items()}
-    return counted | calls | {f"air/{key}": value for key, value in batch.air.items()}
+    added = {f"air/{key}": value for key, value in batch.air.items()}
+    added |= {f"overlong/{key}": value for key, value in batch.overlong.items()}
+    return counted | calls | added
 
 
 def _coverage(batch: Batch) -> Counter[str]:

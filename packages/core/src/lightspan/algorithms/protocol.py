@@ -16,6 +16,7 @@ import msgspec
 
 from lightspan.engines.protocol import EngineCapabilities, TokenEngine
 from lightspan.learners.protocol import (
+    Critic,
     Learner,
     LearnerCapabilities,
     LoRA,
@@ -131,6 +132,11 @@ class Algorithm(Protocol):
         return Optimizer()
 
     @property
+    def critic(self) -> Critic | None:
+        """What learns beside the policies to expect their rewards; None: nothing."""
+        return None
+
+    @property
     def tasks_per_step(self) -> int:
         """What an iteration takes, to tell how many make an epoch."""
         return 16
@@ -200,6 +206,10 @@ class Algorithm(Protocol):
     def load_state(self, state: dict[str, Json]) -> None:
         """Go on from what `state` gave."""
         return
+
+    def choices(self) -> list[str]:
+        """What it chose itself where nothing was given, and why, for people."""
+        return []
 
     def config(self) -> dict[str, Json]:
         """The settings, for `config.json`. A run is resumed with equal ones only."""

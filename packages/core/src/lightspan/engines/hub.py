@@ -92,6 +92,12 @@ def is_here(model: str | Path, file: str) -> bool:
     return (path / file).is_file() if path.is_dir() else _in_cache(str(model), file) is not None
 
 
+def cached_folder(name: str) -> Path | None:
+    """Where the hub's cache holds a model, or a part of it. Uses no network."""
+    config = _in_cache(name, "config.json")
+    return None if config is None else config.parent
+
+
 def cannot_load(what: str, origin: Origin, error: BaseException) -> ModelError:
     """An error that says what could not be loaded, from where, and why."""
     if Path(origin.name) == origin.folder:

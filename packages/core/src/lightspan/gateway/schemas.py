@@ -2,8 +2,8 @@
 compiled. Pure.
 
 The library compiles what it can at any cost, and has no limit that holds: `multipleOf: 9999991`
-takes minutes and gigabytes. And it compiles what no answer can follow to its end. Both are refused
-here, by name.
+takes minutes and gigabytes, and `const: -9223372036854775808` ends the process. And it compiles
+what no answer can follow to its end. All of these are refused here, by name.
 """
 
 from __future__ import annotations
@@ -149,7 +149,15 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
     for field, schema in schemas:
         if is_deeper(schema, DEEPEST):
             raise SchemaError(field, f"it is nested more than {DEEPEST} levels deep")
+        fatal = next(filter(_is_fatal, _numbers(schema)), None)
+        if fatal is not None:
+            raise SchemaError(
+                field, f"it has the number {fatal}: none below -9223372036854774784 can be followed"
+            )
         document = _Document(schema)
+        wrong = next((one["multipleOf"] for one in document.schemas if _is_no_step(one)), None)
+        if wrong is not None:
+            raise SchemaError(field, f"multipleOf is {wrong}; it must be above 0")
         if document.multiple > LARGEST_MULTIPLE:
             raise SchemaError(
                 field,
@@ -276,6 +284,24 @@ def is_deeper(value: Any, most: int) -> bool:
     return True
 
 
+def _numbers(value: Any) -> Iterator[int | float]:
+    """All numbers of a JSON value."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping | list):
+            left += one.values() if isinstance(one, Mapping) else one
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            yield one
+
+
+def _is_fatal(number: int | float) -> bool:
+    """Whether it may become the library's smallest integer, -2**63, as everything below that does:
+    its compiler then asks itself for the same again, until the stack, and with it the process, ends
+    (llguidance 1.9.1)."""
+    return number < -(2**63) + 2**10  # 2**10: as a float it may be rounded to -2**63
+
+
 def _direct(schema: Schema) -> Iterator[tuple[str, Any]]:
     """The direct subschemas, each with its keyword."""
     for key, value in schema.items():
@@ -348,6 +374,13 @@ def _multiple(schema: Schema) -> int:
     assert isinstance(exponent, int)  # it is finite
     written = int("".join(map(str, digits)))
     return written * 10 ** min(exponent, 9) if exponent > 0 else written
+
+
+def _is_no_step(schema: Schema) -> bool:
+    """Whether its `multipleOf` is no positive number. The library goes through the remainders of a
+    negative one too."""
+    value = schema.get("multipleOf", 1)
+    return isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:

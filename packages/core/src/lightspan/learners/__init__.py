@@ -3,12 +3,13 @@
 `protocol` says what a learner is, with its losses, optimisers and adapters as settings; `torch` is
 the embedded one. Its parts: `models` (weights, adapters, optimiser steps), `trees` (rows that begin
 alike) and `passes` (those through the model; `_attention` within them), `heads` (log-probabilities
-and gradients of what a pass gave), `masks` (what tokens under a grammar were chosen from), `calls`
-(which call sampled a token), `losses` (the formulas).
+and gradients of what a pass gave), `critic` (values of calls), `masks` (what tokens under a grammar
+were chosen from), `calls` (which call sampled a token), `losses` (the formulas).
 """
 
 from lightspan.learners.protocol import (
     FORM_DEFAULTS,
+    Critic,
     ImportanceLevel,
     KLEstimator,
     Learner,
@@ -25,6 +26,7 @@ from lightspan.learners.protocol import (
 
 __all__ = [
     "FORM_DEFAULTS",
+    "Critic",
     "ImportanceLevel",
     "KLEstimator",
     "Learner",

@@ -269,7 +269,9 @@ def logits_of(plain: Any) -> Callable[..., Tensor]:
     place of hidden states."""
 
     def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
-        logits: Tensor = plain(input_ids=ids, use_cache=False).logits
+        options = {"position_ids": positions, "tree": tree}
+        extra = {name: value for name, value in options.items() if value is not None}
+        logits: Tensor = plain(input_ids=ids, use_cache=False, **extra).logits
         return logits
 
     return decode

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runti
 import msgspec
 
 from lightspan.errors import ConfigError
+from lightspan.lightning.values import DEFAULT_LAMBDA
 from lightspan.schema.checks import check_choice, check_kind, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -180,6 +181,45 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("Optimizer: decay_steps", self.decay_steps, 1)
 
 
+class Critic(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of calls, learned beside each policy (`Learner.values`).
+
+    A head of hidden + 1 numbers reads what the policy's trunk says at the last token of a call's
+    prompt, and moves nothing of the trunk. Each update fits it to `Row.value_targets`, those of the
+    update itself and of the ones before it.
+
+    Raises:
+        ConfigError: a rate not above 0; fewer than 1 of `steps` or `batches`; a negative
+            `weight_decay` or `warmup`; a `lam` outside [0, 1].
+    """
+
+    learning_rate: float = 0.2
+    """The most that one step moves a value by, in standard deviations of the targets. It falls to
+    0 over the `steps` of each update. A multiple of the policy's own rate would mean something else
+    for every model: a step of Adam's moves a value by its rate times the hidden size."""
+    steps: int = 12
+    """AdamW steps per update, each on all calls that are kept."""
+    batches: int = 6
+    """Updates whose hidden states are kept, the present one included. Those of earlier updates are
+    of older weights; the fewer are kept, the less that matters and the noisier values are."""
+    weight_decay: float = 0.1
+    """Draws every value to the mean of the targets: a step by at most `learning_rate` times this
+    part of the way. It is what keeps values near the mean where prompts say nothing."""
+    lam: float = DEFAULT_LAMBDA
+    """lambda of generalised advantage estimation (`lightspan.lightning.values`), once values are
+    trusted."""
+    warmup: int = 5
+    """Iterations in which lambda is 1, whatever the values explain."""
+
+    def __post_init__(self) -> None:
+        check_number("Critic: learning_rate", self.learning_rate, above=0)
+        check_whole("Critic: steps", self.steps, 1)
+        check_whole("Critic: batches", self.batches, 1)
+        check_number("Critic: weight_decay", self.weight_decay, low=0)
+        check_number("Critic: lam", self.lam, low=0, high=1)
+        check_whole("Critic: warmup", self.warmup, 0)
+
+
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a learner can honour; the rest is refused by name (design law 6)."""
 
@@ -195,6 +235,8 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     11)."""
     trainable_grammar: bool = False
     """The same for calls sampled under a grammar or a forced tool choice."""
+    values: bool = False
+    """Whether it can have a `Critic`."""
     loss_forms: tuple[LossForm, ...] = ("clip",)
     """Which forms of `PolicyLoss` it computes."""
     importance_levels: tuple[ImportanceLevel, ...] = ("token",)
@@ -243,6 +285,20 @@ class Learner(Protocol):
         """
         ...
 
+    def values(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Per row, the value of each of its calls (`Row.responses`): the target to expect there, by
+        the weights and the head of now. A head that was never fitted says 0.0.
+
+        Raises:
+            ConfigError: the learner has no critic.
+            DataError: as `score`; or a call without a prompt, which has no last token.
+        """
+        raise ConfigError("this learner has no critic: its capabilities say values=False")
+
+    def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
+        """`score` and `values` of the weights of now, in one pass where the learner can."""
+        return self.score(rows), self.values(rows)
+
     def update(
         self,
         rows: Sequence[Row],
@@ -256,14 +312,20 @@ class Learner(Protocol):
         the ratio is then to these, times the importance weight min(old / recorded, C). Without
         them the ratio is to the recorded log-probs. Never both: it would count twice.
 
+        Where rows have `value_targets` the critic is fitted too, after the step: no gradient of it
+        reaches the policy. `value_loss`, the mean over calls of (value - target)², and
+        `explained_variance` (where targets vary) are of the values from before the fit;
+        `value_calls` is how many calls had a target.
+
         A non-finite loss or gradient changes nothing and shows as metric `skipped` = 1.
         Metrics: loss, grad_norm, learning_rate, entropy, kl, clip_fraction, ratio_mean, ratio_max,
         logprob_gap_mean, logprob_gap_max, tokens, rows, skipped.
 
         Raises:
-            DataError: as `score`; a loss of whole calls, and a row that does not say where they
-                are (`Row.responses`).
-            ConfigError: an `importance_cap` without `old_logprobs`.
+            ConfigError: an `importance_cap` without `old_logprobs`; value targets, and no critic to
+                be fitted to them.
+            DataError: as `score`; value targets that are not one per call; a loss of whole calls,
+                and a row that does not say where they are (`Row.responses`).
             UnsupportedError: a loss that `capabilities` do not declare.
         """
         ...
@@ -273,12 +335,16 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write all that is needed to go on exactly: weights, optimiser, step counts, random state.
-        No pickle."""
+        """Write all that is needed to go on exactly: weights, optimiser, step counts, random state,
+        critic. No pickle."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. Raises `CheckpointError`."""
+        """Go on from what `save` wrote. A critic starts anew where there was none.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of other policies or settings.
+        """
         ...
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +34,20 @@ from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.engines.weights import check_device
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
+from lightspan.learners.critic import (
+    CallStates,
+    ValueHead,
+    check_calls,
+    check_targets,
+    first_tokens,
+    targets_of,
+)
 from lightspan.learners.heads import Tally, Tokens, logits_of, scoring_head, training_head
 from lightspan.learners.masks import Replays
 from lightspan.learners.models import Stepper, TrainedModel, default_dtype, forked_random
 from lightspan.learners.passes import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan.learners.protocol import (
+    Critic,
     Learner,
     LearnerCapabilities,
     LoRA,
@@ -46,9 +56,10 @@ from lightspan.learners.protocol import (
     PolicyLoss,
     Which,
 )
-from lightspan.learners.trees import plain as each_by_itself, share
+from lightspan.learners.trees import Tree, plain as each_by_itself, share
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.schema.checks import check_kind
 from lightspan.schema.tokens import TokenRecord
 
 CAPABILITIES: Final = LearnerCapabilities(
@@ -58,6 +69,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     lora=True,
     mixed_temperatures=True,
     trainable_grammar=True,
+    values=True,
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
 )
@@ -91,6 +103,7 @@ class TorchLearner(Learner):
             by policy.
         tokenizers: by policy, where it is not the one that lies beside the model. Only calls that
             were sampled under a grammar need one.
+        critic: values of calls, a head for each policy; None: none.
     """
 
     def __init__(
@@ -105,12 +118,14 @@ class TorchLearner(Learner):
         seed: int = 0,
         share_prefixes: bool = True,
         tokenizers: Mapping[str, TransformersTokenizer] | None = None,
+        critic: Critic | None = None,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
         if token_budget is not None and token_budget < 1:
             raise ConfigError(f"token_budget must be at least 1, not {token_budget}")
         self._optimizer = optimizer or Optimizer()
+        check_kind("critic", critic, Critic)
         check_device(device)
         self._device = torch.device(device)
         self._budget = token_budget or default_token_budget(device)
@@ -138,6 +153,13 @@ class TorchLearner(Learner):
         }
         """Policy → why its rows are computed one by one; empty if in trees."""
         self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
+        self._critic = critic
+        self._heads = {
+            policy: ValueHead(_hidden_size(model), critic, self._device)
+            for policy, model in self._models.items()
+            if critic is not None
+        }
+        """Policy → its value head; empty without a critic."""
         self._random = _initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → the version last published, and the step count it was published at."""
@@ -154,6 +176,7 @@ class TorchLearner(Learner):
         return dict(self._counters)
 
     def state(self) -> dict[str, Any]:
+        critic = {} if self._critic is None else {"critic": msgspec.to_builtins(self._critic)}
         return {
             "learner": "torch",
             "torch": torch.__version__,
@@ -164,6 +187,7 @@ class TorchLearner(Learner):
             "optimizer": msgspec.to_builtins(self._optimizer),
             "lora": {name: msgspec.to_builtins(model.lora) for name, model in self._models.items()},
             "steps": {name: stepper.steps for name, stepper in self._steppers.items()},
+            **critic,
         }
 
     def weight_hash(self, policy: str) -> str:
@@ -179,19 +203,46 @@ class TorchLearner(Learner):
         return {key: reason for key, reason in checked.items() if reason}
 
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
+        return self._score(rows, which, with_values=False)[0]
+
+    def values(self, rows: Sequence[Row]) -> list[list[float]]:
+        self._check_values(rows)
+        with self._metered(), self._room("scoring", rows):
+            values: dict[int, list[float]] = {}
+            for policy, indices in self._by_policy(rows).items():
+                chosen = _ordered(rows, indices)
+                ordered = [rows[index] for index in chosen]
+                found = self._by_call(policy, ordered, self._own_pass(policy, ordered).states)
+                values.update(zip(chosen, found, strict=True))
+            return [values[index] for index in range(len(rows))]
+
+    def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
+        self._check_values(rows)
+        return self._score(rows, "policy", with_values=True)
+
+    def _score(
+        self, rows: Sequence[Row], which: Which, *, with_values: bool
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """(log-probabilities, values) by row; no values unless asked for."""
         _check(rows, trained=False)
         with self._metered(), self._room("scoring", rows):
             scores: dict[int, list[float]] = {}
+            values: dict[int, list[float]] = {}
             for policy, indices in self._by_policy(rows).items():
                 chosen = _ordered(rows, indices)
                 masks = [[False, *[True] * (len(rows[index].ids) - 1)] for index in chosen]
                 tokens = Tokens(
                     [rows[index] for index in chosen], masks, self._device, self._replays[policy]
                 )
-                logprobs = self._logprobs(policy, which, self._plan(policy, tokens), tokens)
-                for index, values in zip(chosen, tokens.by_row(logprobs), strict=True):
-                    scores[index] = [0.0, *values]
-            return [scores[index] for index in range(len(rows))]
+                begun = self._call_states(policy, tokens) if with_values else None
+                logprobs = self._logprobs(policy, which, self._plan(policy, tokens), tokens, begun)
+                for index, found in zip(chosen, tokens.by_row(logprobs), strict=True):
+                    scores[index] = [0.0, *found]
+                if begun is not None:
+                    valued = self._by_call(policy, tokens.rows, begun.states)
+                    values.update(zip(chosen, valued, strict=True))
+            order = range(len(rows))
+            return [scores[index] for index in order], [values[i] for i in order if with_values]
 
     def update(
         self,
@@ -202,6 +253,7 @@ class TorchLearner(Learner):
     ) -> dict[str, float]:
         _check(rows, trained=True)
         _check_loss(loss, old_logprobs)
+        self._check_targets(rows)
         with self._metered(), self._room("updating", rows):
             parts = {
                 policy: self._update_policy(policy, rows, indices, loss, old_logprobs)
@@ -228,6 +280,9 @@ class TorchLearner(Learner):
                 save_file(
                     _compact(stepper.saved_tensors()), folder / f"optimizer-{number}.safetensors"
                 )
+                if policy in self._heads:
+                    critic = _compact(self._heads[policy].saved_tensors())
+                    save_file(critic, folder / f"critic-{number}.safetensors")
             save_file(self._random, folder / "random.safetensors")
             (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
         except (OSError, SafetensorError) as error:  # a full disk is either
@@ -257,6 +312,10 @@ class TorchLearner(Learner):
             self._models[policy].restore(_read(folder / f"weights-{number}.safetensors"))
             state = _read(folder / f"optimizer-{number}.safetensors")
             self._steppers[policy].restore(state, int(entry["steps"]))
+            if policy in self._heads and "critic" in manifest:
+                self._heads[policy].restore(_read(folder / f"critic-{number}.safetensors"))
+            elif policy in self._heads:
+                self._heads[policy].reset()
             self._served[policy] = (int(entry["served"][0]), int(entry["served"][1]))
         self._random = _read(folder / "random.safetensors")
 
@@ -343,11 +402,16 @@ class TorchLearner(Learner):
         if isinstance(loss, PolicyLoss) and loss.kl:
             tokens.base = self._logprobs(policy, "base", passes, tokens)
         tally = Tally(isinstance(loss, PolicyLoss), rows=len(trained))
+        targets = targets_of(tokens.rows)
+        begun = None
+        if not all(map(math.isnan, targets)):
+            begun = self._call_states(policy, tokens, dropout=model.dropout)
         stepper.zero_grad()
         with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
             if isinstance(loss, PolicyLoss) and loss.of_calls:
                 tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
             head = training_head(model, plain, tokens, loss, tally)
+            head = head if begun is None else begun.beside(head)
             sweep(passes, self._decoder(policy, plain), head)
         metrics = tally.metrics()
         metrics["learning_rate"] = stepper.learning_rate
@@ -359,8 +423,57 @@ class TorchLearner(Learner):
         else:
             stepper.step()
             self._counters["updates"] += 1
+            if begun is not None:
+                metrics.update(self._heads[policy].learn(begun.states, targets))
         self._counters["tokens"] += metrics["tokens"]
         return metrics
+
+    def _check_values(self, rows: Sequence[Row]) -> None:
+        if self._critic is None:
+            raise ConfigError("this learner has no critic: give critic=Critic() to it")
+        _check(rows, trained=False)
+        check_calls(rows)
+
+    def _check_targets(self, rows: Sequence[Row]) -> None:
+        check_targets(rows)
+        if self._critic is None and any(row.value_targets for row in rows):
+            raise ConfigError(
+                "rows have value targets, but this learner has no critic: give critic=Critic() to "
+                "it, or rows without value_targets"
+            )
+
+    def _by_call(self, policy: str, rows: Sequence[Row], states: Tensor) -> list[list[float]]:
+        """The value of each call of each row, [C, hidden] states being those of all calls."""
+        values = iter(self._heads[policy].values(states))
+        return [list(islice(values, len(row.responses))) for row in rows]
+
+    def _call_states(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> CallStates:
+        """What takes the states at which calls begin from passes over these tokens. Where such
+        passes do not show them (as logits come instead) or blur them, they are taken by now."""
+        model = self._models[policy]
+        if dropout or not model.hidden_to_logits():
+            return self._own_pass(policy, tokens.rows)
+        first = first_tokens(tokens.rows, tokens.looked)
+        return CallStates(first, len(tokens.targets), _hidden_size(model), self._device)
+
+    @torch.no_grad()
+    def _own_pass(self, policy: str, rows: Sequence[Row]) -> CallStates:
+        """The states at which calls of the rows begin. Nothing behind the last is computed, so that
+        answers to one prompt are one sequence."""
+        model = self._models[policy]
+        begins = [[response.start for response in row.responses] for row in rows]
+        sequences = [
+            row.ids[: places[-1]] for row, places in zip(rows, begins, strict=True) if places
+        ]
+        looked = [places for places in begins if places]
+        count = sum(map(len, looked))
+        found = CallStates(range(count), count, _hidden_size(model), self._device)
+        passes = plan(sequences, looked, self._trees(policy, sequences), self._budget, self._device)
+        with model.using("policy") as plain:
+            decode = decoder(plain, in_trees=not self._refusals[policy])
+            sweep(passes, decode, found.take)
+        found.done = True
+        return found
 
     def _sharing(self, policy: str) -> str:
         """How rows that begin alike are computed, in words."""
@@ -372,11 +485,15 @@ class TorchLearner(Learner):
 
     def _plan(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> list[Pass]:
         sequences = [row.ids for row in tokens.rows]
-        if self._refusals[policy] or dropout:
-            trees = each_by_itself(sequences)
-        else:
-            trees = share(sequences, pair_cost=pair_cost(self._models[policy].plain))
+        trees = self._trees(policy, sequences, dropout=dropout)
         return plan(sequences, tokens.looked, trees, self._budget, self._device)
+
+    def _trees(
+        self, policy: str, sequences: Sequence[list[int]], *, dropout: bool = False
+    ) -> list[Tree]:
+        if self._refusals[policy] or dropout:
+            return each_by_itself(sequences)
+        return share(sequences, pair_cost=pair_cost(self._models[policy].plain))
 
     def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
         if not self._models[policy].hidden_to_logits():
@@ -385,8 +502,24 @@ class TorchLearner(Learner):
 
     @torch.no_grad()
     def _logprobs(
-        self, policy: str, which: Which, passes: Sequence[Pass], tokens: Tokens
+        self,
+        policy: str,
+        which: Which,
+        passes: Sequence[Pass],
+        tokens: Tokens,
+        begun: CallStates | None = None,
     ) -> Tensor:
+        """[N] log-probabilities of the tokens under the weights of now, or of before training.
+
+        Args:
+            begun: takes what it needs from the passes.
+        """
+        model = self._models[policy]
+        scores = torch.zeros(tokens.targets.shape, device=self._device)
+        with model.using(which) as plain:
+            head = scoring_head(model, plain, tokens, scores)
+            head = head if begun is None else begun.beside(head)
+            sweep(passes, self._decoder(policy, plain), head)
         """[N] log-probabilities of the tokens under the weights of now, or of before training."""
         with self._models[policy].using(which) as plain:
             return self._swept(policy, plain, passes, tokens)
@@ -406,7 +539,9 @@ class TorchLearner(Learner):
         return scores
 
     def _manifest(self) -> dict[str, Any]:
+        critic = {} if self._critic is None else {"critic": msgspec.to_builtins(self._critic)}
         return {
+            **critic,
             "format": FORMAT,
             "optimizer": msgspec.to_builtins(self._optimizer),
             "policies": {
@@ -436,6 +571,10 @@ class TorchLearner(Learner):
             raise CheckpointError(
                 f"the checkpoint {folder} is of optimizer {manifest['optimizer']['name']}; this "
                 f"run has {own['optimizer']['name']}"
+            )
+        if self._critic is None and "critic" in manifest:
+            raise CheckpointError(
+                f"the checkpoint {folder} has a critic; this run has none: give critic=Critic()"
             )
         for policy, entry in manifest["policies"].items():
             if entry["lora"] != own["policies"][policy]["lora"]:
@@ -486,6 +625,10 @@ class TorchLearner(Learner):
             yield
         finally:
             self._counters["cpu_s"] += time.thread_time() - start
+
+
+def _hidden_size(model: TrainedModel) -> int:
+    return int(model.plain.get_output_embeddings().weight.shape[-1])
 
 
 def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
@@ -592,15 +735,17 @@ def _combined(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, 
     if len(parts) == 1:
         return {**next(iter(parts.values())), "rows": float(rows)}
     combined: dict[str, float] = {}
-    tokens = max(sum(part["tokens"] for part in parts.values()), 1.0)
-    for name in next(iter(parts.values())):
-        values = [part[name] for part in parts.values()]
-        if name in ("loss", "tokens", "fresh_tokens"):
+    for name in dict.fromkeys(name for part in parts.values() for name in part):
+        having = [part for part in parts.values() if name in part]
+        values = [part[name] for part in having]
+        if name in ("loss", "tokens", "fresh_tokens", "value_calls"):
             combined[name] = sum(values)
         elif name.endswith("_max") or name in ("skipped", "learning_rate", "grad_norm"):
             combined[name] = max(values)
         else:
-            combined[name] = sum(part[name] * part["tokens"] for part in parts.values()) / tokens
+            count = "value_calls" if name in ("value_loss", "explained_variance") else "tokens"
+            total = max(sum(part[count] for part in having), 1.0)
+            combined[name] = sum(part[name] * part[count] for part in having) / total
     for policy, part in parts.items():
         combined.update({f"{policy}/{name}": value for name, value in part.items()})
     return {**combined, "rows": float(rows)}

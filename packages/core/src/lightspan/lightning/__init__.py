@@ -11,13 +11,14 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Coverage
       │ trained_transitions   `transitions`: the trained calls, each with its turn
       ▼
-    Transitions ─── `credit`, `air` ──► observations ─── normalise (`advantages`) ──► advantages
+    Transitions ── `credit`, `air` ──► credits, returns ── `advantages`, `baselines` ──► advantages
       │ build_rows            `rows`: merged by exact token prefix
       ▼
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `overlong` pays calls less whose answers are too long, `history` is what AIR's
+Beside the arrows: `values` is what a critic's numbers make of an episode, `overlong` pays calls
+less whose answers are too long, `states` is what a call was made in, `history` is what AIR's
 signals read, `breaks` says why conversations fell apart into several rows, `health` what a person
 should hear of a batch, `span_tree` is for display.
 
@@ -100,16 +101,23 @@ from lightspan.lightning.batch import (
     WEIGHTS,
     Batch,
     BatchConfig,
+    Draft,
     Weight,
     build_batch,
+    draft_batch,
     group_rewards,
     split_minibatches,
 )
 from lightspan.lightning.breaks import Break, Cause, Exchange, Merging, Relation, read_merging
 from lightspan.lightning.credit import (
+    ATGRPO,
+    GAE,
+    Anchor,
     Credit,
     Discounted,
+    GiGPO,
     Terminal,
+    anchor,
     assign,
     discounted,
     parse_credit,
@@ -130,6 +138,7 @@ from lightspan.lightning.selection import (
     parse_optimize,
 )
 from lightspan.lightning.span_tree import SpanNode, SpanTree, build_tree, walk
+from lightspan.lightning.states import State, StateKey
 from lightspan.lightning.transitions import (
     Transition,
     TransitionKey,
@@ -137,11 +146,24 @@ from lightspan.lightning.transitions import (
     trained_transitions,
     turn_depths,
 )
+from lightspan.lightning.values import (
+    DEFAULT_LAMBDA,
+    explained_variance,
+    gae,
+    interval_successors,
+    successors,
+    trusted_lambda,
+    values_by_call,
+)
 
 __all__ = [
     "AIR",
+    "ATGRPO",
+    "DEFAULT_LAMBDA",
     "ESTIMATORS",
+    "GAE",
     "WEIGHTS",
+    "Anchor",
     "Batch",
     "BatchConfig",
     "Break",
@@ -152,11 +174,13 @@ __all__ = [
     "Coverage",
     "Credit",
     "Discounted",
+    "Draft",
     "EmittedReward",
     "Episode",
     "Estimator",
     "Exchange",
     "Explanation",
+    "GiGPO",
     "History",
     "Merging",
     "Norm",
@@ -173,6 +197,8 @@ __all__ = [
     "Signal",
     "SpanNode",
     "SpanTree",
+    "State",
+    "StateKey",
     "Terminal",
     "ToolCall",
     "ToolError",
@@ -185,6 +211,7 @@ __all__ = [
     "Verdict",
     "Weight",
     "Zero",
+    "anchor",
     "assign",
     "build_batch",
     "build_episode",
@@ -195,10 +222,14 @@ __all__ = [
     "cover",
     "discounted",
     "dr_grpo",
+    "draft_batch",
+    "explained_variance",
+    "gae",
     "group_rewards",
     "groups_without_variance",
     "grpo",
     "interval_depths",
+    "interval_successors",
     "merge",
     "needs_resampling",
     "normalise",
@@ -213,9 +244,12 @@ __all__ = [
     "rloo",
     "shape",
     "split_minibatches",
+    "successors",
     "terminal",
     "trained_transitions",
+    "trusted_lambda",
     "turn_depths",
     "usable_transitions",
+    "values_by_call",
     "walk",
 ]

@@ -5,10 +5,10 @@ An *observation* is what one unit contributes to the statistics: one number per 
 of Dr. MAS, arXiv 2602.08847, with one observation per rollout however often the agent was called).
 How many calls, rows or tokens a rollout has does not matter.
 
-Every estimator has the form A = (credit - baseline) / scale. With terminal credit the credit of a
-call is the observation's value. With any other rule the value is the mean credit of the unit's
-selected calls, so that the advantages inside a unit differ as the credits do while a whole group
-still sums to nothing.
+An observation's value is the rollout's *return*: its final reward and, where the credit rule pays
+for them, all rewards on its calls, undiscounted and without potentials. Returns alone decide which
+groups say nothing, and on which scale the others speak; with terminal credit they are the baseline
+too. Every other credit rule compares calls with calls (`lightspan.lightning.baselines`).
 
 | estimator | baseline | scale | population |
 |---|---|---|---|
@@ -17,6 +17,7 @@ still sums to nothing.
 | `rloo` (2402.14740) | mean of the group's others | 1 | group |
 | `reinforce++` (2501.03262) | batch mean | batch standard deviation, ddof 1 | batch |
 | `reinforce++_baseline` (2501.03262) | group mean | batch standard deviation, centred | both |
+| `ppo` (1707.06347) | what a critic expected | batch standard deviation, ddof 1 | batch |
 
 With unit `agent`, group and batch are each split by agent. REINFORCE++ as published whitens over
 tokens, which makes long rollouts count more; `reinforce_pp` takes such weights, the batch gives
@@ -24,7 +25,8 @@ none.
 
 Where the statistics say nothing, the advantage is exactly 0 and a `Zero` says why: a group of one,
 values that are identical within a relative 1e-9, an unscored value (None, NaN, infinity: excluded
-from every statistic). There is no epsilon in a denominator.
+from every statistic). With `ppo`, which compares with no other rollout, only the last; its scale is
+then 1. There is no epsilon in a denominator.
 """
 
 from __future__ import annotations
@@ -39,8 +41,11 @@ import msgspec
 
 from lightspan.errors import ConfigError, RewardError
 
-Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline"]
+Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "ppo"]
 Unit = Literal["rollout", "agent"]
+
+OF_THE_BATCH: Final[frozenset[str]] = frozenset({"reinforce++", "ppo"})
+"""Estimators that compare with the whole batch, not with the group."""
 
 RELATIVE_TOLERANCE: Final = 1e-9
 ABSOLUTE_TOLERANCE: Final = 1e-12
@@ -89,7 +94,7 @@ def grpo(values: Sequence[float | None]) -> list[Norm]:
         >>> [round(norm.advantage(1.0), 3) for norm in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-    return _fill(values, lambda scored: [(_mean(scored), _std(scored))] * len(scored))
+    return _fill(values, lambda scored: [(_mean(scored), spread(scored))] * len(scored))
 
 
 def dr_grpo(values: Sequence[float | None]) -> list[Norm]:
@@ -126,6 +131,17 @@ def reinforce_pp(
         return [(mean, math.sqrt(squares / (total - 1)))] * len(scored)
 
     return _fill(values, weighted)
+
+
+def ppo(values: Sequence[float | None]) -> list[Norm]:
+    """A batch's mean, and its standard deviation (ddof 1) if it has one, else 1: what a critic's
+    advantages are scaled by."""
+    scored = [value for value in map(usable, values) if value is not None]
+    known = Norm(_mean(scored) if scored else 0.0, 1.0, len(scored))
+    if _why_zero(scored) is None:
+        known = msgspec.structs.replace(known, scale=spread(scored))
+    missing = Norm(0.0, 1.0, len(scored), Zero.UNSCORED)
+    return [missing if usable(value) is None else known for value in values]
 
 
 def reinforce_pp_baseline(groups: Sequence[Sequence[float | None]]) -> list[list[Norm]]:
@@ -201,9 +217,9 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _std(values: Sequence[float]) -> float:
-    """The standard deviation, ddof 1. Of deviations as parts of the widest, so that the squares of
-    very large or small rewards neither overflow nor vanish."""
+def spread(values: Sequence[float]) -> float:
+    """The standard deviation, ddof 1, of values that differ. Of deviations as parts of the widest,
+    so that the squares of very large or small rewards neither overflow nor vanish."""
     mean = _mean(values)
     widest = max(abs(value - mean) for value in values)
     squares = math.fsum(((value - mean) / widest) ** 2 for value in values)
@@ -224,6 +240,8 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
         return _by(observations, lambda o: o.agent, _against_groups)
     if estimator == "reinforce++":
         return _by(observations, lambda o: o.agent, lambda batch: reinforce_pp(_values(batch)))
+    if estimator == "ppo":
+        return _by(observations, lambda o: o.agent, lambda batch: ppo(_values(batch)))
     rule = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[estimator]
     return _by(observations, lambda o: (o.group_id, o.agent), lambda group: rule(_values(group)))
 
@@ -240,6 +258,7 @@ ESTIMATORS: Final[tuple[Estimator, ...]] = (
     "rloo",
     "reinforce++",
     "reinforce++_baseline",
+    "ppo",
 )
 
 
@@ -321,6 +340,24 @@ def needs_resampling(
 # --- why --------------------------------------------------------------------------------------
 
 
+class Term(msgspec.Struct, frozen=True):
+    """A further part of an advantage: weight · (credit - baseline) / scale."""
+
+    name: str
+    credit: float
+    baseline: float
+    scale: float
+    weight: float = 1.0
+
+    @property
+    def value(self) -> float:
+        return self.weight * (self.credit - self.baseline) / self.scale
+
+    def __str__(self) -> str:
+        weight = "" if self.weight == 1 else f"{self.weight:g} · "
+        return f" + {weight}({self.credit:g} - {self.baseline:g}) / {self.scale:g} ({self.name})"
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a transition has its advantage and weight. `advantage` is what the learner used."""
 
@@ -335,13 +372,24 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What the credit rule gave this call, with `shaping`."""
     shaping: float | None = None
     """The part of `credit` that AIR added; None without AIR."""
+    penalty: float | None = None
+    """The part of `credit` that its length cost; None without `Overlong`."""
+    expected: float | None = None
+    """What the critic said of it; None without one."""
     value: float
-    """What its unit contributed to the statistics."""
+    """The rollout's return, which its unit contributed to the statistics."""
     baseline: float
     scale: float
     size: int
     """Observations in the statistics."""
     zero: Zero | None
+    turn: int = 0
+    others: int = 0
+    """Calls of other rollouts (with `at_grpo` of its own too) that the baseline is made of."""
+    against: str = "rollouts"
+    """Where these are; with "rollouts" the baseline is made of returns."""
+    terms: tuple[Term, ...] = ()
+    """What is added, by rules whose advantage has several parts."""
     tokens: int
     """Trained tokens of the call."""
     token_weight: float
@@ -351,19 +399,28 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advantage(self) -> float:
-        return Norm(self.baseline, self.scale, self.size, self.zero).advantage(self.credit)
+        plain = Norm(self.baseline, self.scale, self.size, self.zero).advantage(self.credit)
+        return plain + math.fsum(term.value for term in self.terms) if self.terms else plain
 
     def __str__(self) -> str:
         if self.zero is None:
             formula = f"({self.credit:g} - {self.baseline:g}) / {self.scale:g}"
         else:
             formula = str(self.zero)
+        formula += "".join(map(str, self.terms))
+        compared = ""
+        if self.against != "rollouts":
+            compared = f", turn {self.turn}, others {self.against}: {self.others}"
+        if self.expected is not None:
+            compared = f", turn {self.turn}, the critic expected {self.expected:g}"
         shaped = "" if self.shaping is None else f", AIR {self.shaping:+g}"
+        shaped += f", length {self.penalty:+g}" if self.penalty else ""
         return (
             f"advantage {self.advantage:+.6g} = {formula}; {self.estimator} over {self.size} "
             f"{self.unit}s (group {self.group_id}, this one {self.value:g}); credit "
-            f"{self.credit:g} ({self.credit_rule}{shaped}); share {self.share:.1%} of the rollout: "
-            f"{self.tokens} tokens of weight {self.token_weight:.6g} ({self.weighting})"
+            f"{self.credit:g} ({self.credit_rule}{shaped}){compared}; share {self.share:.1%} of "
+            f"the rollout: {self.tokens} tokens of weight {self.token_weight:.6g} "
+            f"({self.weighting})"
         )
 
 

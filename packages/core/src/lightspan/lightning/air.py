@@ -14,14 +14,16 @@ Phi(s) = scale · the mean, over signals, of what each saw on average before the
 it saw nothing): with the default signal, scale · the fraction of tool calls that succeeded so far.
 It depends on what happened before (`lightspan.lightning.history`), never on the action being
 scored, so that it cannot change which policy is best: it tells how much of a return is due to the
-state that a call was made in. Statistics (baseline, scale, groups without variance) are those of
-the rewards without shaping. What is left of Phi is centred by the mean over the *other* rollouts
-compared with, so that no rollout is paid for its own later states:
+state that a call was made in. Statistics (scale, groups without variance) are those of
+the rewards without shaping, and what is left of Phi is centred as returns-to-go are: by the mean
+over *other* rollouts' calls in the same turn (or state), so that no rollout is paid for its own
+later states:
 
-    A_t = (G_t - Phi(s_t) + mean of Phi in the others - baseline) / scale
+    A_t = ((G_t - Phi(s_t)) - mean of (G - Phi) over the others' calls in turn t) / scale
 
 Under identical assignment every call of a rollout would get G'_0 = G_0 - Phi(s_0), and rollouts of
-a task start alike: nothing would change. Hence the `discounted` credit rule.
+a task start alike: nothing would change. Hence the `discounted` credit rule. Nor would it with a
+critic, which comes to expect Phi: (V - Phi, G - Phi) has the advantages of (V, G).
 
 `mode="bonus"` pays `scale` for each thing seen to the call that caused it, and never takes it back.
 A rollout that fails after many successful tool calls may then beat one that solves its task:
@@ -47,8 +49,9 @@ import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.lightning.credit import (
+    GAE,
     Credit,
-    Discounted,
+    RewardToGo,
     Terminal,
     TurnsEnded,
     rewards_after,
@@ -289,7 +292,7 @@ def _described(signal: Signal) -> Json:
 
 def check_air(air: AIR | None, credit: Credit) -> None:
     """Raise `ConfigError` where AIR with this credit rule does nothing, or is not defined."""
-    if air is None or isinstance(credit, Discounted):
+    if air is None:
         return
     if air.mode == "potential" and isinstance(credit, Terminal):
         raise ConfigError(
@@ -297,7 +300,12 @@ def check_air(air: AIR | None, credit: Credit) -> None:
             "call, potentials cancel in the comparison of rollouts that start alike; leave credit "
             'out (discounted), or use AIR(mode="bonus")'
         )
-    if not isinstance(credit, Terminal):
+    if air.mode == "potential" and isinstance(credit, GAE):
+        raise ConfigError(
+            'air= with credit="critic" would change nothing: the critic comes to expect the '
+            'potentials; leave one of them out, or use AIR(mode="bonus")'
+        )
+    if not isinstance(credit, Terminal | RewardToGo):
         raise ConfigError(
             f"air= needs the reward-to-go of a turn, which the credit rule {credit.name} does not "
             'tell: use credit="discounted", or shape the rewards in the rule itself'
@@ -315,6 +323,8 @@ class Shaping:
     """-Phi(s_t), or bonuses."""
     seen: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Signal → what it saw."""
+    total: float = 0.0
+    """Of all bonuses, undiscounted: part of the rollout's return."""
     unplaced: int = 0
     """How many things were seen that no history can hold (potential), or that no selected call
     caused (bonus)."""
@@ -414,7 +424,9 @@ def _bonuses(
                 unplaced += 1
             else:
                 shared[turn] += air.scale * value
-    return Shaping(credits=_paid(credit, own, shared, turn_of), seen=saw, unplaced=unplaced)
+    total = math.fsum([*own.values(), *shared])
+    credits = _paid(credit, own, shared, turn_of)
+    return Shaping(credits=credits, seen=saw, total=total, unplaced=unplaced)
 
 
 def _after_turns(signal: SignalFunction, trace: Trace, positions: Sequence[int]) -> list[float]:
@@ -430,7 +442,7 @@ def _paid(
     turn_of: Mapping[CallKey, int],
 ) -> dict[CallKey, float]:
     """Bonuses as the credit rule hands them out: to what came before, or to every call alike."""
-    if not isinstance(credit, Discounted):
+    if not isinstance(credit, RewardToGo):
         total = math.fsum([*own.values(), *shared])
         return dict.fromkeys(own, total)
     by_turn = [0.0] * len(shared)

@@ -3,8 +3,8 @@
 Three settings, none of which implies another:
 
 - *unit*: whose observations the statistics are made of (`lightspan.lightning.advantages`);
-- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`), and what AIR
-  adds (`lightspan.lightning.air`);
+- *credit*: how an episode's rewards come to its calls (`lightspan.lightning.credit`), what AIR adds
+  (`lightspan.lightning.air`) and what that is compared with (`lightspan.lightning.baselines`);
 - *weight*: how much each token counts in the loss.
 
 With R the scored rollouts of the step, a token of a call with T tokens weighs
@@ -32,15 +32,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.advantages import (
+    ESTIMATORS,
+    OF_THE_BATCH,
     Estimator,
     Explanation,
     Norm,
@@ -52,11 +53,36 @@ from lightspan.lightning.advantages import (
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
-from lightspan.lightning.credit import Credit, assign, terminal, unused_step_rewards
-from lightspan.lightning.episode import CallKey, Episode
+from lightspan.lightning.baselines import (
+    Baseline,
+    Comparison,
+    Credited,
+    at_grpo,
+    by_rollout,
+    by_state,
+    by_turn,
+    gigpo,
+)
+from lightspan.lightning.credit import (
+    DEFAULT_PRIOR,
+    Credit,
+    assign,
+    baseline_of,
+    terminal,
+    unused_step_rewards,
+)
+from lightspan.lightning.episode import Call, CallKey, Episode
+from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
-from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
+from lightspan.lightning.states import key_of, state_of
+from lightspan.lightning.transitions import (
+    Transition,
+    TransitionKey,
+    trained_transitions,
+    turn_depths,
+)
+from lightspan.lightning.values import gae
 from lightspan.schema.records import Mode
 
 Weight = Literal["rollout", "transition", "token"]
@@ -72,6 +98,7 @@ class BatchConfig:
     unit: Unit = "rollout"
     credit: Credit = terminal
     air: AIR | None = None
+    overlong: Overlong | None = None
     weight: Weight = "rollout"
     token_constant: float | None = None
     """The C of weight `token`, and of no other."""
@@ -92,6 +119,30 @@ class BatchConfig:
         if self.token_constant is not None and not 0 < self.token_constant < math.inf:
             raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
         check_air(self.air, self.credit)
+        _check_comparison(self.estimator, self.credit)
+
+
+_ESTIMATORS_OF: Final[Mapping[Baseline, tuple[Estimator, ...]]] = {
+    "critic": ("ppo",),
+    "at_grpo": ("grpo",),
+    "gigpo": ("grpo", "dr_grpo"),
+}
+"""Baselines that not every estimator has."""
+
+
+def _check_comparison(estimator: Estimator, credit: Credit) -> None:
+    """Raise `ConfigError` for an estimator and a credit rule that exclude each other."""
+    baseline = baseline_of(credit)
+    fitting = _ESTIMATORS_OF.get(baseline, tuple(e for e in ESTIMATORS if e != "ppo"))
+    if estimator == "ppo" and baseline != "critic":
+        raise ConfigError(
+            f'estimator="ppo" compares calls with a critic: use credit="critic", not {credit.name}'
+        )
+    if estimator not in fitting:
+        raise ConfigError(
+            f"credit {credit.name} is of estimator={' or '.join(map(repr, fitting))}, not "
+            f"{estimator!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +158,21 @@ class Batch:
     coverages: tuple[Coverage, ...] = ()
     """The coverages that were given, plus what the batch itself rejected."""
     counters: dict[str, int] = field(default_factory=dict)
-    """See `build_batch`."""
+    """See `Draft.finish`."""
     air: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
+    overlong: dict[str, float] = field(default_factory=dict)
+    """See `lightspan.lightning.overlong.overlong_metrics`; empty without it."""
 
     @property
     def size(self) -> int:
         """R."""
         return len(self.rollouts)
+
+    @property
+    def usable_tokens(self) -> int:
+        """Tokens of all usable transitions, those left out because their advantage is zero too."""
+        return sum(why.tokens for why in self.explanations.values())
 
     def weight_mass(self, policy: str | None = None) -> float:
         """Sum of all weights (of a policy)."""
@@ -129,22 +187,33 @@ def build_batch(
     *,
     versions: Mapping[str, int] | None = None,
 ) -> Batch:
-    """The batch of these episodes: one optimiser step.
+    """The batch of these episodes: one optimiser step; see `draft_batch`.
+
+    Raises:
+        DataError: episodes and coverages do not match, or a rollout occurs twice.
+        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
+            credit rule, a critic's rule (a draft takes its values), or a function of AIR's or a
+            state's key that fails.
+    """
+    return draft_batch(episodes, coverages, config, versions=versions).finish()
+
+
+def draft_batch(
+    episodes: Sequence[Episode],
+    coverages: Sequence[Coverage],
+    config: BatchConfig | None = None,
+    *,
+    versions: Mapping[str, int] | None = None,
+) -> Draft:
+    """A batch but for what a critic says of its calls.
 
     Args:
         episodes: one per rollout, of whole groups.
         coverages: one per episode, made by `cover`.
         versions: the current version of each policy; needed for `max_staleness`.
 
-    Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
-    `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all zero>`;
-    `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`, `rejected:<reason>`
-    calls, `trained_tokens`, `rows`; `unused_step_rewards`.
-
     Raises:
-        DataError: episodes and coverages do not match, or a rollout occurs twice.
-        ConfigError: `max_staleness` without the version of a policy, a coverage made for another
-            credit rule, or a function of AIR's that fails.
+        DataError, ConfigError: as `build_batch`.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)
@@ -157,22 +226,86 @@ def build_batch(
             judged[place] = coverage.reject({c.key: Rejection.STALE for c in coverage.trained})
         elif refusal is None:
             members.append(_member(place, episode, coverage, config))
-    norms = _norms(members, config, counters)
     for member in members:
         judged[member.place] = judged[member.place].reject(member.rejected)
-    explanations = _explain(members, norms, config)
-    rows = _rows(members, explanations, config, counters)
-    _count(counters, episodes, members, config, judged)
-    counters.update(transitions=len(explanations), rows=len(rows))
-    counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
-    return Batch(
-        rows=rows,
-        rollouts=tuple(member.episode.rollout_id for member in members),
-        explanations=explanations,
-        coverages=tuple(judged),
-        counters=dict(counters),
-        air={} if config.air is None else shaping_metrics([member.shaping for member in members]),
-    )
+    return Draft(config, episodes, judged, members, counters)
+
+
+class Draft:
+    """The scored rollouts of a step, each call with its credit.
+
+    With a critic: `rows` go to it, and what it says of them to `finish`.
+    """
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        episodes: Sequence[Episode],
+        coverages: Sequence[Coverage],
+        members: Sequence[_Member],
+        counters: Counter[str],
+    ) -> None:
+        self._config = config
+        self._episodes = episodes
+        self._coverages = coverages
+        self._members = members
+        self._counters = counters
+
+    def rows(self) -> list[Row]:
+        """Every usable transition, whatever its advantage will be."""
+        return [row for member in self._members for row in build_rows(member.transitions).rows]
+
+    def finish(
+        self,
+        values: Mapping[str, Mapping[CallKey, float]] | None = None,
+        *,
+        lam: float = 1.0,
+    ) -> Batch:
+        """The batch.
+
+        Args:
+            values: rollout → call → what the critic expects; of a critic's rule only.
+            lam: of its generalised advantages.
+
+        Counters: `rollouts` given, `scored` (R), `unscored`, `damaged`, `unfinished`, `not_train`,
+        `stale` (each rollout left out is in exactly one of these); `groups`, `groups:<why all
+        zero>`; `zero:<reason>` observations; `zero_advantage_rollouts`; `transitions`,
+        `rejected:<reason>` calls, `trained_tokens`, `rows`; `unused_step_rewards`.
+
+        Raises:
+            ConfigError: values without a critic's rule, or such a rule without values.
+            DataError: values that are not of these calls.
+        """
+        config, members, counters = self._config, self._members, Counter(self._counters)
+        if (values is None) == (baseline_of(config.credit) == "critic"):
+            raise ConfigError(
+                f"credit {config.credit.name} {'needs' if values is None else 'takes no'} values "
+                "of a critic"
+            )
+        norms = _norms(members, config, counters)
+        comparisons = (
+            _comparisons(members, norms, config)
+            if values is None
+            else _expectations(members, norms, config, values, lam)
+        )
+        explanations = _explain(members, norms, comparisons, config)
+        rows = _rows(members, explanations, config, counters)
+        _count(counters, self._episodes, members, config, self._coverages)
+        counters.update(transitions=len(explanations), rows=len(rows))
+        counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
+        shapings = [member.shaping for member in members]
+        penalties = [member.penalties for member in members]
+        return Batch(
+            rows=rows,
+            rollouts=tuple(member.episode.rollout_id for member in members),
+            explanations=explanations,
+            coverages=tuple(self._coverages),
+            counters=dict(counters),
+            air={} if config.air is None else shaping_metrics(shapings),
+            overlong=(
+                {} if config.overlong is None else overlong_metrics(config.overlong, penalties)
+            ),
+        )
 
 
 def group_rewards(
@@ -291,50 +424,61 @@ class _Member(NamedTuple):
     transitions: list[Transition]
     """The usable ones, with their credit."""
     rejected: dict[CallKey, Rejection]
-    values: dict[str, float]
-    """Unit (agent path, or empty for the rollout) → the value of its observation."""
+    credited: dict[CallKey, _Selected]
+    """Every selected call, the trained ones and others."""
+    units: tuple[str, ...]
+    """Whose observations it makes: agent paths, or the empty one for the rollout."""
+    value: float
+    """Its return."""
     shaping: Shaping
     """What AIR adds to the credit of selected calls."""
-    potentials: dict[str, float]
-    """Unit → the mean of -Phi over its selected calls; empty unless AIR shapes by potentials."""
+    penalties: Mapping[CallKey, float]
+    """What selected calls are paid less because they are too long."""
+
+
+class _Selected(NamedTuple):
+    """A selected call."""
+
+    call: Call
+    turn: int
+    credit: float
+    key: Hashable
 
 
 def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfig) -> _Member:
-    plain = config.credit(episode, coverage)
-    air = config.air
-    shaping = Shaping() if air is None else shape(air, config.credit, episode, coverage)
-    shaped = {key: credit + shaping.credits.get(key, 0.0) for key, credit in plain.items()}
-    by_potential = air is not None and air.mode == "potential"
+    rule, air = config.credit, config.air
+    plain = rule(episode, coverage)
+    shaping = Shaping() if air is None else shape(air, rule, episode, coverage)
+    penalties = {} if config.overlong is None else overlong_penalties(config.overlong, coverage)
+    shaped = {
+        key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
+        for key, credit in plain.items()
+    }
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
-    values = _by_unit(plain if by_potential else shaped, coverage, config)
-    if config.unit == "rollout" and not values:
-        values[""] = episode.reward or 0.0
+    calls = [entry.call for entry in coverage.selected]
+    key_of_state = getattr(rule, "key", None)
+    credited = {
+        call.key: _Selected(
+            call,
+            turn,
+            shaped[call.key],
+            key_of(key_of_state, state_of(call, episode.task_id, turn)) if key_of_state else None,
+        )
+        for call, turn in zip(calls, turn_depths(calls), strict=True)
+        if call.key in shaped
+    }
+    agents = tuple(dict.fromkeys(call.agent_path for call in calls))
     return _Member(
         place,
         episode,
         assign(usable, shaped),
         {(call_id, choice): reason for (_, call_id, choice), reason in rejected.items()},
-        values,
+        credited,
+        agents if config.unit == "agent" else ("",),
+        _return(episode, rule.step_rewards) + shaping.total,
         shaping,
-        _by_unit(shaping.credits, coverage, config) if by_potential else {},
+        penalties,
     )
-
-
-def _by_unit(
-    numbers: Mapping[CallKey, float], coverage: Coverage, config: BatchConfig
-) -> dict[str, float]:
-    """Unit → the mean of its selected calls' numbers."""
-    agents = {entry.call.key: entry.call.agent_path for entry in coverage.selected}
-    by_unit: dict[str, list[float]] = defaultdict(list)
-    for key, number in numbers.items():
-        by_unit[agents[key] if config.unit == "agent" else ""].append(number)
-    return {unit: _mean(members) for unit, members in by_unit.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    """The mean; exactly the value if all are equal, so that terminal credit minus the mean of equal
-    rewards is 0 and not a rounding error."""
-    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
 # --- statistics, weights, rows ----------------------------------------------------------------
@@ -345,41 +489,96 @@ def _norms(
 ) -> dict[tuple[str, str], Norm]:
     """(rollout id, unit) → what its observation is measured against."""
     observations = [
-        Observation(member.episode.rollout_id, member.episode.group_id, value, unit)
+        Observation(member.episode.rollout_id, member.episode.group_id, member.value, unit)
         for member in members
-        for unit, value in member.values.items()
+        for unit in member.units
     ]
     norms = normalise(config.estimator, observations)
     counters.update(count_zeros(norms))
-    by_unit = {(o.rollout_id, o.agent): norm for o, norm in zip(observations, norms, strict=True)}
-    # credits hold potentials, of which the statistics know nothing: their mean goes to the baseline
-    for key, centre in _centres(members, config).items():
-        norm = by_unit[key]
-        if norm.zero is None:
-            by_unit[key] = msgspec.structs.replace(norm, baseline=norm.baseline + centre)
-    return by_unit
+    return {(o.rollout_id, o.agent): norm for o, norm in zip(observations, norms, strict=True)}
 
 
-def _centres(members: Sequence[_Member], config: BatchConfig) -> dict[tuple[str, str], float]:
-    """(rollout id, unit) → the mean of -Phi over the other rollouts that it is compared with.
-
-    Without itself: its later states follow from its actions, which must not be paid for them.
-    """
-    compared: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+def _comparisons(
+    members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
+) -> dict[TransitionKey, Comparison]:
+    """What each selected call is measured against."""
+    keys, calls = [], []
     for member in members:
-        group = "" if config.estimator == "reinforce++" else member.episode.group_id
-        for unit, value in member.potentials.items():
-            compared[group, unit].append((member.episode.rollout_id, value))
-    return {
-        (rollout_id, unit): (math.fsum([*map(itemgetter(1), pairs), -value])) / (len(pairs) - 1)
-        for (_, unit), pairs in compared.items()
-        if len(pairs) > 1
-        for rollout_id, value in pairs
-    }
+        episode = member.episode
+        group = "" if config.estimator in OF_THE_BATCH else episode.group_id
+        for key, selected in member.credited.items():
+            unit = _unit(selected.call, config)
+            keys.append((episode.attempt_id, *key))
+            calls.append(
+                Credited(
+                    rollout_id=episode.rollout_id,
+                    population=(group, unit),
+                    agent_path=selected.call.agent_path,
+                    turn=selected.turn,
+                    credit=selected.credit,
+                    penalty=member.penalties.get(key, 0.0),
+                    norm=norms[episode.rollout_id, unit],
+                    key=selected.key,
+                )
+            )
+    return dict(zip(keys, _compared(calls, config), strict=True))
+
+
+def _unit(call: Call, config: BatchConfig) -> str:
+    return call.agent_path if config.unit == "agent" else ""
+
+
+def _expectations(
+    members: Sequence[_Member],
+    norms: Mapping[tuple[str, str], Norm],
+    config: BatchConfig,
+    values: Mapping[str, Mapping[CallKey, float]],
+    lam: float,
+) -> dict[TransitionKey, Comparison]:
+    """What each call with a value is measured against: what is left of its credit beside its
+    generalised advantage."""
+    gamma = getattr(config.credit, "gamma", 1.0)
+    found = {}
+    for member in members:
+        episode = member.episode
+        to_go = {key: selected.credit for key, selected in member.credited.items()}
+        calls = [selected.call for selected in member.credited.values()]
+        expected = values.get(episode.rollout_id, {})
+        for key, advantage in gae(calls, to_go, expected, gamma=gamma, lam=lam).items():
+            norm = norms[episode.rollout_id, _unit(member.credited[key].call, config)]
+            found[episode.attempt_id, *key] = Comparison(
+                baseline=to_go[key] - advantage,
+                scale=norm.scale,
+                others=0,
+                against="rollouts",
+                expected=expected[key],
+            )
+    missing = [t.key for member in members for t in member.transitions if t.key not in found]
+    if missing:
+        raise DataError(f"the critic says nothing of call {missing[0]}: give a value of each")
+    return found
+
+
+def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison]:
+    rule, estimator = config.credit, config.estimator
+    match baseline_of(rule):
+        case "rollout":
+            return by_rollout(calls)
+        case "anchor":
+            return by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
+        case "at_grpo":
+            return at_grpo(calls)
+        case "gigpo":
+            return gigpo(calls, estimator, getattr(rule, "omega", 1.0))
+        case _:
+            return by_turn(calls, estimator)
 
 
 def _explain(
-    members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
+    members: Sequence[_Member],
+    norms: Mapping[tuple[str, str], Norm],
+    comparisons: Mapping[TransitionKey, Comparison],
+    config: BatchConfig,
 ) -> dict[TransitionKey, Explanation]:
     weights = _token_weights(members, config)
     explanations = {}
@@ -390,7 +589,7 @@ def _explain(
         totals = {policy: math.fsum(parts) for policy, parts in masses.items()}
         for t in member.transitions:
             unit = t.agent_path if config.unit == "agent" else ""
-            norm = norms[member.episode.rollout_id, unit]
+            compared = comparisons[t.key]
             explanations[t.key] = Explanation(
                 rollout_id=t.rollout_id,
                 group_id=t.group_id,
@@ -401,11 +600,17 @@ def _explain(
                 weighting=config.weight,
                 credit=t.reward or 0.0,
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],
-                value=member.values[unit],
-                baseline=norm.baseline,
-                scale=norm.scale,
-                size=norm.size,
-                zero=norm.zero,
+                penalty=None if config.overlong is None else member.penalties[t.call_key],
+                expected=compared.expected,
+                value=member.value,
+                baseline=compared.baseline,
+                scale=compared.scale,
+                size=norms[member.episode.rollout_id, unit].size,
+                zero=compared.zero,
+                turn=t.turn,
+                others=compared.others,
+                against=compared.against,
+                terms=compared.terms,
                 tokens=t.tokens,
                 token_weight=weights[t.key],
                 share=weights[t.key] * t.tokens / totals[t.policy],
@@ -441,16 +646,23 @@ def _rows(
     counters: Counter[str],
 ) -> list[Row]:
     rows = []
+    is_critics = baseline_of(config.credit) == "critic"
     for member in members:
         whys = [explanations[t.key] for t in member.transitions]
         advantages = [why.advantage for why in whys]
         # all rows of a rollout or none: the weights of a part would not sum to the rollout's own
         if whys and not any(advantages):
             counters["zero_advantage_rollouts"] += 1
-            if not config.keep_zero_advantages:
+            if not (config.keep_zero_advantages or is_critics):  # a critic learns of all
                 continue
         weights = [why.token_weight for why in whys]
-        built = build_rows(member.transitions, advantages=advantages, token_weights=weights)
+        credits = [why.credit for why in whys]
+        built = build_rows(
+            member.transitions,
+            advantages=advantages,
+            token_weights=weights,
+            value_targets=credits if is_critics else None,
+        )
         rows += built.rows
     return rows
 
@@ -464,7 +676,7 @@ def _count(
 ) -> None:
     of_group: dict[str, list[float | None]] = {episode.group_id: [] for episode in episodes}
     for member in members:
-        of_group[member.episode.group_id].append(_mean(list(member.values.values()) or [0.0]))
+        of_group[member.episode.group_id].append(member.value)
     counters["groups"] = len(of_group)
     counters.update(f"groups:{why}" for why in groups_without_variance(of_group).values())
     for coverage in coverages:

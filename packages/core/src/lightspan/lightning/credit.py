@@ -1,13 +1,23 @@
 """Credit: from the rewards of an episode to one number per call.
 
-Two rules. Both speak of every selected call, trained or rejected: statistics must not depend on
-which calls could be trained.
+A rule says two things: what each selected call of an episode is *paid* (its credit), and what
+that is *compared* with (its `baseline`: `lightspan.lightning.baselines`). All speak of every
+selected call, trained or rejected: statistics must not depend on which calls could be trained.
 
-`terminal`: every call gets the final reward (the identical assignment of LightningRL, arXiv
-2508.03680 §3.3). Rewards on single calls are not used.
+| rule | credit | compared with |
+|---|---|---|
+| `terminal` | the final reward | the rollouts of the group (or batch) |
+| `discounted` | reward-to-go | calls of the agent in the same turn of other rollouts |
+| `anchor` | reward-to-go | calls of the agent in the same *state* in other rollouts |
+| `critic` | reward-to-go | what a critic expected at the call (`lightspan.lightning.values`) |
+| `at_grpo` | reward-to-go | as published (arXiv 2510.11062) |
+| `gigpo` | reward-to-go | as published (arXiv 2505.10978) |
 
-`discounted(gamma)`: reward-to-go per turn. With r the reward on a call, R the final reward, and D
-the last turn (turns as `lightspan.lightning.transitions` defines them),
+`terminal` is the identical assignment of LightningRL (arXiv 2508.03680 §3.3). Rewards on single
+calls are not used.
+
+*Reward-to-go*, per turn: with r the reward on a call, R the final reward, and D the last turn
+(turns as `lightspan.lightning.transitions` defines them),
 
     credit(c) = r_c + sum over later turns k of gamma^(k - turn(c)) · (rewards of turn k)
                 + gamma^(D - turn(c)) · R
@@ -21,31 +31,37 @@ R = 1, a reward of 0.2 on the first search:
     search  turn 1                0.5  · 1 = 0.5
     refine  turn 2                       1 = 1.0
 
-With gamma 1 and no rewards on calls it is `terminal`. An emitted reward enters once, however many
-choices its call had, and only the last one emitted on a call enters at all.
+`gamma` is 1 unless asked: below it a slow success is worth less than a fast one, and a call of it
+may be pushed down beside those. An emitted reward enters once, however many choices its call had,
+and only the last one emitted on a call enters at all.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol, cast
 
 import msgspec
 
 from lightspan.errors import ConfigError
+from lightspan.lightning.baselines import BASELINES, Baseline
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.selection import Coverage
+from lightspan.lightning.states import StateKey, check_key, key_name, observation
 from lightspan.lightning.transitions import Transition, turn_depths
+from lightspan.schema.checks import is_number
 
-DEFAULT_GAMMA: Final = 0.95
-"""Per turn, as in GiGPO (arXiv 2505.10978)."""
+DEFAULT_GAMMA: Final = 1.0
+"""Per turn."""
+DEFAULT_PRIOR: Final = 1.0
+"""Calls that the turn's baseline counts for beside those of a state."""
 
 
 class Credit(Protocol):
-    """A credit rule."""
+    """A credit rule. One of your own needs the first three; `baseline` is then "turn"."""
 
     @property
     def name(self) -> str: ...
@@ -60,8 +76,25 @@ class Credit(Protocol):
         ...
 
 
+def baseline_of(credit: Credit) -> Baseline:
+    """What a rule's credits are compared with.
+
+    Raises:
+        ConfigError: a rule of one's own names what there is not.
+    """
+    baseline = getattr(credit, "baseline", "turn")
+    if baseline not in BASELINES:
+        raise ConfigError(
+            f"the credit rule {credit.name} has baseline={baseline!r}: use one of "
+            f"{', '.join(BASELINES)}"
+        )
+    return cast("Baseline", baseline)
+
+
 class Terminal(msgspec.Struct, frozen=True):
     """Every call gets the final reward."""
+
+    baseline: ClassVar[Baseline] = "rollout"
 
     @property
     def name(self) -> str:
@@ -76,14 +109,23 @@ class Terminal(msgspec.Struct, frozen=True):
         return {entry.call.key: reward for entry in coverage.selected}
 
 
-class Discounted(msgspec.Struct, frozen=True):
-    """Reward-to-go per turn (see the module)."""
+class RewardToGo(msgspec.Struct, frozen=True):
+    """What the rules that pay for what came after have in common (see the module).
 
-    gamma: float
+    Raises:
+        ConfigError: gamma is not in (0, 1].
+    """
+
+    gamma: float = DEFAULT_GAMMA
+    baseline: ClassVar[Baseline]
+
+    def __post_init__(self) -> None:
+        if not is_number(self.gamma) or not 0 < self.gamma <= 1:
+            raise ConfigError(f"credit: gamma must be above 0 and at most 1, not {self.gamma!r}")
 
     @property
     def name(self) -> str:
-        return f"discounted({self.gamma:g})"
+        return f"{type(self).__name__.lower()}({self.gamma:g})"
 
     @property
     def step_rewards(self) -> bool:
@@ -101,6 +143,88 @@ class Discounted(msgspec.Struct, frozen=True):
             call.key: (call.reward or 0.0) + after[turn]
             for call, turn in zip(calls, turns, strict=True)
         }
+
+
+class Discounted(RewardToGo, frozen=True):
+    """Against the agent's calls in the same turn."""
+
+    baseline: ClassVar[Baseline] = "turn"
+
+
+class Anchor(RewardToGo, frozen=True):
+    """Against the agent's calls in the same state (GiGPO's grouping, arXiv 2505.10978, without its
+    bias).
+
+    Args:
+        key: what a state is told by (`lightspan.lightning.states`); where it returns None the
+            call is compared with its turn.
+        prior: how many calls the turn's baseline counts for beside those of the state; without
+            any, a state that two rollouts share has the other's return for a baseline.
+    """
+
+    key: StateKey = observation
+    prior: float = DEFAULT_PRIOR
+    baseline: ClassVar[Baseline] = "anchor"
+
+    def __post_init__(self) -> None:
+        RewardToGo.__post_init__(self)
+        check_key(self.key)
+        if not is_number(self.prior) or self.prior < 0:
+            raise ConfigError(f"credit: prior={self.prior!r} must be 0 or more")
+
+    @property
+    def name(self) -> str:
+        prior = "" if self.prior == DEFAULT_PRIOR else f", prior={self.prior:g}"
+        return f"anchor({self.gamma:g}, key={key_name(self.key)}{prior})"
+
+
+class ATGRPO(RewardToGo, frozen=True):
+    """Mean and spread per (group, agent, turn), as published (AT-GRPO, arXiv 2510.11062).
+
+    Each turn is divided by a spread of its own and compared with itself too: that biases the
+    gradient (`docs/credit.md`).
+    """
+
+    baseline: ClassVar[Baseline] = "at_grpo"
+
+    @property
+    def name(self) -> str:
+        return f"at_grpo({self.gamma:g})"
+
+
+class GiGPO(RewardToGo, frozen=True):
+    """The episode's advantage plus the state's, as published (GiGPO, arXiv 2505.10978).
+
+    Args:
+        key: see `Anchor`.
+        omega: weight of the state's advantage.
+    """
+
+    key: StateKey = observation
+    omega: float = 1.0
+    baseline: ClassVar[Baseline] = "gigpo"
+
+    def __post_init__(self) -> None:
+        RewardToGo.__post_init__(self)
+        check_key(self.key)
+        if not is_number(self.omega) or self.omega < 0:
+            raise ConfigError(f"credit: omega={self.omega!r} must be 0 or more")
+
+    @property
+    def name(self) -> str:
+        omega = "" if self.omega == 1 else f", omega={self.omega:g}"
+        return f"gigpo({self.gamma:g}, key={key_name(self.key)}{omega})"
+
+
+class GAE(RewardToGo, frozen=True):
+    """Against what a critic expected at each call: generalised advantage estimation over the calls'
+    causal graph (`lightspan.lightning.values`). With `estimator="ppo"`, whose critic has lambda."""
+
+    baseline: ClassVar[Baseline] = "critic"
+
+    @property
+    def name(self) -> str:
+        return f"critic({self.gamma:g})"
 
 
 def rewards_after(own: Sequence[float], shared: Sequence[float], gamma: float) -> list[float]:
@@ -124,29 +248,50 @@ terminal: Final = Terminal()
 """The rule of identical assignment."""
 
 
-def discounted(gamma: float) -> Discounted:
-    """Reward-to-go with this discount per turn.
+def discounted(gamma: float = DEFAULT_GAMMA) -> Discounted:
+    """Reward-to-go with this discount per turn, against the same turn.
 
     Raises:
         ConfigError: gamma is not in (0, 1].
     """
-    if not 0 < gamma <= 1:
-        raise ConfigError(f"credit: gamma must be above 0 and at most 1, not {gamma!r}")
-    return Discounted(float(gamma))
+    return Discounted(gamma)
+
+
+def anchor(
+    key: StateKey = observation, *, gamma: float = DEFAULT_GAMMA, prior: float = DEFAULT_PRIOR
+) -> Anchor:
+    """Reward-to-go against the same state; see `Anchor`.
+
+    Example:
+        >>> anchor(lambda state: state.observation.splitlines()[0], gamma=0.99).baseline
+        'anchor'
+    """
+    return Anchor(gamma, key, prior)
+
+
+_NAMED: Final[Mapping[str, Callable[[], Credit]]] = {
+    "terminal": Terminal,
+    "discounted": Discounted,
+    "anchor": Anchor,
+    "critic": GAE,
+    "at_grpo": ATGRPO,
+    "gigpo": GiGPO,
+}
+CREDITS: Final = tuple(_NAMED)
+"""The rules by name."""
 
 
 def parse_credit(credit: str | Credit) -> Credit:
-    """The rule that `credit=` asks for: `"terminal"`, `"discounted"` (gamma 0.95) or a rule.
+    """The rule that `credit=` asks for: one of `CREDITS`, with its defaults, or a rule.
 
     Raises:
         ConfigError: an unknown name.
     """
     if not isinstance(credit, str):
         return credit
-    rules: dict[str, Credit] = {"terminal": terminal, "discounted": discounted(DEFAULT_GAMMA)}
-    if credit not in rules:
-        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, rules))} or a rule")
-    return rules[credit]
+    if credit not in _NAMED:
+        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, CREDITS))} or a rule")
+    return _NAMED[credit]()
 
 
 def assign(transitions: Sequence[Transition], credits: Mapping[CallKey, float]) -> list[Transition]:

@@ -79,6 +79,9 @@ class Row:
     nothing to the response before it, the mask alone would not tell two calls apart."""
     constraints: tuple[Constraint, ...] = ()
     """Of the transitions that were sampled under a grammar, in order."""
+    value_targets: tuple[float, ...] = ()
+    """Of each transition in the row, in order, what a critic should have said at its prompt: its
+    reward-to-go. NaN: nothing. Empty if none has any."""
 
 
 class Usable(NamedTuple):
@@ -117,6 +120,7 @@ def build_rows(
     *,
     advantages: Sequence[float] | None = None,
     token_weights: Sequence[float] | None = None,
+    value_targets: Sequence[float] | None = None,
     max_length: int | None = None,
 ) -> RowBuild:
     """Rows of the transitions, by exact prefix merging (see the module).
@@ -125,11 +129,13 @@ def build_rows(
         transitions: those of any rollouts, each rollout's in causal order.
         advantages: one per transition; None: 1.0 (as SFT wants).
         token_weights: for each transition, what each of its tokens weighs; None: 1.0.
+        value_targets: one per transition, NaN for none; None: rows have no targets.
         max_length: see `usable_transitions`.
     """
-    values = _by_key(transitions, advantages, token_weights)
+    values = _by_key(transitions, advantages, token_weights, value_targets)
     usable, rejected = usable_transitions(transitions, max_length)
-    return RowBuild([_row(chain, values) for chain in merge(usable)], rejected)
+    rows = [_row(chain, values, with_targets=value_targets is not None) for chain in merge(usable)]
+    return RowBuild(rows, rejected)
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
@@ -164,16 +170,23 @@ def _by_key(
     transitions: Sequence[Transition],
     advantages: Sequence[float] | None,
     token_weights: Sequence[float] | None,
-) -> Mapping[TransitionKey, tuple[float, float]]:
-    """Transition → (advantage, weight of each token)."""
+    value_targets: Sequence[float] | None,
+) -> Mapping[TransitionKey, tuple[float, float, float]]:
+    """Transition → (advantage, weight of each token, value target)."""
     ones = [1.0] * len(transitions)
     advantages = ones if advantages is None else advantages
     weights = ones if token_weights is None else token_weights
+    targets = ones if value_targets is None else value_targets
     keys = [transition.key for transition in transitions]
-    return dict(zip(keys, zip(advantages, weights, strict=True), strict=True))
+    return dict(zip(keys, zip(advantages, weights, targets, strict=True), strict=True))
 
 
-def _row(chain: Sequence[Transition], values: Mapping[TransitionKey, tuple[float, float]]) -> Row:
+def _row(
+    chain: Sequence[Transition],
+    values: Mapping[TransitionKey, tuple[float, float, float]],
+    *,
+    with_targets: bool,
+) -> Row:
     last = chain[-1]
     ids = last.prompt_ids + last.response_ids
     row = Row(
@@ -196,11 +209,12 @@ def _row(chain: Sequence[Transition], values: Mapping[TransitionKey, tuple[float
             for transition in chain
             if (grammar := transition.record.grammar)
         ),
+        value_targets=tuple(values[t.key][2] for t in chain) if with_targets else (),
     )
     for transition in chain:
         end, count = transition.length, transition.tokens
         span = slice(end - count, end)
-        advantage, weight = values[transition.key]
+        advantage, weight, _ = values[transition.key]
         row.mask[span] = [True] * count
         row.advantages[span] = [advantage] * count
         row.weights[span] = [weight] * count

@@ -42,6 +42,7 @@ from lightspan.errors import (
 from lightspan.learners.protocol import Learner, LoRA, Loss, Optimizer, PolicyLoss, SFTLoss
 from lightspan.lightning.rows import Constraint, Response, Row
 from lightspan.testing.tiny import tiny_model
+from lightspan.testing.value_suite import ValueSuite
 
 VOCABULARY = 405
 SGD_LIKE = Optimizer(learning_rate=1e-3, max_grad_norm=None)
@@ -377,14 +378,15 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     return math.sqrt(sum(float((first[n] - second[n]).square().sum()) for n in first))
 
 
-class LearnerSuite:
+class LearnerSuite(ValueSuite):
     """See the module's docstring."""
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """A learner of these folders.
 
         Args:
-            options: any of `optimizer`, `lora`, `token_budget`, `seed`.
+            options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` where its
+                capabilities say `values`.
         """
         raise NotImplementedError
 

@@ -1,6 +1,6 @@
 """The best step: which weights of a run are kept, and when it stops early.
 
-Steps are compared by a selection split: tasks that are neither trained on nor reported. The
+Steps are looked at by a selection split: tasks that are neither trained on nor reported. The
 highest of several scores is high partly by luck, so the score that a step was chosen by is never
 its result: that is its reward on the held-out tasks, which had no part in the choice.
 """
@@ -17,7 +17,7 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many
 from lightspan.schema.checks import is_number
 from lightspan.schema.records import Json
-from lightspan.training.data import load_distinct, task_id
+from lightspan.training.data import clusters_of, load_distinct, task_id
 from lightspan.training.results import Evaluation
 from lightspan.training.settings import TrainerSettings
 
@@ -40,9 +40,9 @@ class Standing(NamedTuple):
         best: Evaluation | None = None
         waited = 0
         for found in evaluations:
-            mean = found.interval.mean
+            mean = found.mean
             waited += 1
-            if math.isfinite(mean) and (best is None or mean > best.interval.mean):
+            if math.isfinite(mean) and (best is None or mean > best.mean):
                 best, waited = found, 0
         return cls(best, waited, len(evaluations))
 
@@ -67,8 +67,8 @@ def split_tasks(
         selection: tasks, or the share of `train` to take for it, by the algorithm's seed.
 
     Raises:
-        ConfigError: it is missing and a step is to be chosen, or there and none is.
-        DataError: a task of it is held out too.
+        ConfigError: it is missing and a step is to be chosen, or there and never run.
+        DataError: a task of it is held out too, or is in no cluster (`Trainer(cluster=)`).
     """
     chooses = settings.chooses
     if selection is None:
@@ -77,17 +77,20 @@ def split_tasks(
                 f"{chooses} compares steps, by tasks that are neither trained on nor reported: "
                 "give fit(…, selection=tasks), or selection=0.1 for a tenth of train"
             )
+        clusters_of(held_out or (), settings.cluster, "val")
         return Splits(train, None, held_out)
-    if not chooses:
+    if settings.validate_every is None:
         raise ConfigError(
-            'selection= is for choosing a step: give Trainer(keep="best") or Trainer(patience=3) '
-            "too, or leave it out"
+            "selection= is evaluated on the way: give Trainer(validate_every=) too, such as a "
+            "tenth of the steps, or leave it out"
         )
     if isinstance(selection, int | float):
         train, chosen = _taken(train, selection, settings.algorithm.seed)
     else:
         chosen = load_distinct(selection, "selection")
     _check_apart(chosen, held_out)
+    clusters_of(held_out or (), settings.cluster, "val")
+    clusters_of(chosen, settings.cluster, "selection")
     return Splits(train, chosen, held_out)
 
 

@@ -66,6 +66,31 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
     return items
 
 
+def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:
+    """Task id → its cluster, by a key of the tasks; empty without a key.
+
+    Raises:
+        DataError: a task that has it not, or whose value is neither text nor a whole number.
+    """
+    if key is None:
+        return {}
+    found: dict[str, str] = {}
+    for index, task in enumerate(tasks):
+        value = task.get(key) if isinstance(task, dict) else None
+        if not isinstance(value, str | int):
+            raise DataError(
+                f"{what}[{index}] does not say which cluster it is in: cluster={key!r} is the key "
+                f"of a text or a whole number that tasks have: {task!r:.200}"
+            )
+        name = str(value)
+        found[task_id(task)] = name if len(name) <= LONGEST_NAME else fingerprint(name)
+    return found
+
+
+LONGEST_NAME: Final = 80
+"""Characters of a cluster's name; a longer one, such as a whole schema, is kept by its hash."""
+
+
 _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow": "to_pylist()"}
 """Library → how its tables give their rows."""
 
@@ -162,4 +187,12 @@ def _is_within(reward: float | None, least: float | None, most: float | None) ->
     return (least is None or reward >= least) and (most is None or reward <= most)
 
 
-__all__ = ["Epochs", "fingerprint", "load_distinct", "load_tasks", "task_id", "tasks_from_store"]
+__all__ = [
+    "Epochs",
+    "clusters_of",
+    "fingerprint",
+    "load_distinct",
+    "load_tasks",
+    "task_id",
+    "tasks_from_store",
+]

@@ -24,6 +24,7 @@ def make_learner(settings: TrainerSettings) -> Learner:
         lora={name: spec.lora for name, spec in specs.items()},
         device=settings.device,
         seed=algorithm.seed,
+        critic=algorithm.critic,
         **(settings.learner_options or {}),
     )
 

@@ -17,7 +17,7 @@ from lightspan.training.checkpoints import Life
 from lightspan.training.folder import EvaluationKind
 from lightspan.training.manifest import Served, fit_result, write_result
 from lightspan.training.meter import Meter, last_seconds
-from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks
 from lightspan.training.symptoms import Symptom, Watch
@@ -99,7 +99,8 @@ class TrainingLoop:
         is_saved = (
             at == self._total
             or at % settings.checkpoint_every == 0
-            or settings.compares(at, self._total)  # it may be the best, which is kept
+            # it may be the best, which is kept
+            or (settings.chooses and settings.compares(at, self._total, selection=True))
         )
         if is_saved:
             await self._save()
@@ -129,6 +130,7 @@ class TrainingLoop:
         at = self._state.step
         parts = [f"step {at}/{self._total}"]
         parts += [text.format(metrics[key]) for key, text in _SHOWN.items() if key in metrics]
+        parts += [odd] if (odd := Outcomes.of([{**metrics, "kind": "train"}]).odd) else []
         steps = at - self._first_step + 1
         left = (time.monotonic() - self._started) / steps * (self._total - at)
         return "  ".join([*parts, f"{duration(left)} left"] if at < self._total else parts)
@@ -156,11 +158,13 @@ class TrainingLoop:
     async def _evaluate_if_due(self) -> None:
         """Evaluate on the selection split and on the held-out tasks."""
         at, settings = self._state.step, self._settings
-        if settings.compares(at, self._total):
+        selection = self._session.selection is not None
+        if settings.compares(at, self._total, selection=selection):
             await self._evaluate("selection", self._session.selection)
             self._standing = Standing.of(self._folder.evaluations("selection"))
-        # where steps are compared, the weights to report are known at the end only
-        if settings.evaluates(at, self._total) and not (settings.chooses and self._has_ended):
+        # where a step is chosen, the weights to report are known at the end only
+        is_due = settings.evaluates(at, self._total, selection=selection)
+        if is_due and not (settings.chooses and self._has_ended):
             await self._evaluate("eval", self._session.val)
 
     async def _evaluate(

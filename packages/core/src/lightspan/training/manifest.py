@@ -16,7 +16,7 @@ from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
 from lightspan.training.data import fingerprint
 from lightspan.training.folder import RunFolder
-from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.settings import planned_steps
 from lightspan.training.trust import is_signed, sign
 
@@ -59,6 +59,7 @@ def fit_result(
         seconds=dict(seconds),
         steps=steps,
         kept=kept,
+        outcomes=Outcomes.of(folder.metrics()),
     )
 
 
@@ -89,10 +90,23 @@ def write_result(
     say: Callable[[str], None],
 ) -> None:
     """Say that the run is complete, what it gave and how it is to be served."""
-    summary = {"steps": result.steps, "summary": result.summary(metric), "seconds": result.seconds}
+    summary = {
+        "steps": result.steps,
+        "summary": result.summary(metric),
+        "evaluations": [_figures(each) for each in result.evaluations],
+        "training": result.outcomes._asdict(),
+        "seconds": result.seconds,
+    }
     document = served.as_json()
     marked = {KEY: document, **_marked(served, document, say)}
     folder.write_result({**summary, "kept": _kept(result.kept), **marked})
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Json]:
+    """An evaluation's line; a mean of nothing is null, as JSON knows no NaN."""
+    line = {"step": evaluation.step, **evaluation.metrics()}
+    lacking = {name for name, value in line.items() if value != value}
+    return {name: None if name in lacking else value for name, value in line.items()}
 
 
 def _marked(

@@ -69,7 +69,9 @@ def _held_out(axes: Any, points: Sequence[Line]) -> None:
     means = [line["mean"] for line in points]
     low, high = [line["low"] for line in points], [line["high"] for line in points]
     axes.fill_between(steps, low, high, alpha=0.18, color=HELD_OUT, linewidth=0)
-    label = f"held out, with 95% interval (n={points[-1]['n']})"
+    last = points[-1]
+    odd = "".join(f", {last[what]} {what}" for what in ("unscored", "failed") if last.get(what))
+    label = f"held out, with 95% interval (n={last['n']}{odd})"
     axes.errorbar(
         steps,
         means,

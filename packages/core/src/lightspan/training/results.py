@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import app_failed
+from lightspan.progress import many
 from lightspan.schema import conventions as c
+from lightspan.schema.checks import is_number
 from lightspan.schema.records import Json
-from lightspan.training.statistics import Interval, mean_interval, paired_gain
+from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +34,17 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Agent path → what its calls were sampled at, as far as that is known."""
     weights: int | None = None
     """The step whose weights were evaluated, if an earlier one's were (`keep="best"`)."""
+    clusters: dict[str, str] = {}
+    """Task id → the cluster that it is in; empty where each task stands for itself."""
 
     @classmethod
     def of(
-        cls, step: int, episodes: Sequence[Episode], *, weights: int | None = None
+        cls,
+        step: int,
+        episodes: Sequence[Episode],
+        *,
+        weights: int | None = None,
+        clusters: Mapping[str, str] | None = None,
     ) -> Evaluation:
         """The evaluation of these episodes, one per task."""
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
@@ -44,12 +55,20 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failed=sum(map(app_failed, episodes)),
             temperatures=_temperatures(episodes),
             weights=weights,
+            clusters=dict(clusters or {}),
         )
 
     @property
+    def mean(self) -> float:
+        """Mean reward of the scored tasks; NaN where there is none."""
+        if not self.rewards:
+            return math.nan
+        return math.fsum(self.rewards.values()) / len(self.rewards)
+
+    @property
     def interval(self) -> Interval:
-        """Mean reward with its 95 % interval."""
-        return mean_interval(list(self.rewards.values()))
+        """Mean reward with its 95 % interval, over clusters where there are any."""
+        return clustered_interval(self.rewards, self.clusters)
 
     @property
     def _counts(self) -> dict[str, int]:
@@ -62,7 +81,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self, metric: str, split: str = "held-out") -> str:
         """One line for people."""
-        odd = "".join(f", {count} {name}" for name, count in self._counts.items() if count)
+        odd = counted(self._counts)
+        odd = f", {odd}" if odd else ""
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
         return f"step {self.step}: {split} {metric}{of} {self.interval}{odd}{self._sampled}"
 
@@ -91,6 +111,44 @@ def _temperatures(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {agent: sorted(values) for agent, values in sorted(found.items())}
 
 
+class Outcomes(NamedTuple):
+    """What became of the rollouts that were to be trained on, over all lives of a run."""
+
+    rollouts: int = 0
+    unscored: int = 0
+    """Without a usable reward: nothing was learned from them, and no mean has them."""
+    failed: int = 0
+    """On which the app failed, scored or not."""
+
+    @classmethod
+    def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
+        """Those of the lines of `metrics.jsonl`, as far as they count them."""
+        lines = [line for line in metrics if line["kind"] == "train" and _counts_rollouts(line)]
+        return cls(
+            rollouts=sum(int(line["rollouts"]) for line in lines),
+            unscored=sum(int(line["rollouts"] - line["scored"]) for line in lines),
+            failed=sum(int(line["failed"]) for line in lines),
+        )
+
+    @property
+    def odd(self) -> str:
+        """Those that went wrong, for people; empty if none did."""
+        return counted({"unscored": self.unscored, "failed": self.failed})
+
+    def __str__(self) -> str:
+        return f"of {many(self.rollouts, 'rollout')} in training {self.odd}" if self.odd else ""
+
+
+def _counts_rollouts(line: Mapping[str, Any]) -> bool:
+    """An algorithm of one's own may count nothing, or say anything."""
+    return all(is_number(line.get(name)) for name in ("rollouts", "scored", "failed"))
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """What a mean does not say: each count that is not 0; empty if all are."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
     """What training gave."""
@@ -107,6 +165,8 @@ class FitResult:
     """With `keep="best"`: the evaluation on the selection split by which the weights of its step
     were kept. Its score is too high, since it is the highest of several; the last of `evaluations`
     has the held-out reward of the same weights."""
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    """What became of the rollouts in training."""
 
     @property
     def gain(self) -> Interval | None:
@@ -114,16 +174,29 @@ class FitResult:
         share scored tasks."""
         if len(self.evaluations) < 2:
             return None
-        gain = paired_gain(self.evaluations[0].rewards, self.evaluations[-1].rewards)
+        first, last = self.evaluations[0], self.evaluations[-1]
+        gain = paired_gain(first.rewards, last.rewards, last.clusters)
         return gain if gain.n else None
 
     def summary(self, metric: str = "reward") -> str:
-        """The line to end with."""
+        """The line to end with. Means are of scored tasks, the gain of those that were scored both
+        times: how many were not stands beside them, and on how many tasks and rollouts the app
+        failed."""
         of = "" if self.kept is None else f", keeping step {self.kept.step}"
-        if self.gain is None:
-            return f"trained for {self.steps} steps{of}: {self.folder}"
-        first, last = self.evaluations[0].interval, self.evaluations[-1].interval
+        trained = f"; {self.outcomes}" if str(self.outcomes) else ""
+        gain = self.gain
+        if gain is None:
+            return f"trained for {self.steps} steps{of}{trained}: {self.folder}"
+        first, last = self.evaluations[0], self.evaluations[-1]
         return (
-            f"held-out {metric}: {first.mean:.2f} -> {last.mean:.2f} (n={last.n}, 95% CI of the "
-            f"gain {self.gain.low:.2f}..{self.gain.high:.2f}){of}"
+            f"held-out {metric}: {first.mean:.2f} -> {last.mean:.2f} ({gain.size}, 95% CI of the "
+            f"gain {gain.low:.2f}..{gain.high:.2f}){_left_out(first, last)}{of}{trained}"
         )
+
+
+def _left_out(first: Evaluation, last: Evaluation) -> str:
+    """The tasks that were not scored, and those on which the app failed, before and after."""
+    pairs = {"unscored": (first.unscored, last.unscored), "failed": (first.failed, last.failed)}
+    parts = [f"{name} {before} -> {after}" for name, (before, after) in pairs.items()]
+    some = [part for part, counts in zip(parts, pairs.values(), strict=True) if any(counts)]
+    return f"; held out: {', '.join(some)}" if some else ""

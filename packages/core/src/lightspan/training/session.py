@@ -38,7 +38,7 @@ from lightspan.training.best_step import Standing
 from lightspan.training.budget import CallBudget
 from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
-from lightspan.training.data import Epochs, task_id
+from lightspan.training.data import Epochs, clusters_of, task_id
 from lightspan.training.embedded import check_chat_templates, check_parts, make_engine, make_learner
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.results import Evaluation, FitResult
@@ -265,7 +265,8 @@ class Session:
             weights: the step whose weights these are, if not those of this one.
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
-        return Evaluation.of(self.state.step, episodes, weights=weights)
+        clusters = clusters_of(tasks, self.settings.cluster)
+        return Evaluation.of(self.state.step, episodes, weights=weights, clusters=clusters)
 
     # --- what algorithms use (World) ------------------------------------------------------
     @property

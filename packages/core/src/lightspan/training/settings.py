@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 RECORDED: Final = (
     *("steps", "epochs", "validate_every", "validate_temperature", "keep", "patience"),
-    *("checkpoint_every", "device", "metric"),
+    *("checkpoint_every", "device", "metric", "cluster"),
 )
 """What `config.json` says of a trainer as it was given."""
 
@@ -59,6 +59,7 @@ class TrainerSettings:
     engine_options: Mapping[str, Any] | None = None
     learner_options: Mapping[str, Any] | None = None
     metric: str = "reward"
+    cluster: str | None = None
     max_frozen_calls: int | None = None
     sinks: Sequence[str | MetricSink] = ()
     reporter: Reporter | None = None
@@ -76,6 +77,10 @@ class TrainerSettings:
         if self.validate_temperature is not None:
             check_number("validate_temperature", self.validate_temperature, low=0)
         self._check_choice_of_step()
+        if self.cluster is not None and (not isinstance(self.cluster, str) or not self.cluster):
+            raise ConfigError(
+                f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
+            )
         if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
@@ -125,16 +130,16 @@ class TrainerSettings:
         """Iterations in all."""
         return planned_steps(self.steps, self.epochs, tasks, self.algorithm.tasks_per_step)
 
-    def evaluates(self, step: int, total: int) -> bool:
+    def evaluates(self, step: int, total: int, *, selection: bool) -> bool:
         """Whether held-out tasks are run after a step: before training, after it, and every so
-        often unless steps are compared by other tasks."""
-        every = None if self.chooses else self.validate_every
+        often unless there is a selection split for that."""
+        every = None if selection else self.validate_every
         return step in (0, total) or (every is not None and step % every == 0)
 
-    def compares(self, step: int, total: int) -> bool:
-        """Whether the selection split is run after a step."""
+    def compares(self, step: int, total: int, *, selection: bool) -> bool:
+        """Whether the selection split is run after a step, if there is one."""
         every = self.validate_every
-        return bool(self.chooses) and every is not None and (step == total or step % every == 0)
+        return selection and every is not None and (step == total or step % every == 0)
 
     def has_ended(self, step: int, total: int, waited: int) -> bool:
         """Whether training ends with a step.

@@ -192,20 +192,24 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> Symptom | None:
         return None
     latest = evaluations[-1]
     best = max(evaluations[:-1], key=_mean)
-    falls = [
-        reward - latest.rewards[task]
+    falls = {
+        task: reward - latest.rewards[task]
         for task, reward in best.rewards.items()
         if task in latest.rewards
-    ]
-    if len(falls) < 2:
+    }
+    of_cluster: dict[str, list[float]] = {}
+    for task, fall in falls.items():
+        of_cluster.setdefault(latest.clusters.get(task, task), []).append(fall)
+    groups = list(of_cluster.values())
+    if len(groups) < 2:
         return None
-    mean = math.fsum(falls) / len(falls)
-    error = math.sqrt(
-        math.fsum((fall - mean) ** 2 for fall in falls) / (len(falls) - 1) / len(falls)
-    )
+    mean = math.fsum(falls.values()) / len(falls)
+    # of the mean over clusters (of one task each: the textbook's)
+    squares = math.fsum(math.fsum(fall - mean for fall in group) ** 2 for group in groups)
+    error = math.sqrt(squares * len(groups) / (len(groups) - 1)) / len(falls)
     # where every task but a few scored the same, signs alone bound how unlikely it is
-    least = 0.5 ** sum(fall != 0 for fall in falls)
-    probability = max(least, _tail(mean, error, len(falls) - 1))
+    least = 0.5 ** sum(any(group) for group in groups)
+    probability = max(least, _tail(mean, error, len(groups) - 1))
     if probability >= _level(len(evaluations)):
         return None
     return Symptom(
@@ -398,8 +402,7 @@ def _mean_of(updates: Sequence[Line]) -> float:
 
 
 def _mean(evaluation: Evaluation) -> float:
-    mean = evaluation.interval.mean
-    return mean if math.isfinite(mean) else -math.inf
+    return evaluation.mean if math.isfinite(evaluation.mean) else -math.inf
 
 
 def _is_figure(value: object) -> bool:

@@ -53,6 +53,8 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Wall time of the rollouts."""
     warnings: list[str]
+    choices: list[str] = []
+    """Settings that the algorithm chose itself, and why."""
     agents: list[AgentReport]
     overrides: list[OverrideReport]
     rewards: RewardReport
@@ -110,6 +112,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"answered by {self.endpoint}: token ids are not known, so what depends on them "
                 "is estimated"
             )
+        yield from self.choices
         if self.folder is not None:
             yield f"rollouts: lightspan inspect {self.folder}"
 

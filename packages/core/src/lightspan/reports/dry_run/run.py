@@ -293,8 +293,10 @@ class DryRun:
         """How much `fit` would do."""
         settings = self.settings
         steps = settings.planned_steps(len(self.tasks))
-        evaluations = sum(settings.evaluates(step, steps) for step in range(steps + 1))
-        comparisons = sum(settings.compares(step, steps) for step in range(steps + 1))
+        apart = self.selection is not None
+        ends = range(steps + 1)
+        evaluations = sum(settings.evaluates(step, steps, selection=apart) for step in ends)
+        comparisons = sum(settings.compares(step, steps, selection=apart) for step in ends)
         return RunSize(
             steps=steps,
             tasks_per_step=self._algorithm.tasks_per_step,
@@ -316,6 +318,12 @@ class DryRun:
     @property
     def _model_given(self) -> bool:
         return all(spec.model != NO_MODEL for spec in self._algorithm.policies().values())
+
+    @property
+    def _choices(self) -> list[str]:
+        """What the algorithm chose for the model to train, where that is known and ours."""
+        is_ours = self._model_given and self.settings.learner is None
+        return self._algorithm.choices() if is_ours else []
 
     def _without(self, what: str) -> str:
         if self._model_given:
@@ -377,6 +385,7 @@ class DryRun:
             rollouts=len(findings.episodes),
             seconds=seconds,
             warnings=list(dict.fromkeys(warnings)),
+            choices=self._choices,
             agents=agents,
             overrides=read_overrides(findings),
             rewards=rewards,

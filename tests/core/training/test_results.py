@@ -1,0 +1,91 @@
+"""What evaluations and results say: what a mean leaves out stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan.training.results import Evaluation, FitResult, Outcomes
+
+
+def evaluation(step: int, rewards: list[float], **options: Any) -> Evaluation:
+    return Evaluation(step=step, rewards={f"t{n}": r for n, r in enumerate(rewards)}, **options)
+
+
+def result(*evaluations: Evaluation, **options: Any) -> FitResult:
+    return FitResult(
+        folder=Path("runs/x"),
+        model=Path("runs/x/model"),
+        evaluations=evaluations,
+        seconds={},
+        steps=5,
+        **options,
+    )
+
+
+def test_an_evaluation_says_what_its_mean_leaves_out() -> None:
+    plain = evaluation(3, [0.5, 0.5])
+    assert plain.text("reward") == "step 3: held-out reward 0.500 (95% CI 0.500..0.500, n=2)"
+    odd = evaluation(3, [0.5, 0.5], unscored=3, failed=1)
+    assert odd.text("reward") == (
+        "step 3: held-out reward 0.500 (95% CI 0.500..0.500, n=2), 3 unscored, 1 failed"
+    )
+    assert plain.metrics() == {
+        "mean": 0.5,
+        "low": 0.5,
+        "high": 0.5,
+        "n": 2,
+        "unscored": 0,
+        "failed": 0,
+    }
+
+
+def test_an_evaluation_says_in_how_many_clusters_its_tasks_are() -> None:
+    """The means of the two are 0 and 1: drawn are both of either, or one each."""
+    clusters = {"t0": "a", "t1": "a", "t2": "b"}
+    found = evaluation(0, [0.0, 0.0, 1.0], clusters=clusters)
+    assert "0.333 (95% CI 0.000..1.000, n=3 in 2 clusters)" in found.text("reward")
+    assert found.metrics()["clusters"] == 2
+    assert found.mean == pytest.approx(1 / 3)
+
+
+def test_the_last_line_of_a_training_in_which_nothing_went_wrong() -> None:
+    outcomes = Outcomes(rollouts=2560)
+    found = result(evaluation(0, [0.0, 0.5]), evaluation(5, [0.5, 1.0]), outcomes=outcomes)
+    assert found.summary("accuracy") == (
+        "held-out accuracy: 0.25 -> 0.75 (n=2, 95% CI of the gain 0.50..0.50)"
+    )
+
+
+def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
+    first = evaluation(0, [0.0, 0.5], unscored=1)
+    last = Evaluation(step=5, rewards={"t0": 1.0}, unscored=2, failed=3)
+    outcomes = Outcomes(rollouts=2560, unscored=3, failed=1040)
+    assert result(first, last, outcomes=outcomes).summary() == (
+        "held-out reward: 0.25 -> 1.00 (n=1, 95% CI of the gain 1.00..1.00); held out: unscored "
+        "1 -> 2, failed 0 -> 3; of 2,560 rollouts in training 3 unscored, 1,040 failed"
+    )
+    assert result(outcomes=outcomes).summary() == (
+        "trained for 5 steps; of 2,560 rollouts in training 3 unscored, 1,040 failed: runs/x"
+    )
+
+
+def test_the_gain_is_over_clusters_too() -> None:
+    """Of the two clusters one gained all, the other nothing: drawn twice, one alone tells all."""
+    clusters = {"t0": "a", "t1": "a", "t2": "b"}
+    first = evaluation(0, [0.0, 0.0, 0.0], clusters=clusters)
+    last = evaluation(5, [1.0, 1.0, 0.0], clusters=clusters)
+    assert result(first, last).summary() == (
+        "held-out reward: 0.00 -> 0.67 (n=3 in 2 clusters, 95% CI of the gain 0.00..1.00)"
+    )
+
+
+def test_outcomes_are_those_of_the_training_steps() -> None:
+    step = {"kind": "train", "rollouts": 16, "scored": 12.0, "failed": 3}
+    lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0}]
+    # an algorithm of one's own may count nothing, or say anything
+    lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]
+    assert Outcomes.of(lines) == Outcomes(rollouts=32, unscored=4, failed=3)
+    assert Outcomes.of([]) == Outcomes()
