@@ -8,12 +8,11 @@ With T the sampled tokens of a call, L the longest answer and B the buffer befor
     -penalty                    L < T
 
 DAPO adds it to the reward of a rollout that is one answer. Here it is of each *call*, and of no
-other call of the rollout, for no other made this answer long. It is a part of the call's advantage
-by itself: what the call is paid less, compared with what calls of the same agent and turn are in
-other rollouts, in the scale of the returns. Where every rollout is one call the numerator is
-DAPO's, of rewards with penalties.
+other call of the rollout, for no other made this answer long: it is added to that call's credit,
+and to what that is compared with (`lightspan.lightning.baselines`).
 
-Penalties touch neither that scale nor whether a group teaches: those are of the returns alone.
+Penalties touch neither the scale of advantages nor whether a group teaches: those are of the
+returns alone.
 Otherwise a group of equal rewards, in which one answer is a token over, would be divided by that
 one token's penalty (GRPO), and a step would learn about length as much as about the task. DAPO
 leaves such groups out as well: its dynamic sampling goes by accuracy. Only training knows of it:
