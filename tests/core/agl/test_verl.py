@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lightspan.agl as agl
-from lightspan import LightningRL, LoRA, Optimizer, PolicyLoss
+from lightspan import LightningRL, LoRA, Optimizer, Overlong, PolicyLoss
 from lightspan.agl._trainer import make_algorithm
 from lightspan.agl._verl import DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT, make_plan
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
@@ -258,6 +258,17 @@ def test_aggregated_losses_are_verls_where_a_rollout_is_a_call() -> None:
         assert found == pytest.approx(weights), mode
 
 
+def test_the_overlong_buffer_of_dapo() -> None:
+    buffer = {"enable": True, "len": 512, "penalty_factor": 1.0, "log": True}
+    config = changed()
+    config["reward_model"] = {"overlong_buffer": buffer}
+    overlong = Overlong(max_tokens=2048, buffer=512)
+    assert make_plan(config).algorithm == {**make_plan(TUTORIAL).algorithm, "overlong": overlong}
+    buffer["len"] = 0
+    with pytest.raises(ConfigError, match="Overlong: buffer=0 must be at least 1"):
+        make_plan(config)
+
+
 def test_groups_are_filtered_by_resampling() -> None:
     """verl counts the batches it generates, the first too."""
     groups = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
@@ -421,10 +432,6 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
             "algorithm.filter_groups.enable=True without a bound: use "
             "algorithm.filter_groups.max_num_gen_batches=10, say; a step that lacks groups after "
             "that is learned from as it is",
-        ),
-        (
-            {"reward_model__overlong_buffer__enable": True},
-            "reward_model.overlong_buffer.enable=True: use lightspan.LightningRL(overlong=…)",
         ),
     ],
 )

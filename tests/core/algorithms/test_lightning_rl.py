@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Policy, PolicyLoss
+from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Overlong, Policy, PolicyLoss
 from lightspan.algorithms import Algorithm, PolicySpec
 from lightspan.algorithms.metrics import (
     alarms,
@@ -129,6 +129,10 @@ def test_shared_is_the_only_policy() -> None:
         ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
         ({"estimator": "rloo", "credit": "gigpo"}, "is of estimator='grpo' or 'dr_grpo', not 'rl"),
         ({"estimator": "dr_grpo", "credit": "at_grpo"}, "is of estimator='grpo', not 'dr_grpo'"),
+        (
+            {"overlong": Overlong(max_tokens=512, buffer=100), "max_tokens": 412},
+            "takes nothing from answers of up to 412 tokens, and max_tokens=412 allows no longer",
+        ),
         ({"overlong": 100}, r"overlong=100: use lightspan\.Overlong\(…\), or None"),
         ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
         ({"token_constant": 8}, "token_constant is of weight='token', not 'rollout'"),

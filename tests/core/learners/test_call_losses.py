@@ -20,8 +20,10 @@ from lightspan.errors import DataError
 from lightspan.learners import LoRA, PolicyLoss, heads
 from lightspan.learners.calls import number_calls
 from lightspan.learners.torch import TorchLearner
+from lightspan.lightning import Selection, build_episode, build_rows, cover, trained_transitions
 from lightspan.lightning.rows import Response, Row
 from lightspan.testing.learner_suite import make_call_rows
+from lightspan.testing.strategies import make_attempt, make_record, make_rollout
 from lightspan.testing.tiny import tiny_model
 
 Scores = Sequence[Mapping[int, float]]
@@ -261,6 +263,21 @@ def test_calls_are_numbered_over_rows() -> None:
         row_of((Response(3, 3),)),
     ]
     assert number_calls(rows, [[2, 3, 6, 7], [3, 5]], "x") == [0, 0, 2, 2, 3, 3]
+
+
+def test_built_rows_say_where_their_calls_are() -> None:
+    """Two calls in one row, the second without a token of prompt of its own, and one in another."""
+    records = [
+        make_record("c1", [1, 2], [3, 4], (1, 2)),
+        make_record("c2", [1, 2, 3, 4], [5], (3, 4)),
+        make_record("c3", [1, 9], [3, 4], (5, 6)),
+    ]
+    episode = build_episode(make_attempt(), make_rollout(), [], records)
+    coverage = cover(episode, Selection.of("*").routing)
+    rows = build_rows(trained_transitions(episode, coverage)).rows
+    looked = [[place for place, trained in enumerate(row.mask) if trained] for row in rows]
+    assert looked == [[2, 3, 4], [2, 3]]
+    assert number_calls(rows, looked, "form='gspo'") == [0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize(

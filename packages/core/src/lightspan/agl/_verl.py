@@ -23,6 +23,7 @@ from typing import Any, Final, get_args
 
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import ImportanceLevel, LoRA, Optimizer, PolicyLoss
+from lightspan.lightning.overlong import Overlong
 from lightspan.schema.records import Json
 from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
 
@@ -31,6 +32,7 @@ _BETAS: Final = f"{_ACTOR}.optim.betas"
 _FORM: Final = f"{_ACTOR}.policy_loss.loss_mode"
 _CORRECTION: Final = "algorithm.rollout_correction"
 _FILTER: Final = "algorithm.filter_groups"
+_OVERLONG: Final = "reward_model.overlong_buffer"
 
 ESTIMATORS: Final = {
     "grpo": "grpo",
@@ -92,6 +94,9 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     f"{_ACTOR}.kl_loss_type": "low_var_kl",
     f"{_ACTOR}.entropy_coeff": 0.0,
     f"{_ACTOR}.tis_imp_ratio_cap": -1.0,
+    f"{_OVERLONG}.enable": False,
+    f"{_OVERLONG}.len": 0,
+    f"{_OVERLONG}.penalty_factor": 0.0,
     f"{_MODEL}.path": None,
     f"{_MODEL}.lora_rank": 0,
     f"{_MODEL}.lora_alpha": 16,
@@ -111,6 +116,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 
 WHOLE: Final[Mapping[str, int]] = {
     f"{_FILTER}.max_num_gen_batches": 0,
+    f"{_OVERLONG}.len": 0,
     "data.train_batch_size": 1,
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
@@ -127,6 +133,7 @@ WHOLE: Final[Mapping[str, int]] = {
 """Keys of whole numbers → the least that makes sense."""
 
 NUMBERS: Final = (
+    f"{_OVERLONG}.penalty_factor",
     f"{_CORRECTION}.rollout_is_threshold",
     f"{_ROLLOUT}.temperature",
     f"{_ROLLOUT}.val_kwargs.temperature",
@@ -171,7 +178,6 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     f"{_ACTOR}.optim.warmup_style": (("constant",), "'constant'"),
     f"{_ACTOR}.optim.lr_scheduler_type": (("constant",), "'constant'"),
     f"{_MODEL}.trust_remote_code": ((False,), "False: code of a model is never run"),
-    "reward_model.overlong_buffer.enable": ((False,), "lightspan.LightningRL(overlong=…)"),
     "reward_model.enable": ((False,), "compute the reward in the agent and return it"),
     "custom_reward_function.path": ((), "compute the reward in the agent and return it"),
     "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
@@ -395,6 +401,7 @@ def _refused_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list
         f"{_CORRECTION}.bypass_mode": (False, True),
         f"{_FILTER}.enable": (False, True),
         f"{_FILTER}.metric": FILTER_METRICS,
+        f"{_OVERLONG}.enable": (False, True),
         _FORM: tuple(FORMS),
         f"{_ACTOR}.loss_agg_mode": tuple(WEIGHTS),
         f"{_ACTOR}.kl_loss_type": tuple(KL_ESTIMATORS),
@@ -548,6 +555,7 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
         "estimator": estimator,
         **_weight(values),
         **_resample(values),
+        **_overlong(values),
         "group_size": values[f"{_ROLLOUT}.n"],
         "tasks_per_step": tasks,
         "minibatches": math.ceil(tasks / values[f"{_ACTOR}.ppo_mini_batch_size"]),
@@ -578,6 +586,17 @@ def _resample(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values[f"{_FILTER}.enable"]:
         return {}
     return {"resample": values[f"{_FILTER}.max_num_gen_batches"] - 1}
+
+
+def _overlong(values: Mapping[str, Any]) -> dict[str, Any]:
+    if not values[f"{_OVERLONG}.enable"]:
+        return {}
+    overlong = Overlong(
+        max_tokens=values["data.max_response_length"],
+        buffer=values[f"{_OVERLONG}.len"],
+        penalty=values[f"{_OVERLONG}.penalty_factor"],
+    )
+    return {"overlong": overlong}
 
 
 def _lora(values: Mapping[str, Any], rank: int) -> LoRA:

@@ -157,6 +157,12 @@ class LightningSettings:
         if self.critic is not None and self.estimator != "ppo":
             raise ConfigError(f'critic= is of estimator="ppo", not {self.estimator!r}')
         check_kind("overlong", self.overlong, Overlong)
+        free = math.inf if self.overlong is None else self.overlong.free
+        if self.overlong is not None and self.max_tokens is not None and free >= self.max_tokens:
+            raise ConfigError(
+                f"overlong= takes nothing from answers of up to {free} tokens, and "
+                f"max_tokens={self.max_tokens} allows no longer ones: lower Overlong.max_tokens"
+            )
         if not is_number(self.temperature) or self.temperature <= 0:
             raise ConfigError(f"temperature={self.temperature!r}: training needs a positive one")
         if self.failure_reward is not None and not is_number(self.failure_reward):

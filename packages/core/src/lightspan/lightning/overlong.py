@@ -7,15 +7,16 @@ With T the sampled tokens of a call, L the longest answer and B the buffer befor
     (L - B - T) / B · penalty   L - B < T ≤ L
     -penalty                    L < T
 
-DAPO adds it to the reward of a rollout that is one answer. Here it is of each *call*: it is added
-to that call's credit and to no other's, for no other call made this answer long. Where every
-rollout is one call both are the same.
+DAPO adds it to the reward of a rollout that is one answer. Here it is of each *call*, and of no
+other call of the rollout, for no other made this answer long: it is added to that call's credit,
+and to what that is compared with (`lightspan.lightning.baselines`).
 
-It moves credits, and with them the baselines, but neither the scale that advantages are measured in
-nor whether a group teaches: those are of the rewards alone. Otherwise a group of equal rewards, in
-which one answer is a token over, would be divided by that one token's penalty (GRPO), and a step
-would learn about length as much as about the task. DAPO leaves such groups out as well: its dynamic
-sampling goes by accuracy. Only training knows of it: evaluations report the app's own reward.
+Penalties touch neither the scale of advantages nor whether a group teaches: those are of the
+returns alone.
+Otherwise a group of equal rewards, in which one answer is a token over, would be divided by that
+one token's penalty (GRPO), and a step would learn about length as much as about the task. DAPO
+leaves such groups out as well: its dynamic sampling goes by accuracy. Only training knows of it:
+evaluations, and the rewards that are reported, are the app's own.
 """
 
 from __future__ import annotations
