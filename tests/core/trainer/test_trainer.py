@@ -112,6 +112,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "checkpoint_every": 1,
         "device": "cpu",
         "metric": "reward",
+        "cluster": None,
         "store": None,
     }
 
