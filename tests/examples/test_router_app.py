@@ -30,6 +30,8 @@ ANSWER = [
     ("system", "Which product?"),
     ("user", "The lid of my toy box squeaks and sticks."),
     ("assistant", "toy box"),
+    ("user", "When does my shirt come?"),
+    ("assistant", "shirt"),
 ]
 
 

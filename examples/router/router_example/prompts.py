@@ -23,7 +23,10 @@ ROUTED = (
 """What the router is shown: messages about products that no task is about."""
 
 ANSWER = "Which product?"
-ANSWERED = (("The lid of my toy box squeaks and sticks.", "toy box"),)
+ANSWERED = (
+    ("The lid of my toy box squeaks and sticks.", "toy box"),
+    ("When does my shirt come?", "shirt"),
+)
 """What the answerer is shown."""
 
 TEXTS = {
