@@ -31,7 +31,13 @@ def prepare(run: Run) -> Prepared:
         **run.recipe.settings,  # RECIPE: rollouts of a task, tasks of a step, learning rate, …
         **run.algorithm_options,  # optimize=["route", "answer"], lora=LoRA(rank=16), --seed
     )
-    trainer = Trainer(algorithm, steps=run.recipe.steps, metric=METRIC, **run.trainer_options)
+    trainer = Trainer(
+        algorithm,
+        steps=run.recipe.steps,
+        metric=METRIC,
+        engine_options={"num_blocks": 64},  # 4,096 tokens of keys and values: 16 calls of 130
+        **run.trainer_options,
+    )
     return Prepared(trainer, messages, held_out)
 
 
