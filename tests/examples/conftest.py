@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 collect_ignore_glob = [
-    f"test_{name}_*.py" for name in ("math", "rag") if find_spec(f"{name}_example") is None
+    f"test_{name}_*.py"
+    for name in ("math", "rag", "router")
+    if find_spec(f"{name}_example") is None
 ]
 
 

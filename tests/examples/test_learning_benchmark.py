@@ -236,6 +236,40 @@ def test_what_is_missed_is_said(learning: Any) -> None:
     ]
 
 
+def test_swapping_policies_must_hurt(learning: Any) -> None:
+    """By more than two samples of 500 differ: 1.96 times the root of 2/4/500 is 0.062."""
+    runs = [
+        run_of(learning, "separate", seed=seed, swapped=[0.9, crossed])
+        for seed, crossed in enumerate((0.83, 0.84, 0.95))
+    ]
+    report = learning.Report("router", learning.subject_of("router"), compared={"separate": runs})
+    assert list(report.missed()) == [
+        "separate, seed 1: swapped 0.840, own 0.900",
+        "separate, seed 2: swapped 0.950, own 0.900",
+    ]
+    assert (
+        "separate, seed 0: each policy behind its own agent 0.900, swapped 0.830" in report.text()
+    )
+
+
+def test_one_answer_to_every_message(learning: Any, tmp_path: Path) -> None:
+    train = [{"department": "billing", "product": "kettle"}]
+    test = [
+        {"department": "billing", "product": "quilt"},
+        {"department": "returns", "product": "quilt"},
+        {"department": "returns", "product": "easel"},
+        {"department": "returns", "product": "easel"},
+    ]
+    assert learning.constant_ticket(train, test, tmp_path) == {
+        "billing, kettle": 1 / 8,
+        "billing, quilt": 3 / 8,
+        "billing, easel": 3 / 8,
+        "returns, kettle": 3 / 8,
+        "returns, quilt": 5 / 8,
+        "returns, easel": 5 / 8,
+    }
+
+
 @pytest.mark.parametrize(
     ("ends", "verdict"),
     [
@@ -285,6 +319,7 @@ def test_every_example_has_its_parts(learning: Any) -> None:
         "rag": ["rl", "permuted", "sft", "constant"],
         "rag-crewai": ["rl", "permuted", "sft", "constant", "agents"],
         "math": ["rl", "permuted", "sft", "constant"],
+        "router": ["rl", "permuted", "constant", "policies"],
     }
 
 
@@ -346,3 +381,39 @@ def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path, sql_cache
     again = bench("two")
     again._learn = again._more_sft = again.constant = fail
     assert again.report(again.subject.parts, [0], ["terminal", "air"]).text() == text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_policies_are_compared_and_swapped(
+    learning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every arm of the router runs, on a small untrained model in place of the published one."""
+    from lightspan_examples.small_model import build_model
+    from router_example import training
+
+    say = [{"messages": [{"role": "user", "content": task["message"]}]} for task in _messages()]
+    build_model(tmp_path / "model", say, vocabulary=512)
+    monkeypatch.setattr(training, "pretrained", lambda cache, reporter: tmp_path / "model")
+    (tmp_path / "scratch").mkdir()
+    bench = learning.Bench(
+        "router",
+        tmp_path / "cache",
+        tmp_path / "scratch",
+        held_out=4,
+        recipe=replace(training.RECIPE, steps=1, tasks_per_step=2),
+        split="dev",
+    )
+    report = bench.report(["policies", "constant"], [0])
+    [shared], [separate] = report.compared["shared"], report.compared["separate"]
+    assert shared.swapped is None
+    assert separate.swapped is not None
+    assert all(0 <= score <= 1 for score in separate.swapped)
+    assert "separate, seed 0: each policy behind its own agent" in report.text()
+    assert report.constant["answers"] == 4 * (40 + 4)
+
+
+def _messages() -> list[Any]:
+    from router_example.messages import tasks
+
+    return tasks("train")[:200]

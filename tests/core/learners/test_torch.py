@@ -167,6 +167,51 @@ def test_lora_by_policy(folder: Path) -> None:
         TorchLearner({"writer": folder}, lora=LoRA(target_modules=("no_such_layer",)))
 
 
+def test_policies_with_adapters_hold_the_weights_of_one_model_once(
+    folder: Path, model: Any, tmp_path: Path
+) -> None:
+    """Each is trained as if it were alone, and the weights under both never move."""
+    lora, optimizer = LoRA(rank=2), Optimizer(learning_rate=1e-2)
+    other = tiny_model(tmp_path / "other", seed=5, hidden=32)
+    models = {"writer": folder, "checker": folder, "critic": other}
+    learner = TorchLearner(models, lora=lora, optimizer=optimizer)
+    held = {name: tensors_under_adapters(learner, name) for name in models}
+    assert held["writer"] == held["checker"]
+    assert held["writer"].keys() == held["critic"].keys()
+    assert set(held["writer"].values()).isdisjoint(held["critic"].values())
+    start = {name: learner.weight_hash(name) for name in models}
+    alone = TorchLearner({"writer": folder}, lora=lora, optimizer=optimizer)
+    for one in (learner, alone):
+        one.update(make_rows(model), BOTH_CLIPS)
+    assert learner.weight_hash("writer") == alone.weight_hash("writer") != start["writer"]
+    assert {name: learner.weight_hash(name) for name in ("checker", "critic")} == {
+        name: start[name] for name in ("checker", "critic")
+    }
+    under = learner._models["writer"].frozen_hash()
+    assert under == TorchLearner({"writer": folder}, lora=lora)._models["writer"].frozen_hash()
+    learner.save(tmp_path / "saved")
+    learner.update(make_rows(model), BOTH_CLIPS)
+    learner.load(tmp_path / "saved")
+    assert learner.weight_hash("writer") == alone.weight_hash("writer")
+    assert tensors_under_adapters(learner, "writer") == held["checker"]
+
+
+def test_full_weights_are_never_shared(folder: Path, model: Any) -> None:
+    learner = TorchLearner({"writer": folder, "checker": folder}, lora={"checker": LoRA(rank=2)})
+    held = tensors_under_adapters(learner, "writer"), tensors_under_adapters(learner, "checker")
+    assert set(held[0].values()).isdisjoint(held[1].values())
+
+
+def tensors_under_adapters(learner: TorchLearner, policy: str) -> dict[str, int]:
+    """Name → where the tensor is in memory, under the plain model's names."""
+    state = learner._models[policy].plain.state_dict()
+    return {
+        name.replace(".base_layer.", "."): tensor.data_ptr()
+        for name, tensor in state.items()
+        if ".lora_" not in name
+    }
+
+
 def test_lora_checkpoints_know_the_weights_under_them(folder: Path, tmp_path: Path) -> None:
     TorchLearner({"writer": folder}, lora=LoRA(rank=2)).save(tmp_path / "checkpoint")
     other = tiny_model(tmp_path / "other", seed=5, hidden=32)

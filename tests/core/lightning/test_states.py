@@ -67,9 +67,7 @@ async def later(state: State) -> str:
 
 def test_a_key_that_fails_is_named() -> None:
     state = State(task_id="t7", agent_path="finder", turn=3, messages=CHAT)
-    with pytest.raises(
-        ConfigError, match=r"key=.*:fails on task t7, turn 3: KeyError: 3; return"
-    ):
+    with pytest.raises(ConfigError, match=r"key=.*:fails on task t7, turn 3: KeyError: 3; return"):
         key_of(fails, state)
     with pytest.raises(ConfigError, match=r"it returned \['You are in the cellar"):
         key_of(unhashable, state)

@@ -225,6 +225,21 @@ def test_two_policies_have_two_of_everything_but_one_pass() -> None:
     assert (two["activations"], two["publishing"]) == (one["activations"], one["publishing"])
 
 
+def test_adapters_on_one_model_hold_its_weights_once() -> None:
+    """And their own adapters each: 280 parameters of float32 over 1,000 of two bytes."""
+
+    def held(*models: str) -> int:
+        sizes = {
+            name: PolicySize(shape=SHAPE, lora=LORA, weight_bytes=2, model=model)
+            for name, model in zip("ab", models, strict=False)
+        }
+        return parts(inputs(policies=sizes))["learner weights"]
+
+    assert held("m") == 2 * 1000 + 4 * 280
+    assert held("m", "m") == 2 * 1000 + 2 * 4 * 280
+    assert held("m", "n") == 2 * (2 * 1000 + 4 * 280)
+
+
 @pytest.mark.parametrize(
     ("free", "on_device", "fits"),
     [(None, None, None), (10**9, None, True), (1, None, False), (10**9, 1, False)],

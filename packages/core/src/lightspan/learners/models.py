@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import warnings
 from collections.abc import Iterator
@@ -45,12 +46,35 @@ def default_dtype(device: str | torch.device, lora: LoRA | None) -> torch.dtype:
     return torch.float32
 
 
+class Bases:
+    """The weights under adapters. They do not move, so the policies that start from the same model
+    hold them once: each has modules of its own around the same tensors."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._models: dict[tuple[str | int, torch.dtype], Any] = {}
+
+    def load(self, source: Any, dtype: torch.dtype) -> Any:
+        """A model whose weights every other one of this source and type shares.
+
+        Raises:
+            ConfigError, ModelError, OutOfMemoryError: see `load_model`.
+        """
+        key = (id(source) if isinstance(source, torch.nn.Module) else str(source), dtype)
+        if key not in self._models:
+            self._models[key] = load_model(source, device=self._device, dtype=dtype)
+        model = self._models[key]
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
 class TrainedModel:
     """A policy's weights, and their values before training if asked for.
 
     Args:
         source: a folder, a hub name, or a loaded model, which is copied.
         seed: for the adapters' initial weights.
+        bases: where the weights under adapters come from; None for weights of its own.
     """
 
     def __init__(
@@ -61,11 +85,15 @@ class TrainedModel:
         device: str,
         dtype: torch.dtype,
         seed: int,
+        bases: Bases | None = None,
     ) -> None:
         self.lora = lora
         self._device = device
         self._dtype = dtype
-        model = load_model(source, device=device, dtype=dtype)
+        if lora is None or bases is None:
+            model = load_model(source, device=device, dtype=dtype)
+        else:
+            model = bases.load(source, dtype)
         is_module = isinstance(source, torch.nn.Module)
         # a model in memory has no folder to read its starting weights from again, for KL
         self._source: Any = copy.deepcopy(model).cpu() if is_module and lora is None else source

@@ -44,7 +44,13 @@ from lightspan.learners.critic import (
 )
 from lightspan.learners.heads import Tally, Tokens, logits_of, scoring_head, training_head
 from lightspan.learners.masks import Replays
-from lightspan.learners.models import Stepper, TrainedModel, default_dtype, forked_random
+from lightspan.learners.models import (
+    Bases,
+    Stepper,
+    TrainedModel,
+    default_dtype,
+    forked_random,
+)
 from lightspan.learners.passes import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan.learners.protocol import (
     Critic,
@@ -93,7 +99,8 @@ class TorchLearner(Learner):
     Args:
         models: policy name → folder, hub name, or a loaded model (which is copied).
         optimizer: how gradients become a step.
-        lora: adapters instead of full weights, for all policies or by name.
+        lora: adapters instead of full weights, for all policies or by name. Policies with adapters
+            that start from the same model hold its weights once.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: the weights' while training, None for `default_dtype`; the engine keeps its own.
         token_budget: padded tokens in one forward pass; lower it when memory runs out.
@@ -135,6 +142,7 @@ class TorchLearner(Learner):
         _check_names("lora", adapters, models)
         _check_names("tokenizers", self._tokenizers, models)
         self._models: dict[str, TrainedModel] = {}
+        bases = Bases(device)
         for policy, source in models.items():
             adapter = adapters.get(policy)
             self._models[policy] = TrainedModel(
@@ -143,6 +151,7 @@ class TorchLearner(Learner):
                 device=device,
                 dtype=dtype or default_dtype(device, adapter),
                 seed=seed,
+                bases=bases,
             )
         self._steppers = {
             policy: Stepper(model, self._optimizer) for policy, model in self._models.items()

@@ -8,7 +8,7 @@ weights, and of those that are trained (C is B, with LoRA 4):
 |---|---|
 | engine weights | A · P per policy; the starting weights once more with `frozen="base"` |
 | key-value cache | tokens · layers · 2 · key-value width · A, per copy of the model |
-| learner weights | B · P per policy, with LoRA + C · T; B · P once more for KL without LoRA |
+| learner weights | B · P per policy, with LoRA per model + C · T; B · P more for KL without |
 | optimiser | 2 · C · T (AdamW); 1 · C for the matrices that Muon updates |
 | gradients | C · T, while updating |
 | activations | microbatch tokens · what autograd keeps of a token (`kept_per_token`) · B |
@@ -28,7 +28,7 @@ Time is what a dry run measured, scaled to the run's size:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -187,6 +187,8 @@ class PolicySize(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoRA | None = None
     weight_bytes: int = FLOAT32
     """Per parameter of the learner's weights."""
+    model: str = ""
+    """What it starts from: the policies with adapters on one model hold its weights once."""
 
     @property
     def trained(self) -> int:
@@ -199,10 +201,21 @@ class PolicySize(msgspec.Struct, frozen=True, kw_only=True):
         return self.weight_bytes if self.lora is None else FLOAT32
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the learner's weights, adapters included."""
-        adapters = 0 if self.lora is None else self.trained_bytes * self.trained
-        return self.weight_bytes * self.shape.parameters + adapters
+    def own_bytes(self) -> int:
+        """Bytes of the learner's weights that are this policy's alone."""
+        return self.trained_bytes * self.trained
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of those that it may share: what is under its adapters."""
+        return 0 if self.lora is None else self.weight_bytes * self.shape.parameters
+
+
+def _held_bytes(sizes: Iterable[PolicySize]) -> int:
+    """Bytes of the learner's weights, adapters included."""
+    sizes = list(sizes)
+    bases = {(size.model, size.weight_bytes): size.shared_bytes for size in sizes if size.lora}
+    return sum(size.own_bytes for size in sizes) + sum(bases.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +293,7 @@ def _learner_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
     parts = [
         MemoryPart(
             name="learner weights",
-            bytes=sum(size.held_bytes for size in sizes),
+            bytes=_held_bytes(sizes),
             place=place,
             note=f"{' and '.join(map(str, dtypes))} bytes per parameter",
         ),
@@ -292,7 +305,7 @@ def _learner_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
         ),
     ]
     if inputs.kl:
-        full = sum(size.held_bytes for size in sizes if size.lora is None)
+        full = sum(size.own_bytes for size in sizes if size.lora is None)
         parts.append(MemoryPart(name="starting weights (KL)", bytes=full, place=place))
     parts.append(
         MemoryPart(

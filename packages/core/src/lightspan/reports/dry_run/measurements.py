@@ -219,6 +219,7 @@ def policy_sizes(settings: TrainerSettings) -> dict[str, PolicySize]:
             shape=model_shape(spec.model),
             lora=spec.lora,
             weight_bytes=(dtype or default_dtype(settings.device, spec.lora)).itemsize,
+            model=spec.model,
         )
         for name, spec in settings.algorithm.policies().items()
     }

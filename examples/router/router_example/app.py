@@ -1,0 +1,99 @@
+"""An ordinary LangGraph app that routes a customer's message and answers it.
+
+    route -> answer -> done
+
+Two agents share one chat model: the first names the department that the message is for, the second
+the product that it is about. The answer is the department's text about that product.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Required, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from router_example.prompts import (
+    answer_prompt,
+    compose,
+    parse_department,
+    parse_product,
+    route_prompt,
+)
+
+MODEL_VARIABLE = "ROUTER_MODEL"
+DEFAULT_MODEL = "gpt-5-mini"
+
+
+class State(TypedDict, total=False):
+    """A message on its way through the graph; the caller gives `message`."""
+
+    message: Required[str]
+    department: str | None
+    """None: the router named none that there is."""
+    product: str
+    answer: str
+    """What the customer gets."""
+
+
+Graph = CompiledStateGraph[State, None, State, State]
+
+
+def chat_model(
+    model: str | None = None,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+) -> ChatOpenAI:
+    """A client of any OpenAI-compatible endpoint.
+
+    What is left out comes from the environment: ROUTER_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    """
+    options: dict[str, Any] = {
+        "model": model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
+        "base_url": base_url,
+        "api_key": api_key,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+    }
+    return ChatOpenAI(**{name: value for name, value in options.items() if value is not None})
+
+
+def build_graph(model: BaseChatModel | None = None) -> Graph:
+    """Compile the app. Without `model` the first call builds one from the environment."""
+    agents = _Agents((lambda: model) if model is not None else cache(chat_model))
+    builder = StateGraph(State)
+    builder.add_node("route", agents.route)
+    builder.add_node("answer", agents.answer)
+    builder.add_edge(START, "route")
+    builder.add_edge("route", "answer")
+    return builder.compile()
+
+
+class _Agents:
+    """The nodes of the graph."""
+
+    def __init__(self, get_model: Callable[[], BaseChatModel]) -> None:
+        self._get_model = get_model
+
+    def route(self, state: State) -> dict[str, Any]:
+        return {"department": parse_department(self._ask(route_prompt(state["message"])))}
+
+    def answer(self, state: State) -> dict[str, Any]:
+        product = parse_product(self._ask(answer_prompt(state["message"])))
+        return {"product": product, "answer": compose(state["department"], product)}
+
+    def _ask(self, prompt: Sequence[BaseMessage]) -> str:
+        return self._get_model().invoke(list(prompt)).text
+
+
+graph = build_graph()
+"""The app with its defaults, compiled at import; its client is built by the first call."""

@@ -1,0 +1,148 @@
+"""What customers write, to whom, and about what: all of it written for this example.
+
+A message is a phrasing with a product in it. Phrasings and products are divided between the splits
+by their place in these lists, so none is in two of them: see `messages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+DEPARTMENTS: Final = ("billing", "delivery", "returns", "repairs")
+"""Where a message may be sent, in the order that the agent is told."""
+
+PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "billing": (
+        "You charged my card twice for the {product}.",
+        "Why is the {product} 20 euros dearer on my invoice than in the shop?",
+        "I need an invoice for the {product} with my company's name on it.",
+        "My voucher was not taken off the price of the {product}.",
+        "I paid for the {product} by bank transfer, but you say that no money came.",
+        "Can I pay for the {product} in three instalments?",
+        "There is a fee on my statement beside the {product} that nobody told me of.",
+        "The receipt for the {product} shows the wrong tax.",
+        "My card was declined when I tried to buy the {product}.",
+        "Please send me the bill for the {product} once more.",
+        "You have taken 80 euros for a {product} that costs 60.",
+        "The discount on the {product} is missing from my bill.",
+        "I was billed for two of the {product} and ordered one.",
+        "How do I change the credit card that pays for the {product}?",
+        "The amount that you debited for the {product} is wrong.",
+        "I got a payment reminder for the {product}, which I have paid.",
+        "My account was debited for a {product} that I never bought.",
+        "Which payment methods do you accept for the {product}?",
+        "The price on the bill for the {product} is not the one that I agreed to.",
+        "Your invoice for the {product} has the wrong address on it.",
+        "I would like to pay for the {product} with a gift card.",
+        "The coupon for the {product} did not lower what I paid.",
+        "Somebody paid for a {product} with my card; I did not.",
+        "The direct debit for the {product} failed. What shall I do?",
+        "I want to split the payment for the {product} over two cards.",
+        "Is the {product} on my invoice with or without tax?",
+    ),
+    "delivery": (
+        "My {product} should have been here on Monday. Where is it?",
+        "The tracking number of the {product} does not work.",
+        "Can you send the {product} to my office instead of my home?",
+        "The courier left the {product} in the rain.",
+        "When will the {product} arrive?",
+        "The parcel with the {product} came half empty.",
+        "The driver says that I was not in, but I waited for the {product} all day.",
+        "Do you ship the {product} to Norway?",
+        "I ordered a {product} three weeks ago and nothing has come.",
+        "My neighbour was handed the {product} by mistake.",
+        "Could the {product} be brought on a Saturday?",
+        "The {product} has been stuck in the depot since Friday.",
+        "How long does shipping of the {product} take?",
+        "The {product} went to my old address.",
+        "I have not received the {product} yet.",
+        "The tracking page says that the {product} was delivered, but it is not here.",
+        "Can the parcel with the {product} be left with the neighbours?",
+        "My {product} is late; it was promised for yesterday.",
+        "Please have the courier ring before bringing the {product}.",
+        "The package with the {product} got lost on the way.",
+        "I shall be away next week: can you ship the {product} later?",
+        "Has the {product} left your warehouse?",
+        "The courier took the {product} to a shop that is closed.",
+        "I need the {product} by Thursday. Will the parcel be here?",
+        "What does express shipping of the {product} cost?",
+        "Only one of two parcels came; the {product} is missing.",
+    ),
+    "returns": (
+        "I would like to send the {product} back; it is the wrong colour.",
+        "How many days do I have to return the {product}?",
+        "I changed my mind about the {product} and want my money back.",
+        "Please swap the {product} for the larger size.",
+        "The {product} was a gift and we have one already. Will you take it back?",
+        "Where do I get the label to return the {product}?",
+        "The {product} does not look like the picture. I want a refund.",
+        "I posted the {product} back to you; when is the refund coming?",
+        "Can I exchange the {product} for another model?",
+        "I do not need the {product} any more and it is still in its box.",
+        "Do I have to pay to send the {product} back?",
+        "You sent me the wrong {product}. How do I give it back?",
+        "The {product} is too small. May I return it?",
+        "I want to give the {product} back and get a refund.",
+        "My wife does not like the {product}. Can we return it?",
+        "Can I bring the {product} back to one of your shops?",
+        "I have lost the box. Can I still return the {product}?",
+        "Please exchange the {product} for a blue one.",
+        "I returned the {product} ten days ago. Where is my refund?",
+        "The {product} is not what I expected; please take it back.",
+        "May I send the {product} back without a reason?",
+        "I ordered the wrong {product} and would like to exchange it.",
+        "How do I get a return label for the {product}?",
+        "The {product} does not fit. I want to send it back.",
+        "I would rather have my money back than keep the {product}.",
+        "Will you refund the {product} if I have opened it?",
+    ),
+    "repairs": (
+        "The {product} stopped working after two days.",
+        "There is a crack in the side of the {product}.",
+        "A screw came loose and now the {product} wobbles.",
+        "My {product} makes a loud grinding noise.",
+        "Is the {product} still under warranty? It will not switch on.",
+        "Where can I have the {product} mended?",
+        "Do you sell spare parts for the {product}?",
+        "The handle of the {product} broke off.",
+        "The {product} gets very hot and smells of burning.",
+        "Can a technician look at my {product}? It keeps shutting down.",
+        "The {product} leaks from the bottom.",
+        "My {product} is broken and I want it fixed.",
+        "The {product} is damaged. Can you fix it?",
+        "A part of the {product} has snapped. Can it be replaced?",
+        "The {product} does not start any more.",
+        "Since this morning the {product} rattles and shakes.",
+        "How much would it cost to fix the {product}?",
+        "The {product} broke when I used it. Is that under warranty?",
+        "The {product} has a fault: it stops after a minute.",
+        "I dropped the {product} and it is bent. Can you mend it?",
+        "Sparks came out of the {product}.",
+        "The lid of the {product} does not close any more.",
+        "Something inside the {product} is loose; who can repair it?",
+        "The {product} no longer works properly.",
+        "I need a new spring for my {product}; the old one is worn out.",
+        "Can your workshop have a look at the {product}? It jams.",
+    ),
+}
+"""By department. In each list the first phrasings are train's, the next dev's, the last test's."""
+
+PRODUCTS: Final = (
+    *("kettle", "toaster", "desk lamp", "office chair", "garden hose", "blender", "alarm clock"),
+    *("coffee grinder", "bicycle pump", "bookshelf", "vacuum cleaner", "tent", "hair dryer"),
+    *("wall clock", "rice cooker", "lawn mower", "backpack", "printer", "camping stove", "fan"),
+    *("headphones", "picture frame", "electric drill", "mattress", "umbrella", "juicer"),
+    *("washing machine", "keyboard", "baby stroller", "floor lamp", "suitcase", "wheelbarrow"),
+    *("coffee table", "microwave", "sewing machine", "skateboard", "telescope", "wardrobe"),
+    *("bird feeder", "radio"),  # 40: train's
+    *("heater", "folding chair", "food processor", "tripod", "water filter", "sandwich maker"),
+    *("doorbell", "hammock", "ice bucket", "music stand", "pressure cooker", "ladder"),  # 12: dev's
+    *("dishwasher", "garden bench", "electric razor", "bread maker", "speaker", "sleeping bag"),
+    *("waffle iron", "monitor", "bath mat", "kitchen scale", "bar stool", "scooter"),
+    *("chainsaw", "dehumidifier", "frying pan", "guitar stand", "hedge trimmer", "webcam"),
+    *("ironing board", "laptop stand", "milk frother", "night light", "paper shredder", "quilt"),
+    *("reading lamp", "sunshade", "treadmill", "video projector", "weather station", "easel"),
+    *("yoga mat", "thermostat"),  # 32: test's
+)
+"""In this order: train's, dev's, test's."""

