@@ -148,8 +148,7 @@ def _air_arms() -> dict[str, Mapping[str, Any]]:
     from sql_example.training import AIR_OPTIONS
 
     # the second differs from the third by the intermediate rewards alone
-    credit = {"credit": "discounted", "gamma": AIR_OPTIONS["gamma"]}
-    return {"terminal": {}, "discounted": credit, "air": AIR_OPTIONS}
+    return {"terminal": {}, "discounted": {"credit": "discounted"}, "air": AIR_OPTIONS}
 
 
 def _policy_arms() -> dict[str, Mapping[str, Any]]:

@@ -51,7 +51,7 @@ RECIPE = Recipe(
 )
 REAL_MODEL = replace(RECIPE, steps=400, max_tokens=512, max_turns=3)
 """The recipe for a model that was not built here; not yet run on a GPU."""
-AIR_OPTIONS: Mapping[str, Any] = {"air": AIR(signals=(draft_error,), scale=0.6), "gamma": 0.95}
+AIR_OPTIONS: Mapping[str, Any] = {"air": AIR(signals=(draft_error,), scale=0.6)}
 """Intermediate rewards, as arguments of LightningRL; chosen on the development schemas.
 
 A query is rewritten after an error only, and is then right far less often than a first draft: on
