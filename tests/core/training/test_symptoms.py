@@ -282,7 +282,7 @@ def test_validation_that_falls_is_heard_on_the_tasks_that_both_scored() -> None:
 
 
 def test_tasks_of_one_cluster_fall_together() -> None:
-    """Half of 100 tasks fall: that is no chance if they are independent, but may be of two worlds."""
+    """Half of 100 tasks fall: no chance if they are independent, but it may be if of two worlds."""
     before = {f"{world} {n}": 1.0 for world in "ab" for n in range(50)}
     after = {task: float(task[0] == "b") for task in before}
     worlds = {task: task[0] for task in before}
