@@ -281,6 +281,18 @@ def test_validation_that_falls_is_heard_on_the_tasks_that_both_scored() -> None:
     assert not few.evaluated(Evaluation(step=5, rewards=dict.fromkeys("abcd", 0.0)))
 
 
+def test_tasks_of_one_cluster_fall_together() -> None:
+    """Half of 100 tasks fall: no chance if they are independent, but it may be if of two worlds."""
+    before = {f"{world} {n}": 1.0 for world in "ab" for n in range(50)}
+    after = {task: float(task[0] == "b") for task in before}
+    worlds = {task: task[0] for task in before}
+    for clusters, expected in (({}, 1), (worlds, 0), ({task: task for task in before}, 1)):
+        watch = Watch(100)
+        watch.evaluated(Evaluation(step=0, rewards=before, clusters=clusters))
+        found = watch.evaluated(Evaluation(step=5, rewards=after, clusters=clusters))
+        assert len(found) == expected
+
+
 @pytest.mark.parametrize("missing", ["reward", "reward_se", "batch/groups"])
 def test_what_an_algorithm_does_not_report_is_not_looked_at(missing: str) -> None:
     rng = random.Random(7)
