@@ -14,8 +14,9 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lightspan import LightningRL
 from lightspan_examples.small_model import build_model
-from sql_example.training import chats
+from sql_example.training import RECIPE, chats
 
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
@@ -40,6 +41,14 @@ def test_the_model_loads_and_is_small(folder: Path, tokenizer: Any) -> None:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.pad_token == "<|endoftext|>"
+
+
+def test_its_learning_rate_is_the_one_that_was_measured(folder: Path) -> None:
+    """4e-4 is what every example's figures were measured with; the recipes leave it out."""
+    algorithm = LightningRL(folder)
+    assert algorithm.optimizer.learning_rate == 4e-4
+    assert algorithm.choices()[0].startswith("learning rate 4e-4: full weights of 0.76 M param")
+    assert LightningRL(folder, **RECIPE.settings).optimizer == algorithm.optimizer
 
 
 def test_the_seed_decides_the_weights(
