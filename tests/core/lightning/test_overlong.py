@@ -1,16 +1,27 @@
 """Overlong answers: what a call is paid less."""
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError
 from lightspan.lightning import (
+    Batch,
+    BatchConfig,
+    Credit,
+    Episode,
+    GiGPO,
     Overlong,
     Selection,
+    build_batch,
     build_episode,
     cover,
+    discounted,
     overlong_metrics,
     overlong_penalties,
+    terminal,
 )
 from lightspan.testing.strategies import make_attempt, make_call_span, make_record, make_rollout
 
@@ -96,6 +107,84 @@ def test_calls_are_paid_less_each_for_its_own_answer() -> None:
         "penalty": -0.5,
     }
     assert overlong_metrics(overlong, []) == {"penalised": 0.0, "whole": 0.0, "penalty": 0.0}
+
+
+# --- what a batch makes of it -------------------------------------------------------------------
+
+SHORT = Overlong(max_tokens=8, buffer=4)
+"""Nothing up to 4 tokens, 1 from 8 on."""
+
+
+def attempt(name: str, reward: float, *lengths: int) -> Episode:
+    """A rollout whose calls, one after another, sample so many tokens."""
+    records = [
+        make_record(f"{name}{n}", [1], [3] * length, (2 * n + 1, 2 * n + 2), attempt=name)
+        for n, length in enumerate(lengths)
+    ]
+    return build_episode(make_attempt(name, reward), make_rollout(name), [], records)
+
+
+def batch_of(episodes: list[Episode], rule: Credit = terminal, **options: Any) -> Batch:
+    coverages = [cover(each, WRITER, step_rewards=rule.step_rewards) for each in episodes]
+    config = BatchConfig(credit=rule, **{"overlong": SHORT, **options})
+    return build_batch(episodes, coverages, config)
+
+
+def advantages(batch: Batch) -> dict[str, float]:
+    return {call_id: why.advantage for (_, call_id, _), why in batch.explanations.items()}
+
+
+@pytest.mark.parametrize("rule", [terminal, discounted(1.0), GiGPO(omega=0.0)])
+@pytest.mark.parametrize(
+    ("estimator", "scale"), [("grpo", math.sqrt(1 / 3)), ("dr_grpo", 1.0), ("rloo", 0.75)]
+)
+def test_where_a_rollout_is_a_call_its_reward_is_paid_less(
+    rule: Credit, estimator: Any, scale: float
+) -> None:
+    """DAPO's reward less its mean, in the scale of the rewards: (R + p - mean) / std(R)."""
+    if isinstance(rule, GiGPO) and estimator == "rloo":
+        return
+    episodes = [attempt("a", 1, 2), attempt("b", 1, 6), attempt("c", 0, 8), attempt("d", 0, 3)]
+    batch = batch_of(episodes, rule, estimator=estimator)
+    paid = {"a0": 1.0, "b0": 0.5, "c0": -1.0, "d0": 0.0}
+    expected = {name: (value - 0.125) / scale for name, value in paid.items()}
+    assert advantages(batch) == pytest.approx(expected)
+    assert batch.overlong == {"penalised": 0.5, "whole": 0.25, "penalty": -0.375}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 12)), min_size=2, max_size=6
+    ),
+    st.sampled_from(["grpo", "dr_grpo", "rloo"]),
+)
+def test_a_group_sums_to_nothing_with_penalties_too(
+    rollouts: list[tuple[float, int]], estimator: Any
+) -> None:
+    """And with calls compared by turn, which is the same where every rollout is one call."""
+    episodes = [attempt(f"x{n}-", *rollout) for n, rollout in enumerate(rollouts)]
+    found = advantages(batch_of(episodes, estimator=estimator))
+    assert math.fsum(found.values()) == pytest.approx(0, abs=1e-9)
+    by_turn = advantages(batch_of(episodes, discounted(1.0), estimator=estimator))
+    assert by_turn == pytest.approx(found, abs=1e-9)
+
+
+def test_a_long_answer_is_its_own_call_s_and_no_other_s() -> None:
+    """Of two rollouts, each compared with a mean of both: half of the difference each."""
+    episodes = [attempt("a", 1, 2, 8), attempt("b", 0, 2, 2)]
+    found = advantages(batch_of(episodes, estimator="dr_grpo"))
+    plain = advantages(batch_of(episodes, estimator="dr_grpo", overlong=None))
+    moved = {name: found[name] - plain[name] for name in found}
+    # the calls of b are compared with -0.5, the mean penalty of a's calls
+    assert moved == pytest.approx({"a0": 0.0, "a1": -0.5, "b0": 0.25, "b1": 0.25})
+
+
+def test_length_alone_teaches_nothing() -> None:
+    """A group of equal rewards stays silent: GRPO would divide by the penalty itself."""
+    batch = batch_of([attempt("a", 1, 5), attempt("b", 1, 2)])
+    assert advantages(batch) == {"a0": 0.0, "b0": 0.0}
+    assert batch.rows == []
+    assert batch.counters["groups:identical"] == 1
 
 
 @pytest.mark.parametrize(

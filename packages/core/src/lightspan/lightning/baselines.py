@@ -93,16 +93,26 @@ class Comparison(NamedTuple):
     """What a critic said of the call."""
 
 
-def by_rollout(calls: Sequence[Credited]) -> list[Comparison]:
-    """[calls] The estimator's own baselines, less what the calls of other rollouts are paid less
-    on average: returns know nothing of penalties."""
+def by_rollout(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
+    """[calls] The estimator's own baselines, and what the calls of other rollouts are paid less on
+    average: returns know nothing of penalties.
+
+    Where the estimator compares a rollout with a mean that it is part of, so is the penalty, or it
+    would weigh n/(n - 1) as much as rewards do: with rollouts of one call the baseline is that of
+    returns with penalties, as in DAPO.
+    """
     if not any(call.penalty for call in calls):
         return [_own(call.norm) for call in calls]
     penalties = [msgspec.structs.replace(call, credit=call.penalty) for call in calls]
     rest = _Others(penalties, _population)
-    return [
-        _own(call.norm)._replace(baseline=call.norm.baseline + rest.mean(call)) for call in calls
-    ]
+    return [_with_penalty(call, rest.mean(call), estimator) for call in calls]
+
+
+def _with_penalty(call: Credited, expected: float, estimator: Estimator) -> Comparison:
+    norm = call.norm
+    share = norm.scale / _scale(norm, estimator)
+    baseline = norm.baseline + call.penalty - share * (call.penalty - expected)
+    return _own(norm)._replace(baseline=baseline)
 
 
 def by_turn(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
@@ -155,8 +165,8 @@ def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list
                 by = scale if estimator == "grpo" else 1.0
                 terms[place] = Term("state", calls[place].credit, mean, by, omega)
     return [
-        _own(call.norm)._replace(terms=(terms[place],) if place in terms else ())
-        for place, call in enumerate(calls)
+        own._replace(terms=(terms[place],) if place in terms else ())
+        for place, own in enumerate(by_rollout(calls, estimator))
     ]
 
 

@@ -563,7 +563,7 @@ def _compared(calls: Sequence[Credited], config: BatchConfig) -> list[Comparison
     rule, estimator = config.credit, config.estimator
     match baseline_of(rule):
         case "rollout":
-            return by_rollout(calls)
+            return by_rollout(calls, estimator)
         case "anchor":
             return by_state(calls, estimator, getattr(rule, "prior", DEFAULT_PRIOR))
         case "at_grpo":
