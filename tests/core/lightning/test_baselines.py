@@ -176,7 +176,9 @@ def test_with_equal_turns_it_is_terminal(
 ) -> None:
     calls = credited(chains(*((reward, turns) for reward in rewards)), estimator)
     turn = advantages(calls, by_turn(calls, estimator))
-    assert turn == pytest.approx(advantages(calls, by_rollout(calls)), rel=1e-9, abs=1e-9)
+    assert turn == pytest.approx(
+        advantages(calls, by_rollout(calls, estimator)), rel=1e-9, abs=1e-9
+    )
 
 
 def test_a_group_of_one_says_nothing() -> None:
@@ -246,7 +248,11 @@ def test_too_long_answers_are_compared_with_those_of_others() -> None:
     """A penalty that every rollout has is no reason to push all of them down."""
     calls = credited(chains((1.0, 1), (0.0, 1)), "dr_grpo")
     told = [replace(call, credit=call.credit - 0.5, penalty=-0.5) for call in calls]
-    assert advantages(told, by_rollout(told)) == advantages(calls, by_rollout(calls)) == [0.5, -0.5]
+    assert (
+        advantages(told, by_rollout(told))
+        == advantages(calls, by_rollout(calls, estimator))
+        == [0.5, -0.5]
+    )
 
 
 # --- as published -------------------------------------------------------------------------------
@@ -354,7 +360,7 @@ def test_silence_of_identical_groups_costs_a_potential_a_little() -> None:
 def test_published_normalisations_are_biased() -> None:
     process = Process("early")
     found = {
-        "terminal": by_rollout,
+        "terminal": lambda calls: by_rollout(calls, "dr_grpo"),
         "at_grpo": at_grpo,
         "gigpo": lambda calls: gigpo(calls, "dr_grpo", 1.0),
     }
