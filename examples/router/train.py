@@ -44,7 +44,9 @@ def prepare(run: Run) -> Prepared:
 def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained on messages that were not trained on."""
     trainer, messages, held_out = prepare(run)
-    result = trainer.fit(answer, messages, held_out, agents=AGENTS, resume=run.resume)
+    result = trainer.fit(
+        answer, messages, held_out, selection=run.selection, agents=AGENTS, resume=run.resume
+    )
     run.report(result)
     run.reporter.line(result.summary(METRIC))
     return result
