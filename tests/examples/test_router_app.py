@@ -16,32 +16,32 @@ from router_example.prompts import compose, parse_department, parse_product
 
 MESSAGE = "The treadmill leaks from the bottom."
 ROUTE = [
-    ("system", "Which department: billing, delivery, returns, repairs?"),
-    ("user", "The lid of my toy box squeaks and sticks."),
-    ("assistant", "repairs"),
-    ("user", "When does my shirt come?"),
+    ("system", "Which department: payment, delivery, return, repair?"),
+    ("user", "My toy box is broken."),
+    ("assistant", "repair"),
+    ("user", "My shirt has not arrived yet."),
     ("assistant", "delivery"),
-    ("user", "I paid the rug twice."),
-    ("assistant", "billing"),
-    ("user", "May I send the mug back?"),
-    ("assistant", "returns"),
+    ("user", "There is a mistake on my bill for the rug."),
+    ("assistant", "payment"),
+    ("user", "I want to send the mug back and get my money."),
+    ("assistant", "return"),
 ]
 ANSWER = [
     ("system", "Which product?"),
-    ("user", "The lid of my toy box squeaks and sticks."),
+    ("user", "My toy box is broken."),
     ("assistant", "toy box"),
-    ("user", "When does my shirt come?"),
+    ("user", "My shirt has not arrived yet."),
     ("assistant", "shirt"),
 ]
 
 
 def test_two_calls_and_what_becomes_of_them() -> None:
-    with ScriptedServer(["Repairs.", "The treadmill"]) as server:
+    with ScriptedServer(["Repair.", "The treadmill"]) as server:
         model = chat_model("scripted", base_url=server.url, api_key="k", temperature=0.7)
         final = build_graph(model).invoke({"message": MESSAGE})
     assert final == {
         "message": MESSAGE,
-        "department": "repairs",
+        "department": "repair",
         "product": "treadmill",
         "answer": "About your treadmill: our workshop writes to you today with a date.",
     }
@@ -51,7 +51,7 @@ def test_two_calls_and_what_becomes_of_them() -> None:
 
 
 def test_a_department_that_there_is_not() -> None:
-    with ScriptedServer(["repairs and returns", "treadmill"]) as server:
+    with ScriptedServer(["repair and return", "treadmill"]) as server:
         model = chat_model("scripted", base_url=server.url, api_key="k")
         final = build_graph(model).invoke({"message": MESSAGE})
     assert final["department"] is None
@@ -62,11 +62,11 @@ def test_a_department_that_there_is_not() -> None:
 @pytest.mark.parametrize(
     ("reply", "department"),
     [
-        ("billing", "billing"),
-        (" Billing.\n", "billing"),
-        ('"returns"', "returns"),
-        ("repair", None),
-        ("billing, delivery", None),
+        ("payment", "payment"),
+        (" Payment.\n", "payment"),
+        ('"return"', "return"),
+        ("repairs", None),
+        ("payment, delivery", None),
         ("", None),
     ],
 )
@@ -101,11 +101,11 @@ def test_what_is_right_never_reaches_the_app() -> None:
 
 
 def test_the_graph_that_is_compiled_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ScriptedServer(["billing", "quilt"], model="mine") as server:
+    with ScriptedServer(["payment", "quilt"], model="mine") as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         monkeypatch.setenv("ROUTER_MODEL", "mine")
-        assert graph.invoke({"message": "m"})["department"] == "billing"
+        assert graph.invoke({"message": "m"})["department"] == "payment"
     assert {request.body["model"] for request in server.requests} == {"mine"}
 
 

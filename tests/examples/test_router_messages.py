@@ -15,11 +15,11 @@ from router_example.reward import score
 
 def test_the_first_tasks_word_for_word() -> None:
     assert tasks("test")[0] == {
-        "id": "test-billing-17-monitor",
+        "id": "test-payment-17-monitor",
         "message": "Which payment methods do you accept for the monitor?",
-        "department": "billing",
+        "department": "payment",
         "product": "monitor",
-        "phrasing": "billing-17",
+        "phrasing": "payment-17",
     }
     assert [task["message"] for split in SPLITS for task in tasks(split)[:1]] == [
         "The discount on the kettle is missing from my bill.",
@@ -80,15 +80,15 @@ def test_what_agents_are_shown_is_about_no_task() -> None:
 @pytest.mark.parametrize(
     ("department", "product", "expected"),
     [
-        ("billing", "quilt", {"reward": 1.0, "department": 1.0, "product": 1.0}),
-        ("billing", "the quilt", {"reward": 0.5, "department": 1.0, "product": 0.0}),
+        ("payment", "quilt", {"reward": 1.0, "department": 1.0, "product": 1.0}),
+        ("payment", "the quilt", {"reward": 0.5, "department": 1.0, "product": 0.0}),
         (None, "quilt", {"reward": 0.5, "department": 0.0, "product": 1.0}),
-        ("returns", "", {"reward": 0.0, "department": 0.0, "product": 0.0}),
+        ("return", "", {"reward": 0.0, "department": 0.0, "product": 0.0}),
     ],
 )
 def test_the_reward(department: str | None, product: str, expected: dict[str, float]) -> None:
     task = {"id": "t", "message": "m", "phrasing": "p"}
-    asked = {**task, "department": "billing", "product": "quilt"}
+    asked = {**task, "department": "payment", "product": "quilt"}
     final = {"message": "m", "department": department, "product": product, "answer": ""}
     assert score(final, asked) == expected  # type: ignore[arg-type]
 

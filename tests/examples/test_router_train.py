@@ -76,6 +76,8 @@ def test_what_learns(script: Any, arguments: list[str], optimize: Any, lora: LoR
     assert isinstance(trainer.algorithm, LightningRL)
     assert (trainer.algorithm.optimize, trainer.algorithm.lora) == (optimize, lora)
     assert (len(messages), len(held_out)) == (384, 320)
+    assert trainer.settings.learner_options == {"token_budget": 256}
+    assert trainer.settings.engine_options == {"num_blocks": 64}
     policies = {"policy"} if isinstance(optimize, list) else {"route", "answer"}
     assert set(trainer.algorithm.policies()) == policies
     folder = "runs/router-unread" + ("-separate" if policies != {"policy"} else "") + "-seed0"
@@ -98,7 +100,7 @@ def test_no_warm_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def scripted(request: Request) -> str:
-    return "billing" if request.messages[0]["content"].endswith("repairs?") else "quilt"
+    return "payment" if request.messages[0]["content"].endswith("repair?") else "quilt"
 
 
 def test_the_dry_run_at_an_endpoint(script: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightspan import FitResult, LoRA, Trainer
 from lightspan.progress import Reporter
-from lightspan.reports.dry_run.measurements import child_peak_bytes, peak_bytes
+from lightspan.reports.dry_run.measurements import peak_bytes
 from lightspan.reports.dry_run.run import NO_MODEL
 from lightspan.training.sinks import MetricSink
 from lightspan_examples.options import add_options
@@ -220,8 +220,8 @@ class Run:
         line = self.reporter.line
         spent = ", ".join(f"{part} {seconds:.1f}" for part, seconds in result.seconds.items())
         line(f"CPU-seconds: {spent}")
-        peak = (peak_bytes() + child_peak_bytes()) / 2**30
-        line(f"peak memory: {peak:.2f} GiB (trainer and largest runner)")
+        # what Linux says of a child counts what its parent held when it was started
+        line(f"peak memory: {peak_bytes() / 2**30:.2f} GiB (trainer; runner processes on top)")
         line(f"run: {result.folder}  curve: {result.folder / 'learning_curve.png'}")
         line(f"model: {result.model}  look inside: lightspan inspect {result.folder}")
 

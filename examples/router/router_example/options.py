@@ -15,8 +15,8 @@ class RouterExample(Example):
     training = "router_example.training"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        # a laptop's: what a pass of 2,048 tokens keeps for its gradients is 3 GB more
-        parser.set_defaults(lora=True, held_out=320, token_budget=512)
+        # a laptop's: a pass of 2,048 tokens keeps 3 GB more for its gradients
+        parser.set_defaults(lora=True, held_out=320, token_budget=256)
         parser.add_argument(
             "--full",
             dest="lora",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-DEPARTMENTS: Final = ("billing", "delivery", "returns", "repairs")
+DEPARTMENTS: Final = ("payment", "delivery", "return", "repair")
 """Where a message may be sent, in the order that the agent is told."""
 
 PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "billing": (
+    "payment": (
         "You charged my card twice for the {product}.",
         "Why is the {product} 20 euros dearer on my invoice than in the shop?",
         "I need an invoice for the {product} with my company's name on it.",
@@ -69,7 +69,7 @@ PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "What does express shipping of the {product} cost?",
         "Only one of two parcels came; the {product} is missing.",
     ),
-    "returns": (
+    "return": (
         "I would like to send the {product} back; it is the wrong colour.",
         "How many days do I have to return the {product}?",
         "I changed my mind about the {product} and want my money back.",
@@ -97,7 +97,7 @@ PHRASINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "I would rather have my money back than keep the {product}.",
         "Will you refund the {product} if I have opened it?",
     ),
-    "repairs": (
+    "repair": (
         "The {product} stopped working after two days.",
         "There is a crack in the side of the {product}.",
         "A screw came loose and now the {product} wobbles.",

@@ -15,25 +15,25 @@ from router_example.phrasings import DEPARTMENTS
 
 ROUTE = f"Which department: {', '.join(DEPARTMENTS)}?"
 ROUTED = (
-    ("The lid of my toy box squeaks and sticks.", "repairs"),
-    ("When does my shirt come?", "delivery"),
-    ("I paid the rug twice.", "billing"),
-    ("May I send the mug back?", "returns"),
+    ("My toy box is broken.", "repair"),
+    ("My shirt has not arrived yet.", "delivery"),
+    ("There is a mistake on my bill for the rug.", "payment"),
+    ("I want to send the mug back and get my money.", "return"),
 )
 """What the router is shown: messages about products that no task is about."""
 
 ANSWER = "Which product?"
 ANSWERED = (
-    ("The lid of my toy box squeaks and sticks.", "toy box"),
-    ("When does my shirt come?", "shirt"),
+    ("My toy box is broken.", "toy box"),
+    ("My shirt has not arrived yet.", "shirt"),
 )
 """What the answerer is shown."""
 
 TEXTS = {
-    "billing": "our accountants look into it and write to you within two days.",
+    "payment": "our accountants look into it and write to you within two days.",
     "delivery": "we ask the carrier where it is and write to you today.",
-    "returns": "here is a label with which you can send it back for free.",
-    "repairs": "our workshop writes to you today with a date.",
+    "return": "here is a label with which you can send it back for free.",
+    "repair": "our workshop writes to you today with a date.",
 }
 """What a department answers, after the product."""
 OTHERWISE = "somebody reads your message and writes to you."

@@ -332,11 +332,6 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
 
 
-def child_peak_bytes() -> int:
-    """The most that any child process which has ended, such as a runner, ever had."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_UNIT
-
-
 def runner_bytes(runners: Runners) -> int | None:
     """What all runner processes hold now; None where they are not on this machine."""
     import psutil
