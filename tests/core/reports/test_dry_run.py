@@ -210,6 +210,7 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
         "rollouts",
         "seconds",
         "warnings",
+        "choices",
         "agents",
         "overrides",
         "rewards",
