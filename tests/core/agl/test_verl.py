@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lightspan.agl as agl
-from lightspan import LightningRL, LoRA, Optimizer, Overlong, PolicyLoss
+from lightspan import Critic, LightningRL, LoRA, Optimizer, Overlong, PolicyLoss
 from lightspan.agl._trainer import make_algorithm
 from lightspan.agl._verl import DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT, make_plan
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
@@ -269,6 +269,40 @@ def test_the_overlong_buffer_of_dapo() -> None:
         make_plan(config)
 
 
+def test_verls_default_estimator_is_ppo() -> None:
+    """gae, with one rollout of each task; its critic's own settings are named, not used."""
+    config = changed(algorithm__adv_estimator=None, arr__rollout__n=1)
+    plan = make_plan(config)
+    assert plan.algorithm == {
+        **make_plan(TUTORIAL).algorithm,
+        "estimator": "ppo",
+        "critic": Critic(lam=1.0, warmup=0),
+        "gamma": 1.0,
+        "group_size": 1,
+    }
+    algorithm = make_algorithm(plan, None)
+    assert (algorithm.credit.name, algorithm.critic) == ("critic(1)", Critic(lam=1.0, warmup=0))
+    assert "critic" not in plan.report()
+    config["critic"] = {"optim": {"lr": 1e-5}, "model": {"path": "other"}}
+    config["algorithm"] |= {"gamma": 0.99, "lam": "0.95"}
+    config["trainer"]["critic_warmup"] = 20
+    plan = make_plan(config)
+    assert plan.algorithm["gamma"] == 0.99
+    assert plan.algorithm["critic"] == Critic(lam=0.95, warmup=20)
+    assert (
+        "critic.optim.lr=1e-05, critic.model.path='other' (the critic is a head on the policy's "
+        "own model, whose rate has another meaning: lightspan.Critic)"
+    ) in plan.report()
+    assert plan.report().endswith(
+        ". algorithm.gamma and algorithm.lam are per call here, per token in verl"
+    )
+
+
+def test_a_critic_of_other_estimators_is_named() -> None:
+    config = changed(critic__optim={"lr": 1e-5})
+    assert "critic.optim.lr=1e-05 (there is no critic)" in make_plan(config).report()
+
+
 def test_groups_are_filtered_by_resampling() -> None:
     """verl counts the batches it generates, the first too."""
     groups = {"enable": True, "metric": "acc", "max_num_gen_batches": 10}
@@ -370,9 +404,21 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "line"),
     [
         (
-            {"algorithm__adv_estimator": "gae"},
-            "algorithm.adv_estimator='gae': use one of 'grpo', 'rloo', 'reinforce_plus_plus', "
-            "'reinforce_plus_plus_baseline'",
+            {"algorithm__adv_estimator": "remax"},
+            "algorithm.adv_estimator='remax': use one of 'gae', 'grpo', 'rloo', "
+            "'reinforce_plus_plus', 'reinforce_plus_plus_baseline'",
+        ),
+        (
+            {"algorithm__gamma": 0.9},
+            "algorithm.gamma=0.9: use lightspan.LightningRL(credit='discounted', gamma=…)",
+        ),
+        (
+            {"algorithm__lam": 0.95},
+            "algorithm.lam=0.95: use 1: there is no critic, and no generalised advantage",
+        ),
+        (
+            {"trainer__critic_warmup": 5},
+            "trainer.critic_warmup=5: use 0: there is no critic",
         ),
         (
             {"algorithm__use_kl_in_reward": True},
@@ -443,12 +489,11 @@ def test_what_would_change_learning_is_refused(change: dict[str, Any], line: str
 
 def test_everything_that_is_refused_is_in_one_error() -> None:
     config = changed(algorithm__gamma=0.9, data__shuffle=False, new__section={"key": [1]})
-    del config["algorithm"]["adv_estimator"]
+    config["algorithm"]["adv_estimator"] = "remax"
     with pytest.raises(UnsupportedError) as caught:
         agl.VERL(config)
     keys = [line.split("=")[0].strip() for line in str(caught.value).splitlines()[1:]]
-    assert keys == ["algorithm.gamma", "data.shuffle", "new.section.key", "algorithm.adv_estimator"]
-    assert "algorithm.adv_estimator='gae' (verl's default): use one of" in str(caught.value)
+    assert keys == ["data.shuffle", "new.section.key", "algorithm.adv_estimator", "algorithm.gamma"]
 
 
 @pytest.mark.parametrize(
@@ -466,6 +511,10 @@ def test_everything_that_is_refused_is_in_one_error() -> None:
         (
             changed(**{IS: "token", f"{IS}_threshold": "0.5_5.0"}),
             r"rollout_is_threshold='0\.5_5\.0' must be a finite number",
+        ),
+        (
+            changed(algorithm__adv_estimator="gae", algorithm__lam=2),
+            r"Critic: lam=2\.0 must be a finite number",
         ),
         (changed(arr__actor__optim__betas=[0.9]), r"optim\.betas=\[0\.9\] must be two numbers"),
         (["algorithm"], "config must be a mapping"),

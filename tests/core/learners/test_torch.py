@@ -391,6 +391,22 @@ def test_a_head_is_fitted_to_what_was_computed_anyway(folder: Path) -> None:
     assert "states/2" not in kept
 
 
+@pytest.mark.parametrize("ask", ["score", "score_and_values", "values"])
+def test_rows_are_computed_once(folder: Path, ask: str) -> None:
+    """Scores, and values beside them: few tokens more than there are, since passes are padded."""
+    learner = TorchLearner({"writer": folder}, critic=Critic())
+    rows = make_call_rows()
+    computed: list[int] = []
+    decoder = learner._models["writer"].plain.get_decoder()
+    handle = decoder.register_forward_hook(
+        lambda _module, _inputs, output: computed.append(output[0].shape[:2].numel())
+    )
+    getattr(learner, ask)(rows)
+    handle.remove()
+    total = sum(len(row.ids) for row in rows)
+    assert 0 < sum(computed) < 1.5 * total
+
+
 def test_a_damaged_critic(folder: Path, tmp_path: Path) -> None:
     learner = TorchLearner({"writer": folder}, critic=Critic())
     learner.update(make_call_rows(), BOTH_CLIPS)

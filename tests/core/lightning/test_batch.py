@@ -375,6 +375,13 @@ def test_policies_are_weighted_apart():
     assert batch.weight_mass("policy") == pytest.approx(1.0)
     assert batch.weight_mass("plan") == pytest.approx(0.5)
     assert batch.explanations["at-1", "w", 0].share == 1.0
+    assert batch.usable_tokens == {"policy": 7, "plan": 2}
+    constants = {"policy": 10.0}
+    apart = batch_of(
+        [one, rollout("2", 0.0)], routing=routing, weight="token", token_constant=constants
+    )
+    assert apart.explanations["at-1", "w", 0].token_weight == 1 / (2 * 10)
+    assert apart.explanations["at-1", "p", 0].token_weight == 1 / 2  # of no constant: the step's
 
 
 # --- credit -----------------------------------------------------------------------------------
@@ -514,6 +521,7 @@ def test_a_batch_in_no_minibatches_is_an_error():
         ({"token_constant": 5.0}, "token_constant is of weight='token'"),
         ({"weight": "token", "token_constant": 0.0}, "must be above 0"),
         ({"weight": "token", "token_constant": math.nan}, "must be above 0"),
+        ({"weight": "token", "token_constant": {"policy": 0.0}}, "must be above 0"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(fields, message):

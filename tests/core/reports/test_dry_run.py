@@ -14,6 +14,7 @@ from tests.core.reports.dry_runs import dev, scripted
 from lightspan import DevReport, Trainer
 from lightspan.errors import ConfigError, OutOfMemoryError
 from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.credit import anchor
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run import text
 from lightspan.reports.forecast import RunSize
@@ -515,6 +516,24 @@ def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any
     trainer = Trainer(algorithm, engine=scripted({"": ["1"]}), steps=1, reporter=SilentReporter())
     report = trainer.dev(dry_apps.says, [{"q": "a"}])
     assert (report.group_size, report.rollouts, report.agents[0].trained) == (2, 2, 0)
+
+
+def test_a_critic_compares_no_group(rl: Callable[..., Any], dry_apps: Any) -> None:
+    """One rollout of each task, rewards all alike: `fit` learns from them."""
+    algorithm = {"estimator": "ppo", "group_size": 1}
+    report = dev(rl, dry_apps.says, ["1"], tasks=2, algorithm=algorithm)
+    assert (report.group_size, report.rewards.varying, report.rewards.teaching) == (1, 0, 2)
+    assert not any("group" in warning for warning in report.warnings)
+    assert "2 of 2 rollouts scored; 2 groups, not compared inside" in report.text()
+    assert "teaches nothing" not in report.text()
+
+
+def test_a_key_of_states_that_fails_is_told(rl: Callable[..., Any], dry_apps: Any) -> None:
+    """`fit` would stop over it, after the first rollouts."""
+    credit = anchor(lambda state: state.messages[7])
+    report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"credit": credit})
+    [problem] = [text for text in report.warnings if "fit would stop" in text]
+    assert "IndexError: list index out of range; return None where" in problem
 
 
 def test_an_algorithm_of_ones_own_needs_no_more_than_the_protocol(

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import Any, Final, get_args
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.learners.protocol import ImportanceLevel, LoRA, Optimizer, PolicyLoss
+from lightspan.learners.protocol import Critic, ImportanceLevel, LoRA, Optimizer, PolicyLoss
 from lightspan.lightning.overlong import Overlong
 from lightspan.schema.records import Json
 from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
@@ -35,6 +35,7 @@ _FILTER: Final = "algorithm.filter_groups"
 _OVERLONG: Final = "reward_model.overlong_buffer"
 
 ESTIMATORS: Final = {
+    "gae": "ppo",
     "grpo": "grpo",
     "rloo": "rloo",
     "reinforce_plus_plus": "reinforce++",
@@ -63,6 +64,8 @@ KL_ESTIMATORS: Final = {
 DEFAULTS: Final[Mapping[str, Any]] = {
     "algorithm.adv_estimator": "gae",
     "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
     f"{_CORRECTION}.rollout_is": None,
     f"{_CORRECTION}.rollout_is_threshold": 2.0,
     f"{_CORRECTION}.bypass_mode": False,
@@ -101,6 +104,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     f"{_MODEL}.lora_rank": 0,
     f"{_MODEL}.lora_alpha": 16,
     f"{_MODEL}.target_modules": "all-linear",
+    "trainer.critic_warmup": 0,
     "trainer.total_epochs": 30,
     "trainer.total_training_steps": None,
     "trainer.test_freq": -1,
@@ -126,6 +130,7 @@ WHOLE: Final[Mapping[str, int]] = {
     f"{_ACTOR}.optim.lr_warmup_steps": -1,
     f"{_MODEL}.lora_rank": 0,
     f"{_MODEL}.lora_alpha": 1,
+    "trainer.critic_warmup": 0,
     "trainer.total_training_steps": 1,
     "trainer.test_freq": -1,
     "trainer.save_freq": -1,
@@ -134,6 +139,8 @@ WHOLE: Final[Mapping[str, int]] = {
 
 NUMBERS: Final = (
     f"{_OVERLONG}.penalty_factor",
+    "algorithm.gamma",
+    "algorithm.lam",
     f"{_CORRECTION}.rollout_is_threshold",
     f"{_ROLLOUT}.temperature",
     f"{_ROLLOUT}.val_kwargs.temperature",
@@ -154,8 +161,6 @@ NUMBERS: Final = (
 
 NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "algorithm.use_kl_in_reward": ((False,), f"{_ACTOR}.use_kl_loss=True"),
-    "algorithm.gamma": ((1,), "lightspan.LightningRL(credit='discounted', gamma=…)"),
-    "algorithm.lam": ((1,), "leave it out: no critic, no generalised advantages"),
     f"{_CORRECTION}.rollout_is_batch_normalize": ((False,), "False: weights are not normalised"),
     f"{_CORRECTION}.rollout_rs": ((), "rollout_is: no call is rejected by its ratio"),
     f"{_CORRECTION}.rollout_rs_threshold": ((), "rollout_is_threshold"),
@@ -181,7 +186,6 @@ NEUTRAL: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "reward_model.enable": ((False,), "compute the reward in the agent and return it"),
     "custom_reward_function.path": ((), "compute the reward in the agent and return it"),
     "trainer.val_only": ((False,), "lightspan.Trainer.evaluate"),
-    "trainer.critic_warmup": ((0,), "0: there is no critic"),
 }
 """Key → the values at which there is nothing to do, and what to use instead of others."""
 
@@ -189,6 +193,18 @@ _CLUSTER = "of a cluster: here one device, this process"
 _CHAT = "the model's own chat template says how tools are called"
 _DATA = "data is what fit() is given"
 _CALLS = "calls are never cut: longer ones are rejected, and counted"
+_NO_CRITIC = "there is no critic"
+_HEAD = (
+    "the critic is a head on the policy's own model, whose rate has another meaning: "
+    "lightspan.Critic"
+)
+_PER_CALL = "algorithm.gamma and algorithm.lam are per call here, per token in verl"
+_OF_GAE: Final[Mapping[str, str]] = {
+    "algorithm.gamma": "lightspan.LightningRL(credit='discounted', gamma=…)",
+    "algorithm.lam": "1: there is no critic, and no generalised advantage",
+    "trainer.critic_warmup": "0: there is no critic",
+}
+"""Keys of `adv_estimator='gae'` → what to use instead with the others."""
 
 WITHOUT_EFFECT: Final[Sequence[tuple[str, str]]] = (
     ("data.train_files", _DATA),
@@ -236,7 +252,7 @@ WITHOUT_EFFECT: Final[Sequence[tuple[str, str]]] = (
             *("enable_activation_offload", "use_fused_kernels", "fused_kernel_options.*"),
         )
     ),
-    ("critic.*", "there is no critic"),
+    ("critic.*", _NO_CRITIC),
     ("reward_model.*", "the agent returns its reward"),
     ("custom_reward_function.name", "the agent returns its reward"),
     ("trainer.log_val_generations", "`lightspan inspect` shows them"),
@@ -287,6 +303,8 @@ class Plan:
     """Mode → what `main_llm` says of sampling."""
     without_effect: Mapping[str, Sequence[str]]
     """Reason → `key=value`."""
+    notes: Sequence[str] = ()
+    """What means something else here."""
 
     def sinks(self) -> tuple[list[str | MetricSink], list[str]]:
         """The sinks, and what is asked for and not installed."""
@@ -307,12 +325,11 @@ class Plan:
         missing = [f"trainer.logger={name!r} (not installed)" for name in self.sinks()[1]]
         reasons = [f"{', '.join(keys)} ({why})" for why, keys in self.without_effect.items()]
         reasons += missing
-        if not reasons:
-            return "VERL(config) trains with lightspan's own engine and learner"
-        return (
-            "VERL(config) trains with lightspan's own engine and learner; a verl cluster is not "
-            f"there yet. Without effect here: {'; '.join(reasons)}"
-        )
+        parts = ["VERL(config) trains with lightspan's own engine and learner"]
+        if reasons:
+            parts[0] += "; a verl cluster is not there yet"
+            parts.append(f"Without effect here: {'; '.join(reasons)}")
+        return ". ".join([*parts, *self.notes])
 
 
 class VERL:
@@ -342,6 +359,9 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         if name not in (*SINKS, "console", "file"):
             why = f"metrics go to the run's folder, and to {', '.join(SINKS)}"
             without_effect.setdefault(why, []).append(f"trainer.logger={name!r}")
+    has_critic = values["algorithm.adv_estimator"] == "gae"
+    if has_critic and _NO_CRITIC in without_effect:
+        without_effect[_HEAD] = without_effect.pop(_NO_CRITIC)
     for why, keys in _idle_values(values, given).items():
         without_effect.setdefault(why, []).extend(keys)
     refused += _refused_values(values, given) + _refused_together(values, given)
@@ -420,6 +440,12 @@ def _refused_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> list
 def _refused_together(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Values that do not go together, or not without another."""
     refused = []
+    if values["algorithm.adv_estimator"] != "gae":
+        refused += [
+            f"{key}={values[key]!r}: use {instead}"
+            for key, instead in _OF_GAE.items()
+            if values[key] != DEFAULTS[key]
+        ]
     level = f"{_CORRECTION}.rollout_is"
     if values[level] is not None:
         if values[f"{_CORRECTION}.bypass_mode"] is True:
@@ -538,7 +564,13 @@ def _plan(values: Mapping[str, Any], without_effect: Mapping[str, Sequence[str]]
             "val": {"temperature": values[f"{_ROLLOUT}.val_kwargs.temperature"]},
         },
         without_effect=without_effect,
+        notes=(_PER_CALL,) if _is_per_call(values) else (),
     )
+
+
+def _is_per_call(values: Mapping[str, Any]) -> bool:
+    """Whether a discount is asked for that verl would take per token."""
+    return any(values[key] != DEFAULTS[key] for key in ("algorithm.gamma", "algorithm.lam"))
 
 
 def _names(logger: Any) -> list[str]:
@@ -553,6 +585,7 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     rank = values[f"{_MODEL}.lora_rank"]
     return {
         "estimator": estimator,
+        **_critic(values),
         **_weight(values),
         **_resample(values),
         **_overlong(values),
@@ -567,6 +600,14 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": _optimizer(values),
         "seed": values["data.seed"],
     }
+
+
+def _critic(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of gae. verl's warmup leaves the policy alone; ours learns meanwhile, with lambda 1."""
+    if values["algorithm.adv_estimator"] != "gae":
+        return {}
+    critic = Critic(lam=values["algorithm.lam"], warmup=values["trainer.critic_warmup"])
+    return {"gamma": values["algorithm.gamma"], "critic": critic}
 
 
 def _weight(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,10 +77,9 @@ _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resamp
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
-_LATER: Final = {"token_constant": None, "overlong": None, "critic": None}
 _LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
-"""Settings that runs of before did not have → their value then, which `config` leaves out: such a
-run can go on."""
+"""Parts of a setting that runs of before did not have → their value then, which `config` leaves
+out: such a run can go on."""
 
 CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
@@ -206,7 +205,7 @@ class LightningRL(LightningSettings, Algorithm):
             rollout, with `dr_grpo` for token.
         token_constant: what `weight="token"` divides by, beside the number of rollouts, whatever
             their length (Dr. GRPO: the longest answer); None for their mean trained tokens, with
-            `dr_grpo` those of the run's first step.
+            `dr_grpo` those of the run's first step, of each policy.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
         minibatches: optimiser steps per iteration.
@@ -326,16 +325,16 @@ class LightningRL(LightningSettings, Algorithm):
         state: dict[str, Json] = {}
         if self.critic is not None:
             state["critic"] = self._expectations.as_json()
-        if self._batch_config.token_constant != self.token_constant:
-            state["token_constant"] = self._batch_config.token_constant
+        if self._keeps_constants():
+            state["token_constants"] = dict(self._kept_constants())
         return state
 
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # what it learned so far, it learned from rewards
         self._expectations = Expectations.of(state.get("critic"))
-        constant = state.get("token_constant")
-        if is_number(constant) and constant > 0:
-            self._batch_config = replace(self._batch_config, token_constant=float(constant))
+        constants = state.get("token_constants")
+        if self._keeps_constants() and isinstance(constants, Mapping):
+            self._batch_config = replace(self._batch_config, token_constant=dict(constants))
 
     def config(self) -> dict[str, Json]:
         plain = {
@@ -349,7 +348,7 @@ class LightningRL(LightningSettings, Algorithm):
             "air": None if self.air is None else self.air.config(),
         }
         plain["loss"] = _without(msgspec.to_builtins(self.loss), _LATER_OF_LOSS)
-        return {"algorithm": self.name, **_without(plain, _LATER), **rules}
+        return {"algorithm": self.name, **plain, **rules}
 
     # --- the three parts ------------------------------------------------------------------
     def plan(self, world: World, missing: int | None = None) -> list[Json]:
@@ -449,7 +448,7 @@ class LightningRL(LightningSettings, Algorithm):
         coverages = await without_mismatches(world, self.coverages(episodes))
         draft = self.draft(episodes, world.versions, coverages)
         batch = draft.finish() if self.critic is None else await self._expected(world, draft)
-        self._keep_token_constant(batch)
+        self._keep_constants(batch)
         self.last_batch = batch
         self._look_at_air(world, batch)
         learned = await self._update(world, batch)
@@ -465,13 +464,25 @@ class LightningRL(LightningSettings, Algorithm):
         values = await world.learn(partial(world.learner.values, rows)) if rows else []
         return draft.finish(values_by_call(rows, values), lam=self._expectations.lam(self.critic))
 
-    def _keep_token_constant(self, batch: Batch) -> None:
-        """Dr. GRPO divides by one constant in the whole run: by the first step's mean, unless one
-        was given. Its first weights are made with that mean as it is."""
-        is_missing = self._batch_config.token_constant is None and self.weight == "token"
-        if self.estimator == "dr_grpo" and is_missing and batch.usable_tokens:
-            constant = batch.usable_tokens / batch.size
-            self._batch_config = replace(self._batch_config, token_constant=constant)
+    def _keeps_constants(self) -> bool:
+        """Dr. GRPO divides by one constant in the whole run: where none was given, by the mean
+        tokens of the step in which a policy was first trained."""
+        return (
+            self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
+        )
+
+    def _kept_constants(self) -> Mapping[str, float]:
+        """By policy, so far."""
+        constants = self._batch_config.token_constant
+        return constants if isinstance(constants, Mapping) else {}
+
+    def _keep_constants(self, batch: Batch) -> None:
+        """Of policies without one. The batch itself was made with that mean as it is."""
+        if not self._keeps_constants():
+            return
+        means = {policy: tokens / batch.size for policy, tokens in batch.usable_tokens.items()}
+        constants = {**means, **self._kept_constants()}
+        self._batch_config = replace(self._batch_config, token_constant=constants)
 
     def _resample_metrics(self, episodes: Sequence[Episode]) -> Metrics:
         """How many groups and rollouts were replaced; `rollouts` counts those too."""

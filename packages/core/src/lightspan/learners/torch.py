@@ -523,15 +523,8 @@ class TorchLearner(Learner):
         Args:
             begun: takes what it needs from the passes.
         """
-        model = self._models[policy]
-        scores = torch.zeros(tokens.targets.shape, device=self._device)
-        with model.using(which) as plain:
-            head = scoring_head(model, plain, tokens, scores)
-            head = head if begun is None else begun.beside(head)
-            sweep(passes, self._decoder(policy, plain), head)
-        """[N] log-probabilities of the tokens under the weights of now, or of before training."""
         with self._models[policy].using(which) as plain:
-            return self._swept(policy, plain, passes, tokens)
+            return self._swept(policy, plain, passes, tokens, begun)
 
     @torch.no_grad()
     def _before(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
@@ -540,10 +533,18 @@ class TorchLearner(Learner):
         with forked_random(self._device):
             return self._swept(policy, plain, passes, tokens)
 
-    def _swept(self, policy: str, plain: Any, passes: Sequence[Pass], tokens: Tokens) -> Tensor:
+    def _swept(
+        self,
+        policy: str,
+        plain: Any,
+        passes: Sequence[Pass],
+        tokens: Tokens,
+        begun: CallStates | None = None,
+    ) -> Tensor:
         """[N]"""
         scores = torch.zeros(tokens.targets.shape, device=self._device)
         head = scoring_head(self._models[policy], plain, tokens, scores)
+        head = head if begun is None else begun.beside(head)
         sweep(passes, self._decoder(policy, plain), head)
         return scores
 

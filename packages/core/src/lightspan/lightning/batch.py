@@ -15,10 +15,10 @@ With R the scored rollouts of the step, a token of a call with T tokens weighs
 | `transition` | 1 / (R · T) | its calls / R |
 | `token` | 1 / (R · C) | its tokens / (R · C) |
 
-where C is a constant of the step: `token_constant` (Dr. GRPO, arXiv 2503.20783, divides by the
-longest response), by default the mean number of trained tokens per scored rollout, which makes
-`token` the token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are those of the
-policy in question: policies are trained apart, and how much one says is nothing to another.
+where C is `token_constant` (Dr. GRPO, arXiv 2503.20783, divides by the longest response), by
+default the mean number of trained tokens per scored rollout of the step, which makes `token` the
+token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are those of the policy in
+question: policies are trained apart, and how much one says is nothing to another.
 
 The order is: who counts in the statistics (every rollout for training that ended, is undamaged,
 scored, and sampled by weights fresh enough) → statistics → filters. R and the statistics never
@@ -100,8 +100,9 @@ class BatchConfig:
     air: AIR | None = None
     overlong: Overlong | None = None
     weight: Weight = "rollout"
-    token_constant: float | None = None
-    """The C of weight `token`, and of no other."""
+    token_constant: float | Mapping[str, float] | None = None
+    """The C of weight `token`, and of no other; by policy, where they differ. None, or a policy
+    that is not named: the step's mean."""
     max_length: int | None = None
     """The longest sequence that the learner takes; longer calls are rejected, never cut."""
     max_staleness: int | None = None
@@ -116,10 +117,17 @@ class BatchConfig:
             raise ConfigError(f"weight={self.weight!r}: use one of {', '.join(WEIGHTS)}")
         if self.token_constant is not None and self.weight != "token":
             raise ConfigError(f"token_constant is of weight='token', not {self.weight!r}")
-        if self.token_constant is not None and not 0 < self.token_constant < math.inf:
+        constants = self.token_constant if self.token_constant is not None else {}
+        values = constants.values() if isinstance(constants, Mapping) else [constants]
+        if not all(0 < value < math.inf for value in values):
             raise ConfigError(f"token_constant={self.token_constant!r} must be above 0")
         check_air(self.air, self.credit)
         _check_comparison(self.estimator, self.credit)
+
+    def constant_of(self, policy: str) -> float | None:
+        """The C of a policy; None: the step's mean."""
+        constant = self.token_constant
+        return constant.get(policy) if isinstance(constant, Mapping) else constant
 
 
 _ESTIMATORS_OF: Final[Mapping[Baseline, tuple[Estimator, ...]]] = {
@@ -163,16 +171,14 @@ class Batch:
     """See `lightspan.lightning.air.shaping_metrics`; empty without AIR."""
     overlong: dict[str, float] = field(default_factory=dict)
     """See `lightspan.lightning.overlong.overlong_metrics`; empty without it."""
+    usable_tokens: dict[str, int] = field(default_factory=dict)
+    """Policy → tokens of its usable transitions, those left out because their advantage is zero
+    too. Empty in a minibatch."""
 
     @property
     def size(self) -> int:
         """R."""
         return len(self.rollouts)
-
-    @property
-    def usable_tokens(self) -> int:
-        """Tokens of all usable transitions, those left out because their advantage is zero too."""
-        return sum(why.tokens for why in self.explanations.values())
 
     def weight_mass(self, policy: str | None = None) -> float:
         """Sum of all weights (of a policy)."""
@@ -305,6 +311,7 @@ class Draft:
             overlong=(
                 {} if config.overlong is None else overlong_metrics(config.overlong, penalties)
             ),
+            usable_tokens=dict(_tokens_by_policy(members)),
         )
 
 
@@ -621,22 +628,29 @@ def _explain(
 def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[TransitionKey, float]:
     """The weight of each token of each transition (table of the module)."""
     rollouts = len(members)
+    of_policy = _tokens_by_policy(members)
     of_rollout: Counter[tuple[str, str]] = Counter()
-    of_policy: Counter[str] = Counter()
     for member in members:
         for t in member.transitions:
             of_rollout[t.rollout_id, t.policy] += t.tokens
-            of_policy[t.policy] += t.tokens
 
     def divisor(t: Transition) -> float:
         if config.weight == "rollout":
             return rollouts * of_rollout[t.rollout_id, t.policy]
         if config.weight == "transition":
             return rollouts * t.tokens
-        constant = config.token_constant
+        constant = config.constant_of(t.policy)
         return of_policy[t.policy] if constant is None else rollouts * constant
 
     return {t.key: 1.0 / divisor(t) for member in members for t in member.transitions}
+
+
+def _tokens_by_policy(members: Sequence[_Member]) -> Counter[str]:
+    tokens: Counter[str] = Counter()
+    for member in members:
+        for t in member.transitions:
+            tokens[t.policy] += t.tokens
+    return tokens
 
 
 def _rows(

@@ -44,7 +44,13 @@ def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
 
 
 def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> None:
-    """Raise `UnsupportedError` for what engine or learner do not have or honour."""
+    """Raise for what engine or learner do not have or honour.
+
+    Raises:
+        UnsupportedError: a policy, or what they do not declare.
+        ConfigError: the algorithm asks a critic, and the learner could have one but was made
+            without.
+    """
     wanted = set(algorithm.policies())
     lacking = sorted(wanted - set(learner.policies()))
     if lacking:
@@ -57,6 +63,8 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
             f"the engine serves no policy {lacking}; it serves {sorted(engine.policies())}"
         )
     algorithm.check(engine.capabilities, learner.capabilities)
+    if algorithm.critic is not None:
+        learner.values([])
 
 
 def check_chat_templates(engine: TokenEngine) -> None:

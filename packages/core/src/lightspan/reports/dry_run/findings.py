@@ -38,7 +38,8 @@ from lightspan.lightning.health import (
 from lightspan.lightning.history import Trace
 from lightspan.lightning.rows import merge
 from lightspan.lightning.selection import CallCoverage, Coverage, Rejection, Verdict
-from lightspan.lightning.transitions import Transition, trained_transitions
+from lightspan.lightning.states import key_of, state_of
+from lightspan.lightning.transitions import Transition, trained_transitions, turn_depths
 from lightspan.reports.dry_run.endpoints import PAID, Endpoint, answerer, destination, endpoint_of
 from lightspan.reports.dry_run.sections import (
     AgentReport,
@@ -248,6 +249,21 @@ def read_air(findings: Findings, air: AIR, credit: Credit) -> AIRReport:
         for name, values in shaping.seen.items():
             seen[name] += len(values)
     return AIRReport(seen=seen, idle=_idle(findings, air, shapings, sum(seen.values())))
+
+
+def check_states(findings: Findings, credit: Credit) -> None:
+    """Ask the rule's key, if it has one, of every selected call, as `fit` would.
+
+    Raises:
+        ConfigError: it failed, or what it says cannot be compared.
+    """
+    key = getattr(credit, "key", None)
+    if key is None:
+        return
+    for episode, coverage in zip(findings.episodes, findings.coverages, strict=True):
+        calls = [entry.call for entry in coverage.selected]
+        for call, turn in zip(calls, turn_depths(calls), strict=True):
+            key_of(key, state_of(call, episode.task_id, turn))
 
 
 def _idle(findings: Findings, air: AIR, shapings: Sequence[Shaping], seen: int) -> str:

@@ -200,7 +200,7 @@ def speed_of(
         publish_s=updates.publish,
         save_s=updates.save,
         tokens_per_rollout=rows.row_tokens / max(1, rewards.rollouts),
-        varying=(rewards.varying or groups) / max(1, groups),
+        varying=(rewards.teaching or groups) / max(1, groups),
     )
 
 

@@ -25,6 +25,7 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
+from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_seen, check_trainable
 from lightspan.lightning.selection import Coverage
@@ -40,6 +41,7 @@ from lightspan.reports.dry_run.estimates import with_estimates
 from lightspan.reports.dry_run.findings import (
     Findings,
     as_if_tokens_were_known,
+    check_states,
     read_agents,
     read_air,
     read_costs,
@@ -265,11 +267,12 @@ class DryRun:
         )
 
     def _rewards(self, findings: Findings) -> RewardReport:
-        rewards, rules = read_rewards(findings), self._algorithm.batch_config
-        if rules.air is None:
-            return rewards
+        rules = self._algorithm.batch_config
+        by_batch = rules.estimator in OF_THE_BATCH
+        rewards = msgspec.structs.replace(read_rewards(findings), by_batch=by_batch)
         try:
-            air = read_air(findings, rules.air, rules.credit)
+            check_states(findings, rules.credit)
+            air = rules.air and read_air(findings, rules.air, rules.credit)
         except ConfigError as error:
             self._problems.append(f"fit would stop: {error}")
             return rewards

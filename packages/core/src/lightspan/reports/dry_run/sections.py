@@ -96,7 +96,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     std: float | None
     """Standard deviation with ddof 0: it describes these rewards, and estimates no others."""
     varies: bool
-    """Whether `fit` would learn from it."""
+    """Whether its rewards differ, so that an estimator that compares them learns from it."""
 
 
 class AIRReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +123,9 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
     std: float | None
     groups: list[GroupReport]
+    by_batch: bool = False
+    """Whether rollouts are compared with the batch or a critic, not inside their group: groups need
+    not vary then, and may be of one."""
     failures: list[str]
     """What went wrong, each once."""
     air: AIRReport | None = None
@@ -131,6 +134,11 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def varying(self) -> int:
         return sum(group.varies for group in self.groups)
+
+    @property
+    def teaching(self) -> int:
+        """Groups that `fit` would learn from."""
+        return len(self.groups) if self.by_batch else self.varying
 
 
 class BreakReport(msgspec.Struct, frozen=True, kw_only=True):

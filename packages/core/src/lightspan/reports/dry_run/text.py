@@ -102,6 +102,15 @@ def _value(value: Any) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
+def _teaching(rewards: RewardReport) -> str:
+    groups = many(len(rewards.groups), "group")
+    return (
+        f"{groups}, not compared inside"
+        if rewards.by_batch
+        else (f"{rewards.varying} of {groups} vary")
+    )
+
+
 def _used(value: Any) -> str:
     return "left out" if value is None else _value(value)
 
@@ -115,11 +124,11 @@ def reward_lines(rewards: RewardReport) -> Iterator[str]:
     counted = "".join(f", {count} {what}" for what, count in odd.items() if count)
     yield (
         f"  mean {_number(rewards.mean)}, std {_number(rewards.std)}; {rewards.scored} of "
-        f"{rewards.rollouts} rollouts scored{counted}; {rewards.varying} of "
-        f"{many(len(rewards.groups), 'group')} vary"
+        f"{rewards.rollouts} rollouts scored{counted}; {_teaching(rewards)}"
     )
     shown = rewards.groups[:SHOWN]
-    yield from _table([["task", "mean", "std", "", "rewards"], *map(_group, shown)], left=1, last=2)
+    groups = [_group(group, teaches=group.varies or rewards.by_batch) for group in shown]
+    yield from _table([["task", "mean", "std", "", "rewards"], *groups], left=1, last=2)
     if len(rewards.groups) > SHOWN:
         yield f"  and {len(rewards.groups) - SHOWN} more groups"
     yield from (f"  {failure}" for failure in rewards.failures[:SHOWN])
@@ -130,10 +139,10 @@ def reward_lines(rewards: RewardReport) -> Iterator[str]:
         yield f"  AIR: {seen}{f'; {rewards.air.idle}' if rewards.air.idle else ''}"
 
 
-def _group(group: GroupReport) -> list[str]:
+def _group(group: GroupReport, *, teaches: bool) -> list[str]:
     rewards = " ".join(_number(value) for value in group.rewards[:SHOWN])
     more = " …" if len(group.rewards) > SHOWN else ""
-    flat = "" if group.varies else "teaches nothing"
+    flat = "" if teaches else "teaches nothing"
     return [group.task_id, _number(group.mean), _number(group.std), flat, rewards + more]
 
 

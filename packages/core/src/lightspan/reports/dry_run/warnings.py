@@ -48,19 +48,26 @@ def _of_rewards(rewards: RewardReport) -> list[str]:
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
             "left out, which is not a reward of zero"
         )
-    groups, size = len(rewards.groups), max((len(g.rewards) for g in rewards.groups), default=0)
-    if size == 1:
-        warnings.append("one rollout per task compares nothing: use group_size=2 or more")
-    elif groups and not rewards.varying:
-        warnings.append(
-            f"no reward varies inside a group ({groups} groups): there is nothing to learn from. "
-            "The tasks may be too easy or too hard, or the reward too coarse"
-        )
-    elif rewards.varying < groups / 2:
-        warnings.append(f"rewards vary inside {rewards.varying} of {groups} groups only")
+    if not rewards.by_batch:
+        warnings += _of_groups(rewards)
     if rewards.air is not None and rewards.air.idle:
         warnings.append(f"AIR: {rewards.air.idle}: air= would change nothing")
     return warnings
+
+
+def _of_groups(rewards: RewardReport) -> list[str]:
+    """Groups that could not be compared inside."""
+    groups, size = len(rewards.groups), max((len(g.rewards) for g in rewards.groups), default=0)
+    if size == 1:
+        return ["one rollout per task compares nothing: use group_size=2 or more"]
+    if groups and not rewards.varying:
+        return [
+            f"no reward varies inside a group ({groups} groups): there is nothing to learn from. "
+            "The tasks may be too easy or too hard, or the reward too coarse"
+        ]
+    if rewards.varying < groups / 2:
+        return [f"rewards vary inside {rewards.varying} of {groups} groups only"]
+    return []
 
 
 def _of_calls(agents: Sequence[AgentReport]) -> list[str]:

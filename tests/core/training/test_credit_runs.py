@@ -1,0 +1,273 @@
+"""Credit in whole runs: a critic, Dr. GRPO's constant, overlong answers, states; going on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import Critic, Optimizer, Overlong, Trainer
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.learners.protocol import LearnerCapabilities
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.credit import anchor
+from lightspan.lightning.rows import Row
+from lightspan.lightning.states import State
+from lightspan.progress import SilentReporter
+from lightspan.reports.inspect import inspect_run
+from lightspan.training.checkpoints import latest, load_state
+
+
+def trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
+    return Trainer(algorithm, folder=folder, reporter=SilentReporter(), **options)
+
+
+class Recording(TorchLearner):
+    """Keeps the rows that it was asked the values of, and those that it learned from."""
+
+    def __init__(self, model: Path, critic: Critic | None) -> None:
+        optimizer = Optimizer(learning_rate=1e-3)
+        super().__init__({"policy": str(model)}, optimizer=optimizer, critic=critic)
+        self.valued: list[tuple[Row, list[float]]] = []
+        self.learned: list[Row] = []
+
+    def values(self, rows: Sequence[Row]) -> list[list[float]]:
+        found = super().values(rows)
+        self.valued += zip(rows, found, strict=True)
+        return found
+
+    def update(self, rows: Sequence[Row], *args: Any, **more: Any) -> dict[str, float]:
+        self.learned += rows
+        return super().update(rows, *args, **more)
+
+
+# --- a critic -------------------------------------------------------------------------------
+def test_a_critic_trains_groups_of_one(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """From values to the learner, the metrics and `inspect`: two calls a rollout, no groups."""
+    from tool_app import parsed  # type: ignore[import-not-found]
+
+    algorithm = rl(estimator="ppo", group_size=1, tasks_per_step=6)
+    learner = Recording(tiny, algorithm.critic)
+    run = trainer(algorithm, tmp_path / "run", steps=2, learner=learner)
+    run.fit(parsed, ask(6))
+    first, second = run.folder.metrics()
+    for line in (first, second):
+        assert line["learner/value_calls"] == line["calls"] == 12
+        assert line["learner/lambda"] == 1.0  # while warming up
+        assert line["learner/value_loss"] > 0
+    assert "learner/explained_variance" in second
+    last = set(algorithm.last_batch.rollouts)
+    before = [values for row, values in learner.valued if row.rollout_id not in last]
+    assert {value for values in before for value in values} == {0.0}  # never fitted
+    # rows are those that were asked about, with what was paid at each call as targets
+    rows = [row for row in learner.learned if row.rollout_id in last]
+    learned = {call: row for row in rows for call in row.call_ids}
+    printed: dict[str, tuple[str, str, str]] = {}
+    for rollout in {row.rollout_id for row in learned.values()}:
+        found = re.findall(
+            r"(call-\w+)/0 writer: trained.*\n(?: +temperature.*\n)? +advantage (\S+) = .*; "
+            r"credit (\S+) \(critic\(1\)\), turn \d, the critic expected (\S+); share",
+            inspect_run(run.folder.path, rollout),
+        )
+        printed |= {call: numbers for call, *numbers in found}  # type: ignore[misc]
+    expected = {
+        call_id: value
+        for row, values in learner.valued
+        if row.rollout_id in last
+        for (call_id, _), value in zip(row.call_ids, values, strict=True)
+    }
+    assert printed.keys() == expected.keys() == {call_id for call_id, _ in learned}
+    assert len(printed) == 12
+    [scale] = {why.scale for why in algorithm.last_batch.explanations.values()}
+    for (call_id, _), row in learned.items():
+        advantage, credit, value = printed[call_id]
+        place = [call for call, _ in row.call_ids].index(call_id)
+        used = row.advantages[row.responses[place].start]
+        assert advantage == f"{used:+.6g}"
+        assert value == f"{expected[call_id]:g}"
+        assert float(credit) == pytest.approx(row.value_targets[place], rel=1e-5)
+        assert used == pytest.approx((row.value_targets[place] - expected[call_id]) / scale)
+
+
+def test_a_run_with_a_critic_goes_on_exactly(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """Weights, the head and what is known of it: those of a run that was not interrupted. The
+    rollouts are read from the whole run's steps, since sampling depends on timing."""
+    options = {"estimator": "ppo", "group_size": 1, "tasks_per_step": 4}
+    replay = Replay()
+    whole = trainer(replay(rl(**options)), tmp_path / "whole", steps=3)
+    whole.fit(apps.spell, ask(4))
+    parts = trainer(replay(rl(**options)), tmp_path / "parts", steps=2)
+    parts.fit(apps.spell, ask(4))
+    resumed = replay(rl(**options))
+    again = trainer(resumed, tmp_path / "parts", steps=3)
+    again.fit(apps.spell, ask(4), resume=True)
+    lines = [run.folder.metrics() for run in (whole, again)]
+    for name in ("learner/value_loss", "learner/explained_variance", "learner/loss"):
+        assert [line.get(name) for line in lines[0]] == [line.get(name) for line in lines[1]]
+    states = [_state(run) for run in (whole, again)]
+    assert states[0] == states[1]
+    assert states[0]["critic"]["fits"] == 3
+    files = [_checkpoint(run) / "learner" for run in (whole, again)]
+    for name in ("critic-0.safetensors", "weights-0.safetensors", "optimizer-0.safetensors"):
+        assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
+
+
+class Replay:
+    """Wraps algorithms so that their n-th step sees the episodes that the first one saw in its."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}
+
+    def __call__(self, algorithm: Any) -> Any:
+        collect = algorithm.collect
+
+        async def replayed(world: Any) -> Any:
+            episodes = await collect(world)
+            return self._seen.setdefault(world.step, episodes)
+
+        algorithm.collect = replayed
+        return algorithm
+
+
+def _checkpoint(run: Trainer) -> Path:
+    found = latest(run.folder.checkpoints)
+    assert found is not None
+    return found
+
+
+def _state(run: Trainer) -> dict[str, Any]:
+    return load_state(_checkpoint(run)).algorithm
+
+
+class Valueless(TorchLearner):
+    """Declares no values."""
+
+    @property
+    def capabilities(self) -> LearnerCapabilities:
+        return LearnerCapabilities()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (Valueless, UnsupportedError, r'does not support a critic \(estimator="ppo"\)'),
+        (TorchLearner, ConfigError, r"this learner has no critic: give critic=Critic\(\) to it"),
+    ],
+)
+def test_a_learner_without_values_is_refused_before_anything_runs(
+    apps: Any,
+    rl: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    ask: Callable[..., Any],
+    kind: type[TorchLearner],
+    error: type[Exception],
+    message: str,
+) -> None:
+    learner = kind({"policy": str(tiny)})
+    run = trainer(rl(estimator="ppo"), tmp_path / "run", steps=1, learner=learner)
+    with pytest.raises(error, match=message):
+        run.fit(apps.spell, ask(2))
+    assert run.folder.metrics() == []
+
+
+# --- Dr. GRPO, overlong answers -------------------------------------------------------------
+def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """The first step's, after a resume too. A token's weight does not depend on its answer's
+    length; with a penalty on calls that are too long, which `inspect` and the metrics show."""
+    options = {"estimator": "dr_grpo", "overlong": Overlong(max_tokens=4, buffer=2)}
+    first = rl(**options)
+    trainer(first, tmp_path / "run", steps=1).fit(apps.spell, ask(4))
+    constants = first.state()["token_constants"]
+    assert constants == {"policy": first.last_batch.usable_tokens["policy"] / 8}
+    second = rl(**options)
+    run = trainer(second, tmp_path / "run", steps=2)
+    run.fit(apps.spell, ask(4), resume=True)
+    assert _state(run)["token_constants"] == constants
+    for batch in (first.last_batch, second.last_batch):
+        weights = [why.token_weight for why in batch.explanations.values()]
+        assert weights == pytest.approx([1 / (8 * constants["policy"])] * 8)
+        whys = {key[1:]: why for key, why in batch.explanations.items()}
+        for row in batch.rows:
+            [why] = [whys[call] for call in row.call_ids]
+            trained = zip(row.advantages, row.weights, row.mask, strict=True)
+            used = {advantage * weight for advantage, weight, is_trained in trained if is_trained}
+            assert used == {why.advantage * why.token_weight}
+    line = run.folder.metrics()[-1]
+    penalties = {t: [0.0, 0.0, 0.0, -0.5, -1.0][t] for t in range(5)}
+    found = list(second.last_batch.explanations.values())
+    assert [why.penalty for why in found] == [penalties[why.tokens] for why in found]
+    assert line["overlong/penalty"] == pytest.approx(sum(w.penalty or 0.0 for w in found) / 8)
+    assert line["overlong/penalised"] == sum(why.tokens > 2 for why in found) / 8
+    assert line["overlong/whole"] == sum(why.tokens == 4 for why in found) / 8
+    long = next(why for why in found if why.tokens == 4)
+    assert "(terminal, length -1)" in inspect_run(run.folder.path, long.rollout_id)
+
+
+# --- states ---------------------------------------------------------------------------------
+def first_word(state: State) -> str:
+    return state.observation.split()[0]
+
+
+def fails(state: State) -> str:
+    return str(state.messages[7])
+
+
+def test_a_key_of_ones_own_trains(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    algorithm = rl(credit=anchor(first_word))
+    run = trainer(algorithm, tmp_path / "run", steps=1)
+    run.fit(apps.spell, ask(2))
+    whys = algorithm.last_batch.explanations.values()
+    assert {why.others for why in whys} == {3}
+    [line] = run.folder.metrics()
+    assert line["learner/tokens"] > 0, "no group varied: change the seed of the test"
+    text = inspect_run(run.folder.path, algorithm.last_batch.rows[0].rollout_id)
+    name = f"{first_word.__module__}:first_word"
+    assert f"(anchor(1, key={name})), turn 0, others in its state: 3; share" in text
+
+
+def test_a_key_that_fails_stops_the_run(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    run = trainer(rl(credit=anchor(fails)), tmp_path / "run", steps=1)
+    with pytest.raises(ConfigError, match=r"fails on task \S+, turn 0: IndexError: .* return None"):
+        run.fit(apps.spell, ask(2))
+
+
+# --- other settings -------------------------------------------------------------------------
+def test_a_run_does_not_go_on_with_another_rule(
+    apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """A folder that is older than a setting is as if it was not set."""
+    folder, tasks = tmp_path / "run", ask(2)
+    trainer(rl(), folder, steps=1).fit(apps.spell, tasks)
+    config = json.loads((folder / "config.json").read_text())
+    assert {config.pop(name) for name in ("overlong", "critic", "token_constant")} == {None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    def refused(**options: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            trainer(rl(**options), folder, steps=2).fit(apps.spell, tasks, resume=True)
+        [told] = re.findall(r"go on with these \((.*)\): use the same", str(caught.value))
+        return str(told)
+
+    assert refused(credit="discounted") == (
+        "credit: 'terminal' before, 'discounted(1)' now; step_rewards: False before, True now"
+    )
+    overlong = Overlong(max_tokens=4, buffer=2)
+    assert refused(overlong=overlong).startswith("overlong: None before, {'max_tokens': 4, ")
+    assert "critic: None before, {" in refused(estimator="ppo")
+    result = trainer(rl(), folder, steps=2).fit(apps.spell, tasks, resume=True)
+    assert result.steps == 2
