@@ -132,6 +132,12 @@ EXAMPLES = {
         ["examples/rag/rag_example/crew.py", "examples/rag/rag_example/crew_training.py"],
         ["--framework", "crewai", "--steps", "4", "--validate-every", "4"],
     ),
+    "quest": Example(
+        "examples/quest",
+        "langgraph",
+        "test_quest_*.py",
+        "tests/core/trainer/test_structured_learning.py",
+    ),
 }
 BRIEFLY = ["--steps", "6", "--validate-every", "6", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance. With half of

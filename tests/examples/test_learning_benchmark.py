@@ -202,6 +202,7 @@ def test_every_example_has_its_parts(learning: Any) -> None:
         "rag": ["rl", "permuted", "sft", "constant"],
         "rag-crewai": ["rl", "permuted", "sft", "constant", "agents"],
         "math": ["rl", "permuted", "sft", "constant"],
+        "quest": ["rl", "permuted", "sft", "constant"],
     }
 
 
