@@ -30,7 +30,7 @@ WORLD = World(
     ),
     things={1: "red", 2: CROWN},
 )
-HALL = "You are in the hall.\nnorth: red door\neast: passage, lit\nBag: nothing"
+HALL = "You are in the hall.\nnorth: red door\neast: passage, lit\nBag:\nnothing"
 SCRIPT = Path(__file__).parents[2] / "examples" / "quest" / "app.py"
 
 
@@ -76,12 +76,12 @@ def test_a_quest_that_is_solved() -> None:
     assert final["calls"] == 6
     assert prompts == [
         f"The quest begins.\n\n{HALL}",
-        "You go east.\n\nYou are in the den.\nwest: passage\nHere: red key\nBag: nothing",
-        "You take the red key.\n\nYou are in the den.\nwest: passage, lit\nBag: red key",
-        "You go west.\n\nYou are in the hall.\nnorth: red door, lit\neast: passage\nBag: red key",
+        "You go east.\n\nYou are in the den.\nwest: passage\nHere: red key\nBag:\nnothing",
+        "You take the red key.\n\nYou are in the den.\nwest: passage, lit\nBag:\nred key",
+        "You go west.\n\nYou are in the hall.\nnorth: red door, lit\neast: passage\nBag:\nred key",
         "The red key is used up, the door is open.\n\n"
-        "You are in the hall.\nnorth: open door, lit\neast: passage\nBag: nothing",
-        "You go north.\n\nYou are in the crypt.\nsouth: open door\nHere: crown\nBag: nothing",
+        "You are in the hall.\nnorth: open door, lit\neast: passage\nBag:\nnothing",
+        "You go north.\n\nYou are in the crypt.\nsouth: open door\nHere: crown\nBag:\nnothing",
     ]
     assert final["messages"][-1].text == "You take the crown."
     assert len(final["messages"]) == 1, "what came before is not kept"
@@ -126,7 +126,7 @@ def test_it_ends_after_max_calls() -> None:
     final, prompts = play([call("go", exit="east"), "", "?"], max_calls=3)
     assert (final["calls"], final["position"].is_won) == (3, False)
     assert prompts[1:] == [
-        f"{told}\n\nYou are in the den.\nwest: passage\nHere: red key\nBag: nothing"
+        f"{told}\n\nYou are in the den.\nwest: passage\nHere: red key\nBag:\nnothing"
         for told in ("You go east.", "Call a tool.")
     ]
     final, _ = play(RIGHT, max_calls=6)

@@ -126,25 +126,25 @@ def test_one_of_two_equal_keys_is_used_up() -> None:
 @pytest.mark.parametrize(
     ("said", "seen"),
     [
-        ((), "You are in the hall.\neast: passage, lit\ndown: slide\nBag: nothing"),
-        (("go east",), "You are in the den.\nwest: passage\nHere: red key\nBag: nothing"),
-        (("go east", "take"), "You are in the den.\nwest: passage, lit\nBag: red key"),
+        ((), "You are in the hall.\neast: passage, lit\ndown: slide\nBag:\nnothing"),
+        (("go east",), "You are in the den.\nwest: passage\nHere: red key\nBag:\nnothing"),
+        (("go east", "take"), "You are in the den.\nwest: passage, lit\nBag:\nred key"),
         (
             ("go down",),
             "You are in the cave.\nnorth: red door\neast: red door\nsouth: passage, lit\n"
-            "Bag: nothing",
+            "Bag:\nnothing",
         ),
         (
             TO_CROWN[:7],
             "You are in the cave.\nnorth: red door, lit\neast: red door\nsouth: passage\n"
-            "Bag: red key, blue key",
+            "Bag:\nred key\nblue key",
         ),
         (
             TO_CROWN[:8],
             "You are in the cave.\nnorth: open door, lit\neast: red door\nsouth: passage\n"
-            "Bag: blue key",
+            "Bag:\nblue key",
         ),
-        (TO_CROWN[:9], "You are in the crypt.\nsouth: open door\nHere: crown\nBag: blue key"),
+        (TO_CROWN[:9], "You are in the crypt.\nsouth: open door\nHere: crown\nBag:\nblue key"),
     ],
 )
 def test_what_is_seen(said: tuple[str, ...], seen: str) -> None:

@@ -41,7 +41,7 @@ class Recipe(common.Recipe):
 
 
 RECIPE = Recipe(
-    imitation=Imitation(demonstrations=COUNT, prompt_weight=0.1),
+    imitation=Imitation(demonstrations=COUNT, prompt_weight=0.2),
     steps=16,
     group_size=8,
     tasks_per_step=8,

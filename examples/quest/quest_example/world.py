@@ -9,7 +9,7 @@ won.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -106,7 +106,7 @@ class Action(NamedTuple):
 
 def act(world: World, position: Position, action: Action) -> Outcome:
     """Do what an action says."""
-    tools = {"go": go, "take": take, "unlock": unlock}
+    tools: Mapping[str, Callable[..., Outcome]] = {"go": go, "take": take, "unlock": unlock}
     return tools[action.tool](world, position, **action.arguments)
 
 
@@ -207,7 +207,9 @@ def observation(world: World, position: Position) -> str:
     thing = thing_here(world, position)
     if thing is not None:
         lines.append(f"Here: {thing if thing == CROWN else f'{thing} key'}")
-    lines.append("Bag: " + (", ".join(f"{key} key" for key in position.bag) or "nothing"))
+    keys = [f"{key} key" for key in position.bag]
+    # a key to a line: a word at the beginning of one is spelled as it is in a tool's argument
+    lines += ["Bag:", *(keys or ["nothing"])]
     return "\n".join(lines)
 
 
