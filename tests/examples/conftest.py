@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 collect_ignore_glob = [
-    f"test_{name}_*.py" for name in ("math", "rag") if find_spec(f"{name}_example") is None
+    f"test_{name}_*.py" for name in ("math", "quest", "rag") if find_spec(f"{name}_example") is None
 ]
 
 

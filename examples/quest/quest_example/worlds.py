@@ -42,7 +42,7 @@ Ruin: TypeAlias = Literal["wrong key", "dark door", "early slide"]
 """The ways to lose a quest for good."""
 
 SPLITS: Final[tuple[Split, ...]] = ("train", "dev", "test")
-COUNTS: Final[Mapping[Split, int]] = {"train": 400, "dev": 200, "test": 500}
+COUNTS: Final[Mapping[Split, int]] = {"train": 400, "dev": 150, "test": 250}
 """Worlds of each split, no two of one structure."""
 RUINS: Final[tuple[Ruin, ...]] = ("wrong key", "dark door", "early slide")
 MIN_CALLS, MAX_CALLS = 12, 14
