@@ -24,6 +24,7 @@ from quest_example.demonstrations import (
 )
 from quest_example.player import careful, careful_path
 from quest_example.prompts import RULES, observation_of
+from quest_example.reward import plan_scores, random_score
 from quest_example.world import (
     BEGINNING,
     COLOURS,
@@ -153,6 +154,17 @@ def test_a_wrong_turn_is_recoverable(quests: dict[Split, list[World]]) -> None:
                     assert there - here <= 1
                     turns += 1
     assert turns > 100
+
+
+def test_a_plan_without_eyes_is_worth_nothing(quests: dict[Split, list[World]]) -> None:
+    """What solves one quest solves no other; and chance solves none."""
+    found = every(quests)
+    plans = {
+        str(number): [action for _, action in careful_path(world, MOST) or []]
+        for number, world in enumerate(found)
+    }
+    assert max(plan_scores(plans, found, MAX_CALLS).values()) <= 2 / len(found)
+    assert random_score(found * 5, MAX_CALLS) < 0.05
 
 
 def test_splits_share_no_structure(quests: dict[Split, list[World]]) -> None:
