@@ -1,7 +1,8 @@
 """Do the examples really learn? The figures of their READMEs, with their controls, in one run.
 
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
-    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math, router
+    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math,
+                                                         router, quest
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -59,6 +60,8 @@ from lightspan.training.statistics import Interval
 PERMUTED: Final = "rewards permuted"
 NOISE_SHARE: Final = 0.25
 """Of the gain with rewards, which permuted ones may reach by chance."""
+FIXED_PLANS: Final = 200
+"""Plans of the train quests and of the test's that are tried in every quest of the test."""
 SAY: Final = PlainReporter(sys.stderr)
 ROOT: Final = Path(__file__).parents[1]
 HEADS: Final = (
@@ -102,6 +105,18 @@ def constant_ticket(train: Sequence[Any], test: Sequence[Any], cache: Path) -> M
         f"{department}, {product}": (departments[department] + products[product]) / (2 * len(test))
         for department, product in itertools.product(departments, products)
     }
+
+
+def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """The share of the test's quests that each plan of a quest solves, and that chance does."""
+    from quest_example.reward import plan_scores, random_score
+    from quest_example.training import RECIPE, plans_of
+    from quest_example.world import World
+
+    worlds = [World.from_json(task["world"]) for task in test]
+    plans = plans_of([*train[:FIXED_PLANS], *test[:FIXED_PLANS]])
+    chance = {"any action that does something": random_score(worlds, RECIPE.max_calls)}
+    return {**plan_scores(plans, worlds, RECIPE.max_calls), **chance}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +234,14 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         imitates=False,
         comparison="policies",
         arms=_policy_arms(),
+    ),
+    "quest": lambda: Subject(
+        training="quest_example.training",
+        metric="quests solved",
+        constant=fixed_plan,
+        constant_ceiling=0.05,
+        start=0.2,
+        end=0.6,
     ),
 }
 

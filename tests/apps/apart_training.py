@@ -27,16 +27,22 @@ def trained_apart(
     optimize: Sequence[str],
     how: How,
     distributions: Sequence[str],
+    *,
+    context: int = 512,
 ) -> list[Episode]:
     """The episodes of a step, its runners started with the interpreter of an environment that holds
-    these distributions, what they need, and core; the trainer knows the app by name alone."""
+    these distributions, what they need, and core; the trainer knows the app by name alone.
+
+    Args:
+        context: tokens that the untrained model takes: long prompts need more.
+    """
     python = app_environment(folder / "app", *distributions)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     look = "from importlib.util import find_spec as f; print(f('torch'), f('transformers'))"
     found = subprocess.run([python, "-c", look], env=env, capture_output=True, check=True)
     assert found.stdout == b"None None\n"
     algorithm = LightningRL(
-        tiny_model(folder / "start", seed=0),
+        tiny_model(folder / "start", seed=0, context=context),
         optimize=list(optimize),
         group_size=2,
         tasks_per_step=2,

@@ -320,6 +320,7 @@ def test_every_example_has_its_parts(learning: Any) -> None:
         "rag-crewai": ["rl", "permuted", "sft", "constant", "agents"],
         "math": ["rl", "permuted", "sft", "constant"],
         "router": ["rl", "permuted", "constant", "policies"],
+        "quest": ["rl", "permuted", "sft", "constant"],
     }
 
 

@@ -1,0 +1,160 @@
+"""Imperfect demonstrations of the explorer: the warm start before reinforcement learning.
+
+They teach the model to read an observation and to call the tools, and leave it something to learn:
+each kind of mistake occurs at a rate of its own where there is an occasion for it. Three of them
+lose the quest for good (`worlds.Ruin`), two cost calls. All stay below one half: a model that
+ignores the cue altogether can't be brought back by reinforcement.
+
+Most of what loses the quest is demonstrated and then taken back: the run goes on as if the player
+had been careful. Otherwise few runs would show the rooms behind the doors.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from quest_example import app
+from quest_example.app import MAX_CALLS
+from quest_example.player import careful
+from quest_example.prompts import RULES, describe
+from quest_example.world import (
+    BEGINNING,
+    Action,
+    Exit,
+    Position,
+    World,
+    act,
+    is_closed,
+    lit,
+    observation,
+    thing_here,
+)
+from quest_example.worlds import worlds
+
+Chat: TypeAlias = dict[str, Any]
+Mistake: TypeAlias = Literal["key", "door", "slide", "turn", "locked"]
+
+COUNT: Final = 8_000
+"""Demonstrations of a warm start: calls."""
+KEPT: Final[Mapping[str, float]] = {"go": 0.5, "take": 0.3, "unlock": 1.0}
+"""The share of a tool's calls that are demonstrated: `unlock` takes most to learn."""
+MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
+    "key": 0.2,
+    "door": 0.3,
+    "slide": 0.25,
+    "turn": 0.2,
+    "locked": 0.1,
+}
+"""How often another key is put into the lit door, a dark door is unlocked that a key in the bag
+fits, the slide is taken while something else is lit, a dark passage is taken, a locked door is
+walked into: at each occasion."""
+FATAL: Final[frozenset[Mistake]] = frozenset({"key", "door", "slide"})
+TAKEN_BACK: Final = 0.75
+"""How often a run goes on as if a fatal mistake had not been made."""
+RUNS_PER_WORLD: Final = 3
+TOOLS: Final[list[dict[str, Any]]] = [convert_to_openai_tool(tool) for tool in app.TOOLS]
+"""The tools as LangChain describes them to the model."""
+
+
+class Demonstrated(NamedTuple):
+    """One call: the prompt after the rules, and what the demonstrator did."""
+
+    prompt: str
+    action: Action
+
+
+class Mistaken(NamedTuple):
+    """What is done in place of what is right."""
+
+    kind: Mistake
+    action: Action
+
+
+def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
+    """Calls of the explorer in worlds of train, their own, in random order.
+
+    Equal arguments give equal lists.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+    found: list[Demonstrated] = []
+    for world in worlds("train", f"demonstrations {seed}"):
+        played = [each for _ in range(RUNS_PER_WORLD) for each in play(world, rng)]
+        found += [each for each in played if rng.random() < KEPT[each.action.tool]]
+        if len(found) >= count:
+            break
+    rng.shuffle(found)
+    return [_chat(each) for each in found[:count]]
+
+
+def play(world: World, rng: random.Random) -> list[Demonstrated]:
+    """One imperfect run of the app; it ends early where no key is left for the lit door."""
+    calls: list[Demonstrated] = []
+    position, told = Position(), BEGINNING
+    while not position.is_won and len(calls) < MAX_CALLS:
+        right = careful(world, position)
+        mistake = mistaken(world, position, rng)
+        if right is None:
+            break
+        action = right if mistake is None else mistake.action
+        calls.append(Demonstrated(describe(told, observation(world, position)), action))
+        if mistake is not None and mistake.kind in FATAL and rng.random() < TAKEN_BACK:
+            action = right
+        position, told, _ = act(world, position, action)
+    return calls
+
+
+def mistaken(world: World, position: Position, rng: random.Random) -> Mistaken | None:
+    """A mistake that is made here: at each occasion one, at its rate."""
+    for kind, occasions in _occasions(world, position):
+        if occasions and rng.random() < MISTAKE_RATES[kind]:
+            return Mistaken(kind, rng.choice(occasions))
+    return None
+
+
+def _occasions(world: World, position: Position) -> Iterator[tuple[Mistake, Sequence[Action]]]:
+    """Each kind of mistake, and what it would be here."""
+    if thing_here(world, position) is not None:
+        return
+    light = lit(world, position)
+    exits = world.exits[position.room]
+    dark = [way for way in exits if way.direction != light]
+    closed = [way for way in exits if is_closed(way, position)]
+    right = [way for way in closed if way.direction == light and way.lock in position.bag]
+    yield (
+        "key",
+        [_unlock(way, key) for way in right for key in set(position.bag) - {way.lock}],
+    )
+    yield (
+        "door",
+        [_unlock(way, str(way.lock)) for way in dark if way in closed and way.lock in position.bag],
+    )
+    yield "slide", [_go(way) for way in dark if way.is_slide]
+    yield "turn", [_go(way) for way in dark if not way.is_slide and way not in closed]
+    yield "locked", [_go(way) for way in closed]
+
+
+def _go(way: Exit) -> Action:
+    return Action("go", {"exit": way.direction})
+
+
+def _unlock(way: Exit, key: str) -> Action:
+    return Action("unlock", {"exit": way.direction, "key": key})
+
+
+def _chat(demonstrated: Demonstrated) -> Chat:
+    action = demonstrated.action
+    function = {"name": action.tool, "arguments": json.dumps(action.arguments)}
+    call = {"id": "call_0", "type": "function", "function": function}
+    return {
+        "messages": [
+            {"role": "system", "content": RULES},
+            {"role": "user", "content": demonstrated.prompt},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": TOOLS,
+    }

@@ -1,0 +1,121 @@
+"""The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
+
+This is all that the example needs beside the app: `answer` runs the untouched graph on a quest and
+scores where it ends. Everything was tuned on the development worlds; the test worlds were looked at
+once, to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import lightspan_langgraph
+from lightspan import rollout
+from lightspan.progress import Reporter
+from lightspan_examples import recipe as common
+from lightspan_examples.data import generated
+from lightspan_examples.recipe import Imitation
+from lightspan_examples.warm_start import WarmStart
+from quest_example import app, demonstrations, player, prompts, world, worlds
+from quest_example.app import MAX_CALLS, Graph, build_graph, chat_model
+from quest_example.demonstrations import COUNT
+from quest_example.reward import solved
+from quest_example.world import Action, World
+from quest_example.worlds import Task
+
+TRAINED = ["explore"]
+"""The agents that learn."""
+AGENTS = lightspan_langgraph.agents(build_graph()).paths
+"""Every agent of the app: a misspelt name is an error before anything runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(common.Recipe):
+    """Every setting of the example's training."""
+
+    max_calls: int = MAX_CALLS
+
+
+RECIPE = Recipe(
+    imitation=Imitation(demonstrations=COUNT, prompt_weight=0.2),
+    steps=16,
+    group_size=8,
+    tasks_per_step=8,
+    minibatches=2,
+    learning_rate=4e-4,
+    temperature=0.7,
+    max_tokens=48,
+)
+REAL_MODEL = replace(RECIPE, steps=400, tasks_per_step=16, learning_rate=1e-6, max_tokens=512)
+"""The recipe for a model that was not built here; not yet run on a GPU."""
+
+
+class TrainingTask(Task):
+    """A quest with how the app is to be run."""
+
+    max_tokens: int
+    max_calls: int
+
+
+lightspan_langgraph.instrument()
+
+
+@rollout
+def answer(task: TrainingTask) -> float:
+    """Play a quest; the reward is whether it was solved."""
+    graph = _graph(task["max_tokens"], task["max_calls"])
+    final = graph.invoke({"world": World.from_json(task["world"])})
+    return solved(final["position"])
+
+
+@cache
+def _graph(max_tokens: int, max_calls: int) -> Graph:
+    # Where the client points does not matter in training: calls go to the model that learns.
+    model = chat_model(
+        "quest",
+        base_url="http://localhost/v1",
+        api_key="unused",
+        temperature=RECIPE.temperature,
+        max_tokens=max_tokens,
+    )
+    return build_graph(model, max_calls=max_calls)
+
+
+def load_tasks(
+    cache_dir: Path,
+    split: worlds.Split,
+    recipe: Recipe = RECIPE,
+    reporter: Reporter | None = None,
+) -> list[TrainingTask]:
+    """The quests of a split as `answer` takes them; worlds are generated on the first call."""
+    data = generated(cache_dir, worlds.generate, "worlds", reporter)
+    return [
+        TrainingTask(**task, max_tokens=recipe.max_tokens, max_calls=recipe.max_calls)
+        for task in worlds.load(data, split)
+    ]
+
+
+def plans_of(tasks: Sequence[Task]) -> dict[str, list[Action]]:
+    """What a careful player does in each quest, by the quest's name: answers to no other one."""
+    return {
+        task["id"]: [action for _, action in path]
+        for task in tasks
+        if (path := player.careful_path(World.from_json(task["world"]), MAX_CALLS)) is not None
+    }
+
+
+def chats(count: int, seed: int) -> list[dict[str, Any]]:
+    """The demonstrations as chats."""
+    return demonstrations.demonstrate(count, seed)
+
+
+warm_start = WarmStart(RECIPE, chats, [demonstrations, app, player, prompts, world, worlds])
+
+
+def rl_options(seed: int, recipe: Recipe = RECIPE) -> dict[str, Any]:
+    """The arguments of LightningRL that the recipe fixes."""
+    return {"optimize": TRAINED, "frozen": None, "seed": seed, **recipe.settings}

@@ -1,0 +1,213 @@
+"""The text world: what its tools answer, what is seen, and what can still be won."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quest_example.chart import Chart
+from quest_example.player import careful, careful_path
+from quest_example.reward import plan_scores, random_score, solved
+from quest_example.world import Action, Exit, Position, World, act, actions, lit, observation
+
+
+def small_world() -> World:
+    """Six rooms: the red key east of the start, a slide, the way on behind a red door, and a
+    second red door that leads nowhere.
+
+        hall -e- den(red)      hall -slide- cave -n[red]- crypt(crown)
+                                            cave -e[red]- pantry
+                                            cave -s- mill(blue)
+    """
+    return World(
+        rooms=("hall", "den", "cave", "crypt", "pantry", "mill"),
+        exits=(
+            (Exit("east", 1), Exit("down", 2)),
+            (Exit("west", 0),),
+            (Exit("north", 3, "red"), Exit("east", 4, "red"), Exit("south", 5)),
+            (Exit("south", 2, "red"),),
+            (Exit("west", 2, "red"),),
+            (Exit("north", 2),),
+        ),
+        things={1: "red", 3: "crown", 5: "blue"},
+    )
+
+
+WORLD = small_world()
+START = Position()
+WON = Position(3, ("blue",), frozenset({1, 3, 5}), frozenset({(2, 3)}), True)
+
+
+def do(*said: str, world: World = WORLD) -> tuple[Position, list[str]]:
+    """The end of a few actions, as "go east", "take", "unlock north red", and what each told."""
+    position, told = START, []
+    for text in said:
+        position, answer, _ = act(world, position, action(text))
+        told.append(answer)
+    return position, told
+
+
+def action(text: str) -> Action:
+    tool, *values = text.split()
+    return Action(tool, dict(zip(("exit", "key"), values, strict=False)))
+
+
+TO_CAVE = ("go east", "take", "go west", "go down")
+TO_CROWN = (*TO_CAVE, "go south", "take", "go north", "unlock north red", "go north", "take")
+
+
+def test_a_quest_and_what_it_tells() -> None:
+    position, told = do(*TO_CROWN)
+    assert told == [
+        "You go east.",
+        "You take the red key.",
+        "You go west.",
+        "You slide down.",
+        "You go south.",
+        "You take the blue key.",
+        "You go north.",
+        "The red key is used up, the door is open.",
+        "You go north.",
+        "You take the crown.",
+    ]
+    assert position == WON
+    assert (solved(position), solved(START)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("go north", "There is no exit north."),
+        ("go ", "There is no exit ."),
+        ("take", "Nothing lies here."),
+        ("unlock west red", "There is no exit west."),
+        ("unlock east red", "Nothing is locked east."),
+        ("unlock down red", "Nothing is locked down."),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing(said: str, told: str) -> None:
+    tool, *values = said.split(" ")
+    outcome = act(WORLD, START, Action(tool, dict(zip(("exit", "key"), values, strict=False))))
+    assert outcome == (START, told, False)
+
+
+def test_doors() -> None:
+    before, _ = do(*TO_CAVE)
+    assert act(WORLD, before, action("go north")) == (before, "The red door is locked.", False)
+    assert act(WORLD, before, action("unlock north blue")) == (
+        before,
+        "You have no blue key.",
+        False,
+    )
+    opened = act(WORLD, before, action("unlock north red"))
+    assert opened.position.opened == {(2, 3)}
+    assert act(WORLD, opened.position, action("unlock north red")).told == (
+        "Nothing is locked north."
+    )
+    beyond = act(WORLD, opened.position, action("go north")).position
+    assert act(WORLD, beyond, action("go south")).position.room == 2, "open from both sides"
+    named = act(WORLD, before, Action("unlock", {"exit": "north", "key": "red key"}))
+    assert named == opened
+
+
+def test_a_key_in_another_lock_is_used_up_and_nothing_says_more() -> None:
+    position, told = do(*TO_CAVE, "go south", "take", "go north", "unlock north blue")
+    assert told[-1] == "The blue key is used up."
+    assert (position.bag, position.opened) == (("red",), frozenset())
+
+
+def test_one_of_two_equal_keys_is_used_up() -> None:
+    world = World(("a", "b"), ((Exit("east", 1, "red"),), (Exit("west", 0, "red"),)), {1: "crown"})
+    before = Position(0, ("red", "blue", "red"))
+    assert act(world, before, action("unlock east red")).position.bag == ("blue", "red")
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ((), "You are in the hall.\neast: passage, lit\ndown: slide\nBag:\nnothing"),
+        (("go east",), "You are in the den.\nwest: passage\nHere: red key\nBag:\nnothing"),
+        (("go east", "take"), "You are in the den.\nwest: passage, lit\nBag:\nred key"),
+        (
+            ("go down",),
+            "You are in the cave.\nnorth: red door\neast: red door\nsouth: passage, lit\n"
+            "Bag:\nnothing",
+        ),
+        (
+            TO_CROWN[:7],
+            "You are in the cave.\nnorth: red door, lit\neast: red door\nsouth: passage\n"
+            "Bag:\nred key\nblue key",
+        ),
+        (
+            TO_CROWN[:8],
+            "You are in the cave.\nnorth: open door, lit\neast: red door\nsouth: passage\n"
+            "Bag:\nblue key",
+        ),
+        (TO_CROWN[:9], "You are in the crypt.\nsouth: open door\nHere: crown\nBag:\nblue key"),
+    ],
+)
+def test_what_is_seen(said: tuple[str, ...], seen: str) -> None:
+    assert observation(WORLD, do(*said)[0]) == seen
+
+
+def test_the_light_never_tells_what_is_lost() -> None:
+    wasted, _ = do(*TO_CROWN[:7], "unlock east red")
+    whole, _ = do(*TO_CROWN[:7])
+    assert lit(WORLD, wasted) == lit(WORLD, whole) == "north"
+    forgotten, _ = do("go down", "go south", "take", "go north")
+    assert lit(WORLD, forgotten) == "north"
+    assert Chart(WORLD).calls_to_win(wasted) is None
+    assert Chart(WORLD).calls_to_win(forgotten) is None
+    assert lit(WORLD, WON) is None
+
+
+def test_what_can_still_be_won() -> None:
+    chart = Chart(WORLD)
+    assert chart.calls_to_win(START) == 7
+    assert chart.fatal(START) == [action("go down")]
+    cave, _ = do(*TO_CAVE)
+    assert chart.calls_to_win(cave) == 3
+    assert chart.fatal(cave) == [action("unlock east red")]
+    both, _ = do(*TO_CROWN[:7])
+    assert chart.fatal(both) == [action("unlock east red")], "the blue key is of no use"
+    lost, _ = do("go down")
+    assert chart.calls_to_win(lost) is None
+    assert chart.fatal(lost) == list(actions(WORLD, lost)) == [action("go south")]
+
+
+def test_the_chart_agrees_with_playing() -> None:
+    """Every position, against a search from it alone."""
+    chart = Chart(WORLD)
+    waiting, seen = [START], {START}
+    while waiting:
+        here = waiting.pop()
+        assert Chart(WORLD, here).calls_to_win(here) == chart.calls_to_win(here)
+        for each in [] if here.is_won else actions(WORLD, here):
+            there = act(WORLD, here, each).position
+            if there not in seen:
+                seen.add(there)
+                waiting.append(there)
+    assert len(seen) == chart.reachable
+
+
+def test_a_careful_player() -> None:
+    path = careful_path(WORLD, 20)
+    assert path is not None
+    assert [each for _, each in path] == [action(text) for text in TO_CROWN]
+    assert careful_path(WORLD, 9) is None
+    lost, _ = do("go down", "go south", "take", "go north")
+    assert careful(WORLD, lost) is None
+    assert careful(WORLD, WON) is None
+
+
+def test_worlds_survive_json() -> None:
+    assert World.from_json(json.loads(json.dumps(WORLD.to_json()))) == WORLD
+
+
+def test_fixed_plans_and_chance() -> None:
+    right = [action(text) for text in TO_CROWN]
+    plans = {"right": right, "hasty": [action("go down"), *right], "late": [action("take"), *right]}
+    assert plan_scores(plans, [WORLD], 11) == {"right": 1.0, "hasty": 0.0, "late": 1.0}
+    assert plan_scores(plans, [WORLD], 10) == {"right": 1.0, "hasty": 0.0, "late": 0.0}
+    assert 0.0 < random_score([WORLD] * 200, 20) < 0.5

@@ -1,0 +1,340 @@
+"""Generated quests, and the demonstrations of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from quest_example.app import MAX_CALLS
+from quest_example.chart import Chart
+from quest_example.demonstrations import (
+    MISTAKE_RATES,
+    TOOLS,
+    Demonstrated,
+    demonstrate,
+    mistaken,
+    play,
+)
+from quest_example.player import careful, careful_path
+from quest_example.prompts import RULES, observation_of
+from quest_example.reward import plan_scores, random_score
+from quest_example.world import (
+    BEGINNING,
+    COLOURS,
+    COMPASS,
+    CROWN,
+    DOWN,
+    OPPOSITE,
+    Action,
+    Exit,
+    Position,
+    World,
+    act,
+    observation,
+)
+from quest_example.worlds import (
+    MAX_CALLS as MOST,
+    MIN_CALLS,
+    RUINS,
+    SPLITS,
+    Split,
+    different_worlds,
+    generate,
+    is_good,
+    load,
+    ruins,
+    structure,
+    structure_split,
+    worlds,
+)
+
+COUNTS: dict[Split, int] = {"train": 24, "dev": 8, "test": 16}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quests")
+    generate(folder, counts=COUNTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quests(data: Path) -> dict[Split, list[World]]:
+    return {
+        split: [World.from_json(task["world"]) for task in load(data, split)] for split in SPLITS
+    }
+
+
+def every(quests: dict[Split, list[World]]) -> list[World]:
+    return [world for found in quests.values() for world in found]
+
+
+# --- the worlds -----------------------------------------------------------------------------
+def test_equal_seeds_give_equal_quests(data: Path, tmp_path: Path) -> None:
+    few: dict[Split, int] = {"test": 3}
+    again = generate(tmp_path, counts=few)["test"]
+    assert again == load(tmp_path, "test") == load(data, "test")[:3]
+    assert [task["id"] for task in again] == ["test-0000", "test-0001", "test-0002"]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert generate(other, seed=1, counts=few)["test"] != again
+
+
+def test_rooms_are_a_tree_with_ways_back(quests: dict[Split, list[World]]) -> None:
+    for world in every(quests):
+        assert len(set(world.rooms)) == len(world.rooms) == len(world.exits)
+        ways = [(room, way) for room, found in enumerate(world.exits) for way in found]
+        slides = [way for _, way in ways if way.is_slide]
+        assert len(slides) == 1
+        assert len(ways) == 2 * (len(world.rooms) - 1) - len(slides)
+        for room, way in ways:
+            if not way.is_slide:
+                back = Exit(OPPOSITE[way.direction], room, way.lock)
+                assert back in world.exits[way.to]
+        for found in world.exits:
+            listed = [[*COMPASS, DOWN].index(way.direction) for way in found]
+            assert listed == sorted(set(listed))
+
+
+def test_a_careful_player_wins_in_time(quests: dict[Split, list[World]]) -> None:
+    """The path is solvable within the budget, with calls to spare, and none is shorter."""
+    lengths = set()
+    for world in every(quests):
+        path = careful_path(world, MAX_CALLS)
+        assert path is not None
+        assert MIN_CALLS <= len(path) <= MOST < MAX_CALLS
+        assert Chart(world).calls_to_win(Position()) == len(path)
+        position, action = path[-1]
+        assert act(world, position, action).position.is_won
+        lengths.add(len(path))
+    assert len(lengths) > 1
+
+
+def test_each_kind_of_ruin_is_met_and_is_fatal(quests: dict[Split, list[World]]) -> None:
+    """By exhaustive search from what comes after it: no sequence of actions wins."""
+    for world in every(quests):
+        chart = Chart(world)
+        met: Counter[str] = Counter()
+        path = careful_path(world, MOST)
+        assert path is not None
+        for position, right in path:
+            fatal = chart.fatal(position)
+            assert right not in fatal
+            met.update(ruins(world, chart, position))
+            for action in fatal:
+                after = act(world, position, action)
+                assert after.is_done
+                assert Chart(world, after.position).calls_to_win(after.position) is None
+                assert re.fullmatch(
+                    r"You slide down\.|The \w+ key is used up(, the door is open)?\.", after.told
+                ), "nothing says so"
+        assert set(met) == set(RUINS)
+
+
+def test_a_wrong_turn_is_recoverable(quests: dict[Split, list[World]]) -> None:
+    """Whatever passage is taken, the quest can be won, two calls later."""
+    turns = 0
+    for world in every(quests):
+        chart = Chart(world)
+        for position, right in careful_path(world, MOST) or []:
+            for way in world.exits[position.room]:
+                turn = Action("go", {"exit": way.direction})
+                after = act(world, position, turn)
+                if turn != right and after.is_done and not way.is_slide:
+                    here, there = (chart.calls_to_win(p) for p in (position, after.position))
+                    assert here is not None
+                    assert there is not None
+                    assert there - here <= 1
+                    turns += 1
+    assert turns > 100
+
+
+def test_a_plan_without_eyes_is_worth_nothing(quests: dict[Split, list[World]]) -> None:
+    """What solves one quest solves no other; and chance solves none."""
+    found = every(quests)
+    plans = {
+        str(number): [action for _, action in careful_path(world, MOST) or []]
+        for number, world in enumerate(found)
+    }
+    assert max(plan_scores(plans, found, MAX_CALLS).values()) <= 2 / len(found)
+    assert random_score(found * 5, MAX_CALLS) < 0.05
+
+
+def test_splits_share_no_structure(quests: dict[Split, list[World]]) -> None:
+    structures = {split: [structure(world) for world in found] for split, found in quests.items()}
+    for split, found in structures.items():
+        assert len(set(found)) == len(found) == COUNTS[split]
+        assert {structure_split(name) for name in found} == {split}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not set(structures[one]) & set(structures[other])
+
+
+def test_demonstrations_share_no_structure_with_dev_or_test() -> None:
+    found = itertools.islice(worlds("train", "demonstrations 0"), 12)
+    assert {structure_split(structure(world)) for world in found} == {"train"}
+
+
+def renamed(world: World, rng: random.Random) -> World:
+    """With other names of rooms, colours and directions, and rooms numbered otherwise."""
+    colours = dict(zip(COLOURS, rng.sample(COLOURS, len(COLOURS)), strict=True))
+    order = [0, *rng.sample(range(1, len(world.rooms)), len(world.rooms) - 1)]
+    exits: dict[int, tuple[Exit, ...]] = {}
+    for room, found in enumerate(world.exits):
+        compass = iter(rng.sample(COMPASS, len(COMPASS)))
+        exits[order[room]] = tuple(
+            Exit(
+                DOWN if way.is_slide else next(compass),
+                order[way.to],
+                None if way.lock is None else colours[way.lock],
+            )
+            for way in rng.sample(found, len(found))
+        )
+    return World(
+        rooms=tuple(f"room {number}" for number in range(len(world.rooms))),
+        exits=tuple(exits[number] for number in range(len(exits))),
+        things={order[room]: colours.get(thing, thing) for room, thing in world.things.items()},
+    )
+
+
+@given(number=st.integers(0, 47), seed=st.integers())
+def test_names_are_no_part_of_the_structure(
+    quests: dict[Split, list[World]], number: int, seed: int
+) -> None:
+    world = every(quests)[number]
+    assert structure(renamed(world, random.Random(seed))) == structure(world)
+
+
+def test_what_is_part_of_the_structure() -> None:
+    def world(**changes: str | None) -> World:
+        kinds: dict[str, str | None] = {"one": None, "two": "red", "key": "red", **changes}
+        return World(
+            ("a", "b", "c"),
+            (
+                (Exit("north", 1, kinds["one"]), Exit("east", 2, kinds["two"])),
+                (Exit("south", 0, kinds["one"]),),
+                (Exit("west", 0, kinds["two"]),),
+            ),
+            {1: str(kinds["key"]), 2: CROWN},
+        )
+
+    assert structure(world()) == "(-(a)[a](crown))"
+    assert structure(world(two="blue", key="blue")) == structure(world())
+    different = [world(), world(key="blue"), world(two=None), world(one="red"), world(one="blue")]
+    assert len({structure(each) for each in different}) == len(different)
+
+
+def test_what_is_no_good_world() -> None:
+    line = World(
+        ("a", "b"), ((Exit("north", 1),), (Exit("south", 0),)), {1: CROWN}
+    )  # won in two calls
+    assert not is_good(line)
+    assert not is_good(World(line.rooms, line.exits, {}))
+
+
+def test_structures_do_not_repeat() -> None:
+    names = [structure(world) for world in itertools.islice(different_worlds("train", "x"), 20)]
+    assert len(set(names)) == 20
+
+
+# --- the demonstrations ---------------------------------------------------------------------
+def test_equal_seeds_give_equal_demonstrations() -> None:
+    assert demonstrate(30, 3) == demonstrate(30, 3) != demonstrate(30, 4)
+    assert len(demonstrate(31, 3)) == 31
+
+
+def test_a_demonstration() -> None:
+    (chat,) = demonstrate(1, 3)
+    system, user, assistant = chat["messages"]
+    assert chat["tools"] is TOOLS
+    assert system == {"role": "system", "content": RULES}
+    assert observation_of(user["content"]).startswith("You are in the ")
+    (call,) = assistant["tool_calls"]
+    assert assistant["content"] is None
+    assert call["function"]["name"] in {"go", "take", "unlock"}
+    assert set(json.loads(call["function"]["arguments"])) <= {"exit", "key"}
+
+
+def test_demonstrated_prompts_are_those_of_the_app(
+    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 0.0)
+    world = quests["train"][0]
+    first, second, *_ = play(world, random.Random(1))
+    assert first.prompt == f"{BEGINNING}\n\n{observation(world, Position())}"
+    after = act(world, Position(), first.action)
+    assert second.prompt == f"{after.told}\n\n{observation(world, after.position)}"
+
+
+def test_a_demonstrator_without_mistakes_is_careful(
+    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quest_example.demonstrations.MISTAKE_RATES", dict.fromkeys(MISTAKE_RATES, 0.0)
+    )
+    for world in quests["train"]:
+        path = careful_path(world, MAX_CALLS)
+        assert path is not None
+        played: list[Demonstrated] = play(world, random.Random(0))
+        assert [each.action for each in played] == [action for _, action in path]
+
+
+def test_mistakes_have_their_rates(quests: dict[Split, list[World]]) -> None:
+    """Where a fatal mistake is the first that can be made, it is made at its rate."""
+    rng = random.Random(0)
+    made: Counter[str] = Counter()
+    tried: Counter[str] = Counter()
+    for world in quests["train"]:
+        chart = Chart(world)
+        for position, right in careful_path(world, MOST) or []:
+            kinds = ruins(world, chart, position)
+            if len(kinds) != 1:
+                continue
+            (kind,) = kinds
+            tried[kind] += 100
+            fatal = chart.fatal(position)
+            mistakes = [mistaken(world, position, rng) for _ in range(100)]
+            made[kind] += sum(each is not None and each.action in fatal for each in mistakes)
+            assert careful(world, position) == right
+    rates = {"wrong key": "key", "dark door": "door", "early slide": "slide"}
+    for kind, name in rates.items():
+        if tried[kind]:
+            expected = MISTAKE_RATES[name]  # type: ignore[index]
+            assert made[kind] / tried[kind] == pytest.approx(expected, abs=0.06), kind
+    assert tried["early slide"] > 1000
+    assert tried["dark door"] > 1000
+
+
+def test_fatal_mistakes_are_taken_back(
+    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are demonstrated, and every run is won all the same."""
+    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 1.0)
+    rates = {**dict.fromkeys(MISTAKE_RATES, 0.0), "slide": 1.0}
+    monkeypatch.setattr("quest_example.demonstrations.MISTAKE_RATES", rates)
+    slides = 0
+    for world in quests["train"]:
+        path = careful_path(world, MAX_CALLS)
+        assert path is not None
+        for each, (_, right) in zip(play(world, random.Random(0)), path, strict=True):
+            if each.action != right:
+                assert each.action == Action("go", {"exit": DOWN})
+                slides += 1
+    assert slides >= len(quests["train"])
+
+
+def test_demonstrators_win_sometimes(
+    quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quest_example.demonstrations.TAKEN_BACK", 0.0)
+    rng = random.Random(0)
+    runs = [play(world, rng) for world in every(quests) for _ in range(8)]
+    won = sum(run[-1].action.tool == "take" and "Here: crown" in run[-1].prompt for run in runs)
+    assert 0.15 < won / len(runs) < 0.45
+    assert max(map(len, runs)) <= MAX_CALLS
