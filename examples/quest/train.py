@@ -38,7 +38,9 @@ def prepare(run: Run) -> Prepared:
 def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained in worlds that were not trained on."""
     trainer, quests, held_out = prepare(run)
-    result = trainer.fit(answer, quests, held_out, agents=AGENTS, resume=run.resume)
+    result = trainer.fit(
+        answer, quests, held_out, selection=run.selection, agents=AGENTS, resume=run.resume
+    )
     run.report(result)
     run.reporter.line(result.summary(METRIC))
     return result
