@@ -47,7 +47,10 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(training, "load_tasks", lambda *_: [{"id": "t"}])
+    # one task of each split: what is evaluated on the way is not what is reported
+    monkeypatch.setattr(
+        training, "load_tasks", lambda cache, split, *_: [{"id": split, "schema": split}]
+    )
     monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
     missing = str(tmp_path / "no" / "such" / "model")
     folder = str(tmp_path / "run")

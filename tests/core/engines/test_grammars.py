@@ -366,11 +366,12 @@ async def test_cut_streamed_and_continued(
 async def test_weights_that_change_in_the_middle(
     engine: TransformersEngine, model: Any, tokenizer: TransformersTokenizer
 ) -> None:
+    options: dict[str, Any] = {"max_tokens": 500, "stream": True}
     tasks = [
-        asyncio.create_task(generate(engine, ones_and_twos(40), name=str(n), max_tokens=500))
+        asyncio.create_task(generate(engine, ones_and_twos(40), name=str(n), **options))
         for n in range(4)
     ]
-    await until(lambda: engine.usage()["requests"] == 4)
+    await until(lambda: engine.usage()["tokens"])  # sampled by the weights of before
     for version in (1, 2, 3):
         await engine.update("writer", perturbed(model, version), version)
     answers = await asyncio.gather(*tasks)
