@@ -98,7 +98,8 @@ def constant_number(train: Sequence[Any], test: Sequence[Any], cache: Path) -> M
 def constant_ticket(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
     """The score of each pair of a department and a product as the answer to every message."""
     del cache
-    departments = Counter(task["department"] for task in test)
+    departments = Counter({task["department"]: 0 for task in train})
+    departments.update(task["department"] for task in test)
     products = Counter({task["product"]: 0 for task in train})
     products.update(task["product"] for task in test)
     return {
