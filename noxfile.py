@@ -150,6 +150,8 @@ EXAMPLES = {
         "test_quest_*.py",
     ),
 }
+CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
+"""The tasks of the comparison of credit rules, by the environment that they are run in."""
 BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance. With half of
 the recipe's demonstrations it would begin at 0.01 (math), or learn little but the form (RAG)."""
@@ -347,7 +349,7 @@ def test_files(folder: str, pattern: str) -> Iterable[str]:
 def install_learning(session: nox.Session) -> None:
     """Install torch, all our packages that can be beside it, and the tools that others share."""
     install_torch(session)
-    editable = [f"{CORE}[train,otlp,parquet]", *shared_adapters(), *shared_examples()]
+    editable = [f"{CORE}[train,prompts,otlp,parquet]", *shared_adapters(), *shared_examples()]
     install(
         session,
         *CONSTRAINTS,
@@ -614,7 +616,7 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def attack(session: nox.Session) -> None:
-    """Send a million hostile requests to a training's gateway, and as many to `serve`: an hour.
+    """Send a million hostile requests, half to a training's gateway, half to `serve`: an hour.
 
     After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
     measures how long others wait meanwhile.
@@ -677,15 +679,27 @@ def router(session: nox.Session) -> None:
     session.run("python", "examples/router/train.py", *session.posargs, env=ISOLATED)
 
 
+def install_and_test(session: nox.Session, example: Example) -> None:
+    """Install and test an example, and check its types."""
+    install_example(session, example)
+    if example.types:
+        session.run("python", "-m", "mypy", "--strict", *example.types, env=ISOLATED)
+    run_pytest(session, "-m", "not controls", *test_files("tests/examples", example.tests))
+
+
+@nox.session(default=False)
+@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
+def tests_example(session: nox.Session, example: str) -> None:
+    """Test an example where its framework is; what trains an app of it is among its tests."""
+    install_and_test(session, EXAMPLES[example])
+
+
 @nox.session(default=False)
 @nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
 def examples(session: nox.Session, example: str) -> None:
     """Test an example, train it briefly, and check that the held-out gain is above zero."""
     known = EXAMPLES[example]
-    install_example(session, known)
-    if known.types:
-        session.run("python", "-m", "mypy", "--strict", *known.types, env=ISOLATED)
-    run_pytest(session, "-m", "not controls", *test_files("tests/examples", known.tests))
+    install_and_test(session, known)
     folder = Path(session.create_tmp()) / "run"
     shutil.rmtree(folder, ignore_errors=True)
     script = f"{known.project.partition('[')[0]}/train.py"
@@ -706,6 +720,20 @@ def controls(session: nox.Session, example: str) -> None:
     if EXAMPLES[example].structured:
         run_pytest(session, "-m", "controls", EXAMPLES[example].structured)
     run_benchmark(session, "python", "benchmarks/learning.py", "--example", example)
+
+
+@nox.session(default=False)
+@nox.parametrize("adapter", [nox.param(name, id=name) for name in CREDIT])
+def credit(session: nox.Session, adapter: str) -> None:
+    """Compare the rules of credit, as docs/credit-comparison.md says: hours, in parts.
+
+    Goes on where it stopped. After -- come options: `--list`, `--task quest`, `--minutes 60` (of
+    each environment), `--table`. Sessions may run side by side: make the environments first
+    (`--install-only`), then `nox -R -s "credit(langgraph)" -- --task quest`, and others beside it.
+    """
+    for example in CREDIT[adapter]:
+        install_example(session, EXAMPLES[example])
+    run_benchmark(session, "python", "benchmarks/credit.py")
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

@@ -104,15 +104,24 @@ def report(figures: Sequence[Figure]) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    """The commit that is checked out, `-dirty` if the tree differs; empty outside a checkout."""
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    here = Path(__file__).parent
+def commit(*, but: str = ".git") -> str:
+    """The commit that is checked out, `-dirty` if the tree differs; empty outside a checkout.
+
+    Args:
+        but: a path from the root whose changes say nothing, such as that of the results.
+    """
     try:
-        done = subprocess.run(git, cwd=here, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        changed = _git("status", "--porcelain", "--untracked-files=no", f":(top,exclude){but}")
+        return _git("describe", "--always", "--abbrev=12") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).parent
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def options_of(description: str) -> argparse.ArgumentParser:

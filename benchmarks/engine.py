@@ -6,7 +6,13 @@ requests, with the settings that serve it best on a CPU (12 requests and 256 tok
 `--peer-defaults`, its own). CPU-seconds are those of the generation thread; the event loop's are
 beside them. Runs alternate, and the best of each is kept.
 
+With `--prefixes` the peer is the engine itself with `prefix_sharing=False`, and the unit is calls
+per CPU-second. The model is random with the shape of SmolLM2-135M, as in the router example, and
+has 64 calls in flight: in groups of 8 with one prompt each (125 tokens, of which the first 40 are
+common to all), and in a second run with prompts that share nothing. Answers have 4 to 8 tokens.
+
 Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
+     python benchmarks/engine.py --prefixes [--repeats 3] [--json]
 """
 
 from __future__ import annotations
@@ -23,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from lightspan.engines.protocol import GenerationRequest
+from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.engines.weights import load_model
 from lightspan.schema.tokens import Sampling
@@ -51,11 +58,33 @@ def make_requests(count: int, vocabulary: int) -> list[Request]:
     ]
 
 
+def make_groups(vocabulary: int, *, shared: bool) -> list[Request]:
+    """64 calls in groups of 8 with one prompt each, or as many prompts that share nothing."""
+    rng = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(10, vocabulary) for _ in range(count)]
+
+    common = ids(40)
+    prompts = [common + ids(85) for _ in range(8) for _ in range(8)]
+    if shared:
+        prompts = [prompts[number // 8] for number in range(64)]
+    else:
+        prompts = [ids(125) for _ in prompts]
+    return [(prompt, rng.randint(4, 8)) for prompt in prompts]
+
+
 async def run_engine(
-    folder: Path, requests: Sequence[Request], in_flight: int, *, stream: bool
+    model: Any,
+    requests: Sequence[Request],
+    in_flight: int,
+    *,
+    stream: bool = False,
+    warm_up: int = 32,
+    **options: Any,
 ) -> dict[str, float]:
     """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
-    engine = TransformersEngine({"policy": folder})
+    engine = TransformersEngine({"policy": model}, **options)
     await engine.start()
     gate = asyncio.Semaphore(in_flight)
 
@@ -71,7 +100,7 @@ async def run_engine(
             async for _ in engine.generate(request, stream=stream):
                 pass
 
-    await asyncio.gather(*(one(number) for number in range(32)))
+    await asyncio.gather(*(one(number) for number in range(warm_up)))
     before, loop_s, wall_s = engine.usage(), time.thread_time(), time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(len(requests))))
     after = engine.usage()
@@ -150,10 +179,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--peer-defaults", action="store_true")
+    parser.add_argument("--prefixes", action="store_true", help="against no shared prefixes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    if options.prefixes:
+        report_prefixes(options.in_flight, options.repeats, as_json=options.json)
+        return
     with tempfile.TemporaryDirectory() as place:
         words = [" ".join(f"w{i}{j}" for i in range(40)) for j in range(40)]
         folder = tiny_model(
@@ -164,13 +197,58 @@ def main() -> None:
         requests = make_requests(options.requests, int(model.config.vocab_size))
         ours, theirs = [], []
         for _ in range(options.repeats):
-            ours.append(
-                asyncio.run(run_engine(folder, requests, options.in_flight, stream=options.stream))
-            )
+            engine = run_engine(str(folder), requests, options.in_flight, stream=options.stream)
+            ours.append(asyncio.run(engine))
             theirs.append(
                 run_peer(folder, requests, options.in_flight, defaults=options.peer_defaults)
             )
     report(best(ours), best(theirs), as_json=options.json)
+
+
+def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
+    """Calls per CPU-second with shared prefixes and without, in turns."""
+    rates: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer = load_tokenizer(tiny_model(Path(place) / "model", seed=0))
+        model = pretrained_shape()
+        for case, shared in (("groups of 8", True), ("nothing shared", False)):
+            requests = make_groups(int(model.config.vocab_size), shared=shared)
+            spent: dict[bool, list[float]] = {True: [], False: []}
+            for turn in range(2 * repeats):
+                sharing = turn % 2 == 0
+                result = asyncio.run(
+                    run_engine(
+                        model, requests, in_flight,
+                        warm_up=0, prefix_sharing=sharing, tokenizers={"policy": tokenizer},
+                    )
+                )  # fmt: skip
+                spent[sharing].append(result["cpu_s"])
+            shared_rate, own_rate = (len(requests) / min(spent[key]) for key in (True, False))
+            rates[case] = {"on": shared_rate, "off": own_rate, "ratio": shared_rate / own_rate}
+    if as_json:
+        print(json.dumps(rates))
+        return
+    for case, rate in rates.items():
+        print(
+            f"{case:15} {rate['on']:7.1f} calls per CPU-s with shared prefixes,"
+            f" {rate['off']:7.1f} without: {rate['ratio']:.2f}x"
+        )
+
+
+def pretrained_shape() -> Any:
+    """A random model with the layers of SmolLM2-135M."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1_536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=2_048,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 def report(ours: dict[str, float], theirs: dict[str, float], *, as_json: bool) -> None:

@@ -490,7 +490,7 @@ class Bench:
         options = {**self._code.rl_options(seed, self.recipe), **changes}
         algorithm = kind(str(model), **options)
         folder = self._scratch / f"{name.replace(' ', '-')}-{seed}"
-        before, started = _children_cpu(), time.monotonic()
+        before, started = children_cpu(), time.monotonic()
         result = Trainer(
             algorithm,
             runners=16,
@@ -501,7 +501,7 @@ class Bench:
             cluster=self.subject.cluster,
             reporter=SAY,
         ).fit(self._code.answer, self.train, self.test, selection=self.dev)
-        run = _run(name, seed, result, _children_cpu() - before, time.monotonic() - started)
+        run = _run(name, seed, result, children_cpu() - before, time.monotonic() - started)
         run.warm_start_cpu_s = round(warm, 1)
         run.frozen_unchanged = len(set(algorithm.hashes)) == 1 if algorithm.hashes else None
         if first_try:
@@ -641,7 +641,7 @@ def _differences(more: Mapping[str, float], less: Mapping[str, float]) -> dict[s
     return {task: value - less[task] for task, value in more.items() if task in less}
 
 
-def _children_cpu() -> float:
+def children_cpu() -> float:
     """CPU-seconds of processes that have ended: the runners, evaluation included."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

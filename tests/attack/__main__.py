@@ -1,6 +1,6 @@
 """Attack a training's gateway and `lightspan serve` with hostile requests: `nox -s attack`.
 
-    nox -s attack -- [--requests 1000000] [--seed 0] [--victim gateway|serve] [--delays]
+    nox -s attack -- [--requests 500000] [--seed 0] [--victim gateway|serve] [--delays]
 
 Printed are the requests tried, by class of status, those without an answer, and the victim's memory
 on the way. What is answered with 5xx, or not at all, is shown, and fails the run. `--delays`
@@ -37,7 +37,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nox -s attack --", description=__doc__)
-    parser.add_argument("--requests", type=int, default=1_000_000, help="to each victim")
+    parser.add_argument("--requests", type=int, default=500_000, help="to each victim")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds send equal requests")
     parser.add_argument("--victim", action="append", choices=sorted(VICTIMS))
     parser.add_argument("--delays", action="store_true", help="measure how long others wait")

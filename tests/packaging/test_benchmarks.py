@@ -68,6 +68,28 @@ def test_finish_writes_json_and_says_what_was_missed(
     assert [figure["reached"] for figure in figures] == [True, False]
 
 
+def test_results_that_are_written_do_not_make_the_commit_another(
+    report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, results = tmp_path / "benchmarks" / "script.py", tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    monkeypatch.setattr(report, "__file__", str(script))
+    assert report.commit() == ""
+    for path in (script, results / "rows.jsonl"):
+        path.write_text("1\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "m"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    clean = report.commit()
+    assert len(clean) == 12
+    (results / "rows.jsonl").write_text("2\n")
+    (results / "new").write_text("2\n")
+    assert report.commit() == f"{clean}-dirty"
+    assert report.commit(but="benchmarks/results") == clean
+    script.write_text("2\n")
+    assert report.commit(but="benchmarks/results") == f"{clean}-dirty"
+
+
 def test_an_unknown_peer_is_an_error(peers: Any) -> None:
     with pytest.raises(SystemExit, match="there is no peer 'nobody'; there are agentlightning"):
         peers.peer_python("nobody")

@@ -42,6 +42,8 @@ class Recipe:
     """Updates in each step."""
     learning_rate: float | None = None
     """None: LightningRL's own choice, by the model's size."""
+    warmup: int = 0
+    """Updates over which a given rate rises: AdamW's first ones are as long in every direction."""
     decay: float | None = None
     """Share of the run over which a given rate falls to a twentieth; None keeps it."""
     temperature: float
@@ -64,7 +66,11 @@ class Recipe:
     def _optimizer(self) -> Optimizer | None:
         if self.learning_rate is None:
             return None
-        return Optimizer(learning_rate=self.learning_rate, decay_steps=self._decay_steps())
+        return Optimizer(
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup,
+            decay_steps=self._decay_steps(),
+        )
 
     def _decay_steps(self) -> int | None:
         """Updates over which the learning rate falls."""

@@ -80,6 +80,12 @@ async def idle(engine: TransformersEngine) -> Any:
     return inside.cache
 
 
+def unused(cache: Any) -> bool:
+    """Whether no request holds a block; what is kept for prompts to come is given up."""
+    cache.evict_cached_blocks()
+    return bool(cache.compute_free_capacity() == 1)
+
+
 async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) -> None:
     request = GenerationRequest(
         request_id="r",
@@ -95,8 +101,7 @@ async def test_cancelled_requests_free_their_blocks(engine: TransformersEngine) 
     assert manager(engine).current_batch < 900, "it was not cancelled but ran to its end"
     stopped = await generate(engine, PROMPT, temperature=0.0, max_tokens=900, stop=("e", "a", " "))
     assert len(stopped.ids) < 900
-    cache = await idle(engine)
-    assert cache.compute_free_capacity() == 1
+    assert unused(await idle(engine))
     assert engine._lanes["writer"]._jobs == {}
 
 
@@ -294,6 +299,40 @@ async def test_an_update_takes_back_what_is_still_queued(engine: TransformersEng
     assert not queued & set(seen)
 
 
+async def test_an_update_takes_back_what_the_thread_is_about_to_begin(
+    engine: TransformersEngine, folder: Path
+) -> None:
+    """It takes requests from its queue, pauses, and goes on with what it took."""
+    await generate(engine, PROMPT, max_tokens=1)
+    lane, sampled = engine._lanes["writer"], set[str]()
+    assert lane._batcher is not None
+    status, router = lane._batcher._status, lane._batcher._router
+    asked, receive, first = status.is_pause_requested, router._receive, threading.Event()
+
+    def until_an_update(local: bool = False) -> bool:
+        if not local and lane._jobs and not first.is_set():
+            first.set()  # it has taken the requests
+            while not asked():
+                time.sleep(0.001)
+        return asked(local)
+
+    def note(outputs: list[Any]) -> None:
+        sampled.update(output.request_id for output in outputs)
+        receive(outputs)
+
+    status.is_pause_requested = until_an_update  # type: ignore[method-assign]
+    router._receive = note
+    task = asyncio.create_task(generate(engine, PROMPT, max_tokens=5))
+    await asyncio.to_thread(first.wait, 30)
+    (taken,) = lane._jobs
+    await engine.update("writer", perturbed(load_model(folder), 1), 1)
+    answer = await task
+    await idle(engine)
+    assert answer.versions == [1] * len(answer.ids)
+    assert len(sampled) == 1
+    assert taken not in sampled
+
+
 async def test_updates_before_and_between_many_requests(
     engine: TransformersEngine, folder: Path
 ) -> None:
@@ -318,8 +357,7 @@ async def test_updates_before_and_between_many_requests(
             values = of_tokens(reference(model, PROMPT, answer.ids), answer.ids)
             found += [v for v, at in zip(values, answer.versions, strict=True) if at == version]
         assert answer.logprobs == pytest.approx(found, abs=TOLERANCE)
-    cache = await idle(engine)
-    assert cache.compute_free_capacity() == 1
+    assert unused(await idle(engine))
 
 
 @pytest.mark.parametrize(

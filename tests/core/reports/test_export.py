@@ -265,7 +265,11 @@ def test_a_model_that_is_gone(
             ["--min-reward", "5"],
             "--min-reward 5.0 is of spans, transitions, messages, tasks",
         ),
-        ("metrics", ["-o", "x"], "-o x is of spans, transitions, messages, tasks, model"),
+        (
+            "metrics",
+            ["-o", "x"],
+            "-o x is of spans, transitions, messages, tasks, model, prompts",
+        ),
     ],
 )
 def test_an_option_that_is_not_of_this_export_is_refused(

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightspan.engines.transformers import GPU_CACHE_TOKENS, PAGE_SIZE
+from lightspan.engines.transformers import BLOCK_TOKENS, GPU_CACHE_TOKENS
 from lightspan.gateway.tools import PARSERS
 from lightspan.learners import LoRA, Optimizer
 from lightspan.learners.models import default_dtype
@@ -149,7 +149,7 @@ def test_what_the_page_says_of_settings() -> None:
         assert f"| `{parser}` |" in text
     assert TOKEN_BUDGETS["cuda"] == 4096
     assert "| 4,096 tokens in one pass |" in text
-    assert GPU_CACHE_TOKENS // PAGE_SIZE == 2048
+    assert GPU_CACHE_TOKENS // BLOCK_TOKENS == 2048
     assert "keys and values | 2,048 |" in text
     assert f"with {GPU_CACHE_TOKENS:,} tokens of cache" in text
 

@@ -12,8 +12,8 @@ import pytest
 from lightspan.errors import AppError
 from lightspan.runners.app import App, Inputs, as_app, load_app, reference, rollout
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Rollout
-from lightspan.schema.resources import PromptTemplate
 
 ROLLOUT = Rollout(rollout_id="ro-1", task={"q": 1}, task_id="t")
 PROMPT = PromptTemplate(template="Hi")
@@ -60,11 +60,53 @@ def test_a_first_argument_of_any_name_gets_the_task() -> None:
 
 
 def test_an_argument_that_nothing_provides() -> None:
+    @rollout
     def app(task: Any, database: Any) -> None: ...
 
-    message = "asks for 'database', which nothing provides; it can ask for task, llm, prompt"
-    with pytest.raises(AppError, match=message):
-        rollout(app)
+    message = "asks for 'database', which nothing provides; it can ask for task, llm, prompt, "
+    for check in (lambda: app.check_arguments({"hello": PROMPT}), lambda: app.call(INPUTS)):
+        with pytest.raises(AppError, match=f"{message}resources, rollout, hello$"):
+            check()
+    app.check_arguments({"database": PROMPT})
+
+
+def test_a_resource_goes_to_the_argument_of_its_name() -> None:
+    hello = INPUTS.resources["hello"]
+    assert App(lambda task, hello: (task, hello)).call(INPUTS) == ({"q": 1}, hello)
+    assert App(lambda hello, task: (task, hello)).call(INPUTS) == ({"q": 1}, hello)
+    assert App(lambda question, *, hello: (question, hello)).call(INPUTS) == ({"q": 1}, hello)
+    assert App(lambda question, hello, /: (question, hello)).call(INPUTS) == ({"q": 1}, hello)
+    # one with a default gets it too, and keeps its default where there is none of its name
+    assert App(lambda task, hello=None, other=7: (hello, other)).call(INPUTS) == (hello, 7)
+
+
+def test_a_prompt_called_prompt_is_that_one() -> None:
+    other = PromptTemplate("other")
+    inputs = Inputs(INPUTS.rollout, {"first": PROMPT, "prompt": other})
+    assert App(lambda task, prompt: prompt).call(inputs) == other
+    assert App(lambda task, prompt: prompt).call(Inputs(INPUTS.rollout, {"x": PROMPT})) == PROMPT
+
+
+def test_no_resource_takes_the_place_of_what_every_attempt_has() -> None:
+    inputs = Inputs(INPUTS.rollout, {"task": PROMPT, "rollout": PROMPT})
+    task, given = App(lambda task, rollout: (task, rollout)).call(inputs)
+    assert (task, given) == ({"q": 1}, INPUTS.rollout)
+
+
+def test_which_prompts_an_app_takes() -> None:
+    named, one, everything = (
+        App(lambda task, style: 0),
+        App(lambda task, prompt: 0),
+        App(lambda task, resources: 0),
+    )
+    assert [app.takes("style", alone=True) for app in (named, one, everything)] == [True] * 3
+    assert [app.takes("style", alone=False) for app in (named, one, everything)] == [
+        True,
+        False,
+        True,
+    ]
+    assert not named.takes("other", alone=True)
+    assert as_app("somewhere:app").takes("other", alone=False)
 
 
 def test_a_marked_app_stays_what_it_was() -> None:

@@ -27,6 +27,7 @@ from lightspan.runners.outcome import _causes, classify
 from lightspan.runners.runner import Runner, RunnerConfig, _pause_after
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -36,7 +37,6 @@ from lightspan.schema.records import (
     RolloutState,
     RolloutStatus,
 )
-from lightspan.schema.resources import PromptTemplate
 from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus

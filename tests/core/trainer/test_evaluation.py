@@ -45,10 +45,12 @@ def test_one_attempt_at_a_time_gives_the_same_numbers_again(
     that are left."""
 
     def run(name: str) -> tuple[Any, ...]:
-        trainer = Trainer(rl(seed=3), runners=1, steps=1, folder=tmp_path / name)
+        algorithm = rl(frozen="base", seed=3)
+        trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / name)
         result = trainer.fit(apps.two, ask(3), ask(3, held=1))
         lines = trainer.folder.metrics()
         rewards = [line.get("reward") for line in lines]
+        assert not any(e.failed for e in result.evaluations)
         weights = TorchLearner({"policy": str(result.model)}).weight_hash("policy")
         return [e.rewards for e in result.evaluations], rewards, weights
 

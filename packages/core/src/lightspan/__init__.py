@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
     from lightspan.algorithms.sft import SFT
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
     from lightspan.schema.llm import LLM
-    from lightspan.schema.resources import PromptTemplate
+    from lightspan.schema.prompts import PromptTemplate
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
     from lightspan.training.data import tasks_from_store
@@ -48,6 +49,7 @@ _HOME = {
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
+    "GEPA": "lightspan.algorithms.gepa",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
     "LLM": "lightspan.schema.llm",
@@ -58,7 +60,7 @@ _HOME = {
     "Overlong": "lightspan.lightning.overlong",
     "Policy": "lightspan.algorithms.protocol",
     "PolicyLoss": "lightspan.learners.protocol",
-    "PromptTemplate": "lightspan.schema.resources",
+    "PromptTemplate": "lightspan.schema.prompts",
     "SFT": "lightspan.algorithms.sft",
     "Trainer": "lightspan.trainer",
     "agent": "lightspan.capture.emit",
@@ -81,6 +83,7 @@ _HOME = {
 
 __all__ = [
     "AIR",
+    "GEPA",
     "LLM",
     "SFT",
     "Command",

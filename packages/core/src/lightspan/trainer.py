@@ -15,6 +15,7 @@ from lightspan.runners.app import App, as_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
 from lightspan.training.best_step import Splits, split_tasks, trained_too
@@ -237,10 +238,27 @@ class Trainer:
             return evaluation
 
     def _served(self, app: App) -> App:
-        """The app, whose agents are answered as far as it names them itself. Where a runner process
-        only imports the script, there is none: the process ends."""
+        """The app, whose agents are answered as far as it names them itself, and that gets what it
+        asks for. Where a runner process only imports the script, there is none: the process
+        ends."""
         end_if_imported_by_a_runner()
-        check_served(self.algorithm.routing(), app.agents or ())
+        algorithm = self.algorithm
+        check_served(algorithm.routing(), app.agents or ())
+        resources = algorithm.resources()
+        app.check_arguments(resources)
+        if app.needs("llm") and not algorithm.routing().serves:
+            raise ConfigError(
+                f"the app {app.__name__!r} asks for `llm`, and {algorithm.name} trains no model: "
+                "let the app make its own client, as in production"
+            )
+        prompts = [name for name, each in resources.items() if isinstance(each, PromptTemplate)]
+        for name in prompts:
+            if not app.takes(name, alone=len(prompts) == 1):
+                raise ConfigError(
+                    f"the app {app.__name__!r} has no argument {name!r}, so what {algorithm.name} "
+                    "makes of that prompt would change nothing: give the app an argument of that "
+                    "name (or `resources`, all of them by name)"
+                )
         return app
 
     def _checked(self, resume: bool) -> bool:

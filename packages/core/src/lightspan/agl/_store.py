@@ -34,7 +34,7 @@ from lightspan.agl._translation import to_span
 from lightspan.agl._views import LEASE_S, StoreViews
 from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
 from lightspan.schema import clock, records as r
-from lightspan.schema.resources import PromptTemplate as KeptTemplate
+from lightspan.schema.prompts import PromptTemplate as KeptTemplate
 from lightspan.stores import open_store
 
 if TYPE_CHECKING:

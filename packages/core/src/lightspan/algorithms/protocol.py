@@ -29,7 +29,9 @@ from lightspan.lightning.batch import BatchConfig
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import Coverage, cover
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json, Mode
+from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 
 Metrics = dict[str, float]
@@ -58,10 +60,25 @@ class World(Protocol):
     """What a trainer offers to an algorithm while it trains."""
 
     @property
-    def engine(self) -> TokenEngine: ...
+    def engine(self) -> TokenEngine:
+        """Raises `ConfigError`: the algorithm has no policies, so there is none."""
+        ...
 
     @property
-    def learner(self) -> Learner: ...
+    def learner(self) -> Learner:
+        """Raises `ConfigError`: likewise."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Of the run's folder. What an algorithm keeps in its `journal` is there as long as the run
+        is, whatever checkpoint it goes on from."""
+        ...
+
+    @property
+    def tasks(self) -> Sequence[Json]:
+        """Every training task."""
+        ...
 
     @property
     def step(self) -> int:
@@ -83,10 +100,21 @@ class World(Protocol):
         ...
 
     async def rollouts(
-        self, tasks: Sequence[Json], group_size: int, mode: Mode = Mode.TRAIN
+        self,
+        tasks: Sequence[Json],
+        group_size: int,
+        mode: Mode = Mode.TRAIN,
+        *,
+        resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
         """Run the app on each task `group_size` times and wait; a group's episodes share
-        `group_id` and stand together."""
+        `group_id` and stand together.
+
+        Args:
+            resources: what the app is handed beside, and in place of, the algorithm's own
+                (`Algorithm.resources`): for all, or one mapping per task, so that candidates run
+                side by side. A group has one version of them.
+        """
         ...
 
     async def learn(self, function: Callable[[], Any]) -> Any:
@@ -179,6 +207,11 @@ class Algorithm(Protocol):
         return None
 
     @property
+    def total_steps(self) -> int | None:
+        """Iterations in all, where the algorithm itself knows; then the trainer is told none."""
+        return None
+
+    @property
     def base_model(self) -> str:
         """Starting weights of agents that are frozen as `"base"`."""
         return next(iter(self.policies().values())).model
@@ -188,8 +221,17 @@ class Algorithm(Protocol):
         return
 
     def policies(self) -> dict[str, PolicySpec]:
-        """The policies to train."""
+        """The policies to train; none where something else than weights is learned. Then there is
+        neither engine nor learner, and every call goes where the app points it."""
         ...
+
+    def resources(self) -> Resources:
+        """What apps are handed now, by name; `routing` among them is the trainer's."""
+        return {}
+
+    def learned_prompts(self) -> Mapping[str, LearnedPrompt]:
+        """The prompts that were learned, and what they were before: `FitResult.prompts`."""
+        return {}
 
     def routing(self) -> Routing:
         """Which agent's calls go where."""

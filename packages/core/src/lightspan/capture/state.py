@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
+from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
 from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
 from lightspan.capture.steps import Steps
@@ -25,6 +26,8 @@ class State:
     """Of the shims and the clients."""
     shims: list[Patch] = field(default_factory=list)
     """The wrapped requests of the SDKs."""
+    awaited: list[Awaited] = field(default_factory=list)
+    """The SDKs that are wrapped once they are imported."""
     starters: list[Patch] = field(default_factory=list)
     """The wrapped starts of threads, and what else carries scopes."""
     forks_seen: bool = False

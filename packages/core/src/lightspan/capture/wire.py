@@ -14,6 +14,8 @@ It is inherited by the client classes, so uninstalling is deleting the attribute
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from urllib.parse import quote, urlsplit
 from lightspan.capture import strays
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
+from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting, CallEnd, Root, begin, call_begins, make_span, pushed
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
@@ -55,6 +58,9 @@ _KEPT_HEADERS: Final = (
 def install() -> bool:
     """Wrap the SDKs that are installed; idempotent. Returns whether one is wrapped.
 
+    The first is imported for that. Another one that nobody has imported is wrapped when somebody
+    does: anthropic alone takes longer to import than all else that a runner needs.
+
     Raises:
         Exception: an SDK cannot be imported, and no other is there.
     """
@@ -62,7 +68,7 @@ def install() -> bool:
         failed: Exception | None = None
         for sdk in () if state.shims else SDKS:
             try:
-                _wrap(sdk)
+                _wrap_or_await(sdk)
             except Exception as error:
                 failed = failed or error
         if failed is not None and not state.shims:
@@ -70,9 +76,22 @@ def install() -> bool:
         return bool(state.shims)
 
 
-def _wrap(sdk: Sdk) -> None:
+def _wrap_or_await(sdk: Sdk) -> None:
     if not sdk.installed:
         return
+    if state.shims and sdk.name not in sys.modules:
+        state.awaited.append(Awaited(sdk.name, partial(_wrap_imported, sdk)))
+    else:
+        _wrap(sdk)
+
+
+def _wrap_imported(sdk: Sdk) -> None:
+    # The lock is not taken: whoever has it may be waiting for this import.
+    with contextlib.suppress(Exception):  # as where another SDK is wrapped: the app gets its import
+        _wrap(sdk)
+
+
+def _wrap(sdk: Sdk) -> None:
     for kind, twin in sdk.kinds():
         for owner, shim in ((kind, _sync_shim), (twin, _async_shim)):
             state.shims.append(Patch(owner, "request", partial(shim, sdk, owner.request)))
@@ -81,6 +100,8 @@ def _wrap(sdk: Sdk) -> None:
 def uninstall() -> None:
     """Leave the SDKs' classes as they were. A wrapper put on top of ours keeps working."""
     with state.lock:
+        while state.awaited:
+            state.awaited.pop().stop()
         while state.shims:
             state.shims.pop(0).undo()
 

@@ -9,17 +9,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from lightspan.cli._query import add_query, read_query
 from lightspan.errors import ConfigError, DataError
-from lightspan.progress import say
+from lightspan.progress import many, say
 from lightspan.schema.records import Mode
 from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
 _FILES: Final = ("spans", *_CALLS, "tasks")
 _HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
-    "output": (*_FILES, "model"),
+    "output": (*_FILES, "model", "prompts"),
     "format": _FILES,
     "mode": _FILES,
     "agent": _CALLS,
@@ -27,6 +28,7 @@ _HONOURED: Final[Mapping[str, tuple[str, ...]]] = {
     "to": ("metrics",),
     "merge": ("model",),
     "policy": ("model",),
+    "prompt": ("prompts",),
 }
 """Option → the exports that it applies to; those of a store are in `_query`."""
 
@@ -35,11 +37,12 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "export",
-        help="write spans, transitions, chat messages or the model; send metrics elsewhere",
+        help="write spans, transitions, chats, prompts or the model; send metrics elsewhere",
         description="Write what a run or production recorded as JSONL or Parquet: every span, "
         "every call of a trained agent as token ids with log-probabilities, reward and advantage "
         "(transitions), every call as chat messages, or what was asked, as tasks. Or copy a run's "
-        "trained model, or send its metrics to a place such as TensorBoard.",
+        "trained model, write the prompts that it learned as plain texts, or send its metrics to a "
+        "place such as TensorBoard.",
     )
     parser.add_argument(
         "run_folder",
@@ -47,13 +50,16 @@ def add(commands: Any) -> None:
         help="a folder such as runs/sql, or the store of production, such as sqlite:app.db",
     )
     parser.add_argument(
-        "what", choices=[*_FILES, "metrics", "model"], help="metrics and model: of a run only"
+        "what",
+        choices=[*_FILES, "metrics", "model", "prompts"],
+        help="metrics, model and prompts: of a run only",
     )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
         metavar="PATH",
-        help="a file (standard output if absent), or a new folder for the model; not for metrics",
+        help="a file (standard output if absent), or a new folder for the model or for prompts, a "
+        "file each; not for metrics",
     )
     parser.add_argument(
         "--format",
@@ -89,6 +95,9 @@ def add(commands: Any) -> None:
         "--merge", action="store_true", help="merge the LoRA adapter into its base; for the model"
     )
     parser.add_argument("--policy", help="whose model, if the run has several")
+    parser.add_argument(
+        "--prompt", metavar="NAME", help="one of the prompts, to paste; all if absent"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -101,7 +110,8 @@ def _run(options: argparse.Namespace) -> None:
                 f"{_as_given(name, value)} is of {', '.join(honoured)}, not of {options.what}: "
                 "leave it out"
             )
-    act = {"metrics": _send_metrics, "model": _copy_model}.get(options.what, _write)
+    acts = {"metrics": _send_metrics, "model": _copy_model, "prompts": _write_prompts}
+    act = acts.get(options.what, _write)
     if read_query(options, options.run_folder) is not None and act is not _write:
         source = f"{options.run_folder} is a store of production"
         raise ConfigError(f"{source}: only a run has {options.what} to export")
@@ -196,6 +206,54 @@ def _copy_model(options: argparse.Namespace) -> None:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     say(f"model of policy {name} to {out}", sys.stderr)
+
+
+def _write_prompts(options: argparse.Namespace) -> None:
+    from lightspan.training.folder import RunFolder
+
+    run, out = RunFolder(Path(options.run_folder)), options.output
+    run.read_config()  # which says what is wrong with a folder that is no run
+    prompts = run.prompts()
+    if not prompts:
+        raise ConfigError(
+            f"{run.path} has learned no prompt: prompts are learned by an algorithm such as GEPA, "
+            "and written when its run ends"
+        )
+    if options.prompt is not None:
+        if options.prompt not in prompts:
+            known = ", ".join(prompts)
+            raise ConfigError(f"the run has the prompts {known}, no {options.prompt!r}")
+        prompts = {options.prompt: prompts[options.prompt]}
+    if out is None:
+        headed = len(prompts) > 1
+        texts = [f"=== {n}\n{p.template}" if headed else p.template for n, p in prompts.items()]
+        try:
+            _print_exactly("\n".join(texts))
+        except BrokenPipeError:  # `lightspan export … | head`
+            sys.stderr.close()
+        except OSError as error:
+            raise DataError(f"the output cannot be written: {_why(error)}") from error
+        return
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists; prompts go into a new folder")
+    try:
+        out.mkdir(parents=True)
+        for name, learned in prompts.items():
+            # as the app fills it, to the letter: no line is added at its end
+            file = out / f"{quote(name, safe=' ')}.txt"  # an agent's path has slashes
+            file.write_text(learned.template, encoding="utf-8", newline="")
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {_why(error)}") from error
+    say(f"{many(len(prompts), 'prompt')} to {out}", sys.stderr)
+
+
+def _print_exactly(text: str) -> None:
+    """To another program as it is; on a terminal, what could steer it is shown instead."""
+    if sys.stdout.isatty():
+        say(text)
+        return
+    sys.stdout.buffer.write(text.encode() + b"\n")
+    sys.stdout.flush()
 
 
 def _why(error: OSError) -> str:

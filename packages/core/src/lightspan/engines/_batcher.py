@@ -1,13 +1,15 @@
 """transformers' continuous batching, with its traps closed. Private to `engines.transformers`.
 
-Everything that touches transformers' young API is in this module (written for 5.23):
+What touches transformers' young API is in this module, `_prefixes` and `_request_attention`
+(written for 5.23):
 
-- Blocks are never shared: a shared prefix would keep keys and values of old weights.
+- Blocks that are shared, or kept for prompts to come, would outlive the weights that they were
+  computed with: `interrupt` empties the cache.
 - Results reach us through a router of our own: the stock one runs every handler on the event loop
   of the last one.
 - Cancelled requests never report, and requests in hand while the thread dies are forgotten: the
   caller keeps the list of what is in flight, `on_stop` says that nothing more will come.
-- `pause()` keeps the keys and values of requests in flight: `interrupt` drops them.
+- `pause()` keeps the keys and values of requests in flight: `interrupt` drops them too.
 - A processor is told which request a row belongs to only before the forward pass. Batches that are
   prepared while the last one runs, and CUDA's graphs, would give it the rows of another step.
 - Requests may ask for temperature, top-p and top-k only if the manager's defaults are neither None
@@ -41,8 +43,10 @@ from transformers.generation.continuous_batching.continuous_api import (
     OutputRouter,
 )
 from transformers.generation.continuous_batching.requests import GenerationOutput
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
 
 from lightspan.engines import _request_attention
+from lightspan.engines._prefixes import PrefixScheduler
 from lightspan.engines.grammars import GrammarMismatchError, Walk, allowed
 from lightspan.errors import EngineError
 from lightspan.schema.tokens import Sampling
@@ -58,9 +62,10 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in one forward pass."""
     max_tokens: int | None
     """Tokens in one forward pass."""
-    num_blocks: int | None
+    cache_tokens: int | None
     page_size: int
-    """Tokens in a block."""
+    """Tokens in a block: the unit in which memory is given out, and prefixes are shared."""
+    prefix_sharing: bool = True
     seed: int | None = None
     """Of torch's global generator when the thread starts; sampling uses that generator."""
 
@@ -148,7 +153,9 @@ class Batcher:
     def interrupt(
         self, request_ids: Collection[str], change: Callable[[], None]
     ) -> dict[str, GenerationOutput]:
-        """Take all requests out and call `change` while nothing runs. Blocks; not for event loops.
+        """Take all requests out, empty the cache and call `change` while nothing runs.
+
+        Blocks; not for event loops.
 
         Returns:
             What each unfinished request had produced. A request that is not in it has delivered
@@ -159,9 +166,10 @@ class Batcher:
         """
         try:
             with self._manager.pause():
-                partial = {key: self._take(key) for key in request_ids if key not in self.finished}
-                _drain(self._manager.input_queue)
-                self._walks.clear()
+                partial = {
+                    key: self._progress(key) for key in request_ids if key not in self.finished
+                }
+                self._empty(request_ids)
                 change()
                 return partial
         except RuntimeError as error:
@@ -196,18 +204,39 @@ class Batcher:
     def _vocabulary(self) -> int:
         return int(self._model.config.get_text_config().vocab_size)
 
-    def _take(self, request_id: str) -> GenerationOutput:
-        """What a request has produced so far; it is cancelled. Only while paused."""
+    @property
+    def _processor(self) -> Any:
         processor = self._manager.batch_processor
         assert processor is not None  # the thread makes it before it can pause
+        return processor
+
+    def _empty(self, request_ids: Collection[str]) -> None:
+        """Forget all requests, with every key and value. Only while paused."""
+        _drain(self._manager.input_queue)
+        self._walks.clear()
+        processor = self._processor
         scheduler = processor.scheduler
-        scheduler.set_request_cancellation(request_id)
+        # also those that were cancelled a moment ago, of which the thread has not heard
+        for request_id in (*scheduler.active_requests, *scheduler.waiting_requests):
+            scheduler.set_request_cancellation(request_id)
+        for state in scheduler.clear_cancelled_requests():
+            processor.offloading_manager.free_request_cpu_cache(state)
+        # The thread takes requests from the queue before it pauses, and hands them to the scheduler
+        # after: they would run beside the ones that take their place, and without their grammar.
+        for request_id in request_ids:
+            scheduler.set_request_cancellation(request_id)
+        scheduler.block_new_requests = False
+        processor.cache.reset()
+
+    def _progress(self, request_id: str) -> GenerationOutput:
+        """What a request has produced so far. Only while paused."""
+        scheduler = self._processor.scheduler
         state = scheduler.active_requests.get(request_id) or scheduler.waiting_requests.get(
             request_id
         )
         if state is None:  # not yet taken from the queue
             return GenerationOutput(request_id=request_id)
-        output: GenerationOutput = state.to_generation_output()  # type: ignore[no-untyped-call]
+        output: GenerationOutput = state.to_generation_output()
         return output
 
 
@@ -247,6 +276,11 @@ class _Status(BackgroundThreadStatus):
         self._on_stop(self.fatal_error)
 
 
+SCHEDULER: Final = "lightspan_prefixes"
+"""What ours is called where transformers looks schedulers up."""
+SCHEDULER_MAPPING[SCHEDULER] = PrefixScheduler
+
+
 class _Manager(ContinuousBatchingManager):
     """The manager with our attention where the model allows it."""
 
@@ -269,12 +303,13 @@ def _manager(
         eos_token_id=list(eos_ids),
     )
     config = ContinuousBatchingConfig(
-        allow_block_sharing=False,
+        allow_block_sharing=settings.prefix_sharing,
+        scheduler_type=SCHEDULER,
         per_request_processors=True,
         return_logprobs=True,
         max_requests_per_batch=settings.max_requests,
         max_batch_tokens=settings.max_tokens,
-        num_blocks=settings.num_blocks,
+        num_blocks=settings.cache_tokens and max(1, settings.cache_tokens // settings.page_size),
         page_size=settings.page_size,
         seed=settings.seed,
         use_async_batching=False,

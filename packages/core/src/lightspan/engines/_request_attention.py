@@ -3,7 +3,8 @@
 transformers' own choice on a CPU is one masked attention of all queries against the keys of all
 requests: its cost grows with the square of the batch, which keeps batches small. Here each request
 meets its own keys only. Requests that decode one token are padded to a common length, in groups of
-similar length; a prompt is computed by itself.
+similar length; a prompt is computed by itself, but with others if as much of each is in the cache
+and as much is new: the prompts of a group that share what one of them has computed.
 
 It goes in through `AttentionInterface`, the extension point of transformers.
 """
@@ -24,14 +25,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 NAME: Final = "lightspan_by_request"
 
 
-class _Prompt(NamedTuple):
-    """A request with several new tokens: query rows [start, stop), of which `past` precede."""
+class _Continued(NamedTuple):
+    """G requests with T new tokens each, after the same number of keys in the cache."""
 
-    start: int
-    stop: int
-    past: int
+    rows: Tensor
+    """[G·T] query rows, request by request."""
     read: slice
-    """Its keys among those read from the cache; unused if `past` is 0."""
+    """The G·K keys among those read."""
+    mask: Tensor
+    """[T, K], True where a new token may look."""
 
 
 class _Group(NamedTuple):
@@ -49,7 +51,9 @@ class _Plan(NamedTuple):
     """How one batch is attended to; the same for all layers."""
 
     read_index: Tensor
-    prompts: list[_Prompt]
+    prompts: list[slice]
+    """Query rows of each prompt that is new from its first token on."""
+    continued: list[_Continued]
     groups: list[_Group]
 
 
@@ -104,13 +108,12 @@ def attention(
     )
     queries = query[0].transpose(0, 1)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-    for prompt in plan.prompts:
-        span = slice(prompt.start, prompt.stop)
-        if prompt.past:
-            visible = keys[prompt.read], values[prompt.read]
-        else:  # nothing of it is in the cache yet
-            visible = new_keys[span], new_values[span]
-        output[span] = _attend_prompt(queries[span], *visible, prompt.past, scaling)
+    for span in plan.prompts:
+        output[span] = _attend_prompt(queries[span], new_keys[span], new_values[span], scaling)
+    for part in plan.continued:
+        output[part.rows] = _attend_continued(
+            queries[part.rows], keys[part.read], values[part.read], part.mask, scaling
+        )
     for group in plan.groups:
         output[group.rows] = _attend_group(
             queries[group.rows], keys[group.read], values[group.read], group.mask, scaling
@@ -118,25 +121,41 @@ def attention(
     return output[None], None
 
 
-def _attend_prompt(
-    queries: Tensor, keys: Tensor, values: Tensor, past: int, scaling: float | None
-) -> Tensor:
-    """[T, heads, size] queries, of which the last sees the last key."""
+def _attend_prompt(queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+    """[T, heads, size] queries of a whole prompt against its own keys."""
     repeat = queries.shape[1] // keys.shape[1]
     if repeat > 1:
         keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
-    mask = None
-    if past:
-        mask = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(past)
     output = scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=True,
         scale=scaling,
     )
     return output[0].transpose(0, 1)
+
+
+def _attend_continued(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """[G·T, heads, size] queries against [G·K, key heads, size] keys; `mask` is [T, K]."""
+    new, seen = mask.shape
+    heads, size = queries.shape[1:]
+    groups = keys.shape[1]
+    repeat = heads // groups
+    keys, values = (x.view(-1, seen, groups, size).transpose(1, 2) for x in (keys, values))
+    # the heads that share keys stand below one another, as further queries
+    queries = queries.view(-1, new, groups, repeat, size).permute(0, 2, 3, 1, 4)
+    output = scaled_dot_product_attention(
+        queries.reshape(-1, groups, repeat * new, size),
+        keys,
+        values,
+        attn_mask=mask.repeat(repeat, 1),
+        scale=scaling,
+    )
+    output = output.view(-1, groups, repeat, new, size).permute(0, 3, 1, 2, 4)
+    return output.reshape(-1, heads, size)
 
 
 def _attend_group(
@@ -177,30 +196,57 @@ def _make_plan(ends_q: Sequence[int], ends_k: Sequence[int], read_index: Tensor)
         ends_q, ends_k: cumulative numbers of new tokens and of keys, from 0.
         read_index: where the keys of all requests, one after another, lie in the cache.
     """
-    prompts: list[_Prompt] = []
+    prompts: list[slice] = []
+    continued: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     decoding: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    parts: list[Tensor] = []
-    read = 0
     for number in range(len(ends_q) - 1):
         start, stop = ends_q[number], ends_q[number + 1]
         first, last = ends_k[number], ends_k[number + 1]
-        past = (last - first) - (stop - start)
-        if stop - start == 1 and past:
+        new, seen = stop - start, last - first
+        if seen == new:
+            prompts.append(slice(start, stop))
+        elif new == 1:
             # grouped by powers of two, so that padding at most doubles the work
-            decoding[(last - first - 1).bit_length()].append((start, first, last))
+            decoding[(seen - 1).bit_length()].append((start, first, last))
         else:
-            here = slice(read, read)
-            if past:
-                parts.append(read_index[first:last])
-                here = slice(read, read := read + last - first)
-            prompts.append(_Prompt(start, stop, past, here))
-    groups = []
-    for members in decoding.values():
-        rows, firsts, lasts = torch.tensor(members).unbind(1)
-        lengths = lasts - firsts
-        places = torch.arange(int(lengths.max()))
-        mask = places < lengths[:, None]
-        index = torch.where(mask, firsts[:, None] + places, firsts[:, None])
-        parts.append(read_index[index.view(-1)])
-        groups.append(_Group(rows, slice(read, read := read + index.numel()), mask[:, None, None]))
-    return _Plan(torch.cat(parts) if parts else read_index[:0], prompts, groups)
+            continued[new, seen].append((start, first))
+    reads = _Reads(read_index)
+    parts = [_continued(*sizes, members, reads) for sizes, members in continued.items()]
+    groups = [_group(members, reads) for members in decoding.values()]
+    return _Plan(reads.index(), prompts, parts, groups)
+
+
+class _Reads:
+    """Collects what is read from the cache."""
+
+    def __init__(self, read_index: Tensor) -> None:
+        self._from = read_index
+        self._parts: list[Tensor] = []
+        self._size = 0
+
+    def add(self, places: Tensor) -> slice:
+        """Read these places of the index; where they will be among all that is read."""
+        self._parts.append(self._from[places])
+        start, self._size = self._size, self._size + len(places)
+        return slice(start, self._size)
+
+    def index(self) -> Tensor:
+        return torch.cat(self._parts) if self._parts else self._from[:0]
+
+
+def _continued(
+    new: int, seen: int, members: Sequence[tuple[int, int]], reads: _Reads
+) -> _Continued:
+    starts, firsts = torch.tensor(members).unbind(1)
+    rows = (starts[:, None] + torch.arange(new)).view(-1)
+    read = reads.add((firsts[:, None] + torch.arange(seen)).view(-1))
+    return _Continued(rows, read, torch.ones(new, seen, dtype=torch.bool).tril(seen - new))
+
+
+def _group(members: Sequence[tuple[int, int, int]], reads: _Reads) -> _Group:
+    rows, firsts, lasts = torch.tensor(members).unbind(1)
+    lengths = lasts - firsts
+    places = torch.arange(int(lengths.max()))
+    mask = places < lengths[:, None]
+    index = torch.where(mask, firsts[:, None] + places, firsts[:, None])
+    return _Group(rows, reads.add(index.view(-1)), mask[:, None, None])

@@ -11,6 +11,11 @@ Temperature 0 is greedy: it samples from a point mass, so its log-probabilities 
 they have, drops their keys and values, replaces the weights, and submits prompt + partial ids
 again. No value of old weights is used again, and each token's version is that of the weights that
 sampled it.
+
+**Prefixes.** Calls of one policy whose prompts begin alike share the keys and values of that
+beginning, in whole pages: among calls in flight, and with calls before them until the cache is
+full or the weights change. A computed log-probability may differ in its last bits by what was
+shared.
 """
 
 from __future__ import annotations
@@ -61,7 +66,12 @@ from lightspan.errors import (
 )
 from lightspan.schema.tokens import FinishReason, Sampling
 
-PAGE_SIZE: Final = 64
+BLOCK_TOKENS: Final = 64
+"""Tokens of one block as `num_blocks` counts them."""
+CPU_PAGE: Final = 8
+"""Tokens of keys and values that are given out and shared together on a CPU. Of a prompt
+that others have computed, at most so many are computed again; 4, 8 and 16 took equally long."""
+GPU_PAGE: Final = 64
 CPU_BATCH: Final = (48, 512)
 """Requests and tokens in one forward pass on a CPU, as measured by `benchmarks/engine.py`."""
 MASKED_CPU_BATCH: Final = (12, 256)
@@ -102,6 +112,7 @@ class TransformersEngine(TokenEngine):
         batch_tokens: tokens in one forward pass.
         num_blocks: size of a policy's key-value cache in blocks of 64 tokens; None for
             `default_cache_tokens`. No call may be longer.
+        prefix_sharing: whether prompts that begin alike share that beginning's keys and values.
         seed: of torch's global random generator, set when a generation thread starts.
     """
 
@@ -119,6 +130,7 @@ class TransformersEngine(TokenEngine):
         batch_requests: int | None = None,
         batch_tokens: int | None = None,
         num_blocks: int | None = None,
+        prefix_sharing: bool = True,
         seed: int | None = None,
     ) -> None:
         if not models:
@@ -134,8 +146,9 @@ class TransformersEngine(TokenEngine):
         sizes = BatchSettings(
             max_requests=batch_requests,
             max_tokens=batch_tokens,
-            num_blocks=num_blocks,
-            page_size=PAGE_SIZE,
+            cache_tokens=None if num_blocks is None else num_blocks * BLOCK_TOKENS,
+            page_size=GPU_PAGE,
+            prefix_sharing=prefix_sharing,
             seed=seed,
         )
         for policy, source in models.items():
@@ -251,7 +264,7 @@ class _Lane:
         self.tokenizer = tokenizer
         self.version = version
         self._model: Any = model
-        cached = (settings.num_blocks or 0) * settings.page_size
+        cached = settings.cache_tokens or 0
         self._context = min(context, tokenizer.context_length, cached)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._settings = settings
@@ -599,29 +612,32 @@ def default_cache_tokens(device: str, context: int) -> int:
     return max(CPU_CACHE_TOKENS, 2 * context)
 
 
-def cache_blocks(device: str, context: int, num_blocks: int | None) -> int:
-    """Size of one policy's key-value cache in blocks of `PAGE_SIZE` tokens."""
-    return num_blocks or math.ceil(default_cache_tokens(device, context) / PAGE_SIZE)
+def cache_tokens(device: str, context: int, num_blocks: int | None) -> int:
+    """Size of one policy's key-value cache in tokens: a whole number of blocks."""
+    blocks = num_blocks or math.ceil(default_cache_tokens(device, context) / BLOCK_TOKENS)
+    return blocks * BLOCK_TOKENS
 
 
 def _settings(model: Any, context: int, sizes: BatchSettings) -> BatchSettings:
     """Defaults by device: the cache is sized here, a GPU's batches by transformers."""
-    blocks = cache_blocks(model.device.type, context, sizes.num_blocks)
+    tokens = sizes.cache_tokens or cache_tokens(model.device.type, context, None)
     if model.device.type != "cpu":
-        return msgspec.structs.replace(sizes, num_blocks=blocks)
+        return msgspec.structs.replace(sizes, cache_tokens=tokens)
     requests, batch = CPU_BATCH if _request_attention.supported(model) else MASKED_CPU_BATCH
     return msgspec.structs.replace(
         sizes,
         max_requests=sizes.max_requests or requests,
         max_tokens=sizes.max_tokens or batch,
-        num_blocks=blocks,
+        cache_tokens=tokens,
+        page_size=CPU_PAGE,
     )
 
 
 def _lower_engine(settings: BatchSettings, context: int) -> str:
     """The engine's settings that memory depends on, as they are and halved."""
-    blocks = settings.num_blocks or 0
-    now = f"num_blocks, now {blocks} ({blocks * settings.page_size:,} tokens of keys and values)"
+    tokens = settings.cache_tokens or 0
+    blocks = tokens // BLOCK_TOKENS
+    now = f"num_blocks, now {blocks} ({tokens:,} tokens of keys and values)"
     halved = {"num_blocks": max(1, blocks // 2)}
     if settings.max_tokens is not None:
         halved["batch_tokens"] = max(1, settings.max_tokens // 2)

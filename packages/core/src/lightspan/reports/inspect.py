@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from lightspan.algorithms.gepa.algorithm import read_found
 from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
@@ -179,9 +180,11 @@ def _chosen(wanted: str, ids: Collection[str], what: str) -> str:
 def _run_lines(
     run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView], page: Page
 ) -> Iterator[str]:
-    yield f"{run.path}: {config.get('algorithm')} on {config.get('model')}"
-    yield f"app {config.get('app')}, optimize {config.get('optimize')}"
+    on, optimize = config.get("model"), config.get("optimize")
+    yield f"{run.path}: {config.get('algorithm')}{f' on {on}' if on else ''}"
+    yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
     yield from _progress_lines(run, config)
+    yield from _prompt_lines(run)
     coverage: Counter[str] = Counter()
     agents: Counter[str] = Counter()
     for view in views:
@@ -216,6 +219,19 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     planned = planned_of(config, sum(line.get("kind") == "train" for line in metrics))
     for symptom in Watch(planned).read(metrics, run.evaluations()):
         yield f"warning, step {symptom.step}: {symptom.text}"
+
+
+def _prompt_lines(run: RunFolder) -> Iterator[str]:
+    """The candidates of a search for prompts, and what became of each prompt."""
+    found = read_found(run.path)
+    for number, candidate in enumerate(found.candidates if found is not None else ()):
+        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
+        chosen = ", chosen" if found is not None and number == found.chosen else ""
+        rewards = " ".join(map(_number, candidate.rewards.values()))
+        yield f"candidate {number}, {made}: selection {candidate.mean:.3f} ({rewards}){chosen}"
+    for name, prompt in run.prompts().items():
+        yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
+        yield from (f"  {line}" for line in prompt.diff().splitlines())
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:

@@ -6,18 +6,19 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from lightspan.capture.scope import Root, Scope, begin, entered, pushed
 from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Rollout
-from lightspan.schema.resources import NamedResources, PromptTemplate
+from lightspan.schema.resources import ROUTING, NamedResources
 from lightspan.schema.spans import text_of
 
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
@@ -35,20 +36,22 @@ class Inputs:
     llm: LLM | None = None
 
     def named(self) -> dict[str, Any]:
-        """The value of each injectable argument."""
+        """The value of each injectable argument: what every attempt has, and each resource."""
         prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
         return {
+            "prompt": prompts[0] if prompts else None,
+            **{name: each for name, each in self.resources.items() if name != ROUTING},
             "task": self.rollout.task,
             "llm": self.llm,
-            "prompt": prompts[0] if prompts else None,
             "resources": self.resources,
             "rollout": self.rollout,
         }
 
 
 def attempt_llm(scope: Scope) -> LLM | None:
-    """The endpoint that an app may ask for as `llm`: the gateway, opened by the call token."""
-    if scope.gateway_url is None:
+    """The endpoint that an app may ask for as `llm`: the gateway, opened by the call token. None
+    where every call belongs where the app points it."""
+    if scope.gateway_url is None or not scope.routing.serves:
         return None
     policies = [rule.target.policy for rule in scope.routing.rules if rule.target.selected]
     name = policies[0] if policies else "policy"
@@ -82,21 +85,23 @@ class App:
     """A callable with its import reference.
 
     Args:
-        function: sync or async; its arguments are injected by name (`INJECTED`). A first argument
-            of any other name gets the task.
+        function: sync or async; its arguments are injected by name: `INJECTED`, and the resources
+            of an algorithm, such as a prompt. A first argument of any other name gets the task,
+            unless another is called so.
 
     Raises:
-        AppError: an argument that cannot be injected and has no default, or a method.
+        AppError: a method, or a callable whose arguments cannot be seen.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # whose name nobody may need
             _check_no_method(function)
         functools.update_wrapper(self, function)
+        self.__qualname__ = str(getattr(function, "__qualname__", type(function).__name__))
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self.function = function
         self.is_async = _is_async(function)
-        self._positional, self._named = _arguments(function)
+        self._arguments = _arguments(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it as it was; in production that is an attempt (`lightspan.record`)."""
@@ -118,10 +123,41 @@ class App:
     def call(self, inputs: Inputs) -> Any | Awaitable[Any]:
         """Call the app with what it asks for."""
         values = inputs.named()
-        positional = [values[source] for source in self._positional]
-        return self.function(
-            *positional, **{name: values[source] for name, source in self._named.items()}
-        )
+        self.check_arguments(values)
+        wanted = [each for each in self._arguments if each.source in values]
+        positional = [values[each.source] for each in wanted if each.by_position]
+        named = {each.name: values[each.source] for each in wanted if not each.by_position}
+        return self.function(*positional, **named)
+
+    def check_arguments(self, resources: Iterable[str]) -> None:
+        """Check that all that the app asks for is there.
+
+        Args:
+            resources: the names of those that it is handed.
+
+        Raises:
+            AppError: something is not.
+        """
+        offered = [*INJECTED, *(name for name in resources if name not in (*INJECTED, ROUTING))]
+        for each in self._arguments:
+            if each.is_required and each.source not in offered:
+                raise AppError(
+                    f"the app {self.__qualname__!r} asks for {each.name!r}, which nothing "
+                    f"provides; it can ask for {', '.join(offered)}"
+                )
+
+    def needs(self, name: str) -> bool:
+        """Whether it has an argument without a default that gets this."""
+        return any(each.source == name and each.is_required for each in self._arguments)
+
+    def takes(self, name: str, *, alone: bool) -> bool:
+        """Whether it is handed this prompt.
+
+        Args:
+            alone: there is no other one, so that `prompt` is this one.
+        """
+        sources = (name, "resources", *(["prompt"] if alone else []))
+        return any(each.source in sources for each in self._arguments)
 
     @property
     def reference(self) -> str:
@@ -175,6 +211,10 @@ class NamedApp(App):
         """`module:name`, as given."""
         return self._name
 
+    def takes(self, name: str, *, alone: bool) -> bool:
+        """It is not known here."""
+        return True
+
 
 def _not_here(name: str, task: Any) -> None:
     raise AppError(f"the app {name!r} is known by name only here, and runs where runners are")
@@ -185,7 +225,7 @@ def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
-    """Mark a function as an app; it is checked at once and stays callable as it was."""
+    """Mark a function as an app; it stays callable as it was."""
     if function is None:
         return rollout
     return App(function)
@@ -291,21 +331,30 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
-def _arguments(function: Callable[..., Any]) -> tuple[list[str], Mapping[str, str]]:
-    """What is injected by position, and argument name → what is injected there."""
-    positional: list[str] = []
-    named: dict[str, str] = {}
-    for number, parameter in enumerate(_parameters(function)):
+class _Argument(NamedTuple):
+    """An argument of an app, and what it gets."""
+
+    name: str
+    source: str
+    by_position: bool
+    is_required: bool
+
+
+def _arguments(function: Callable[..., Any]) -> list[_Argument]:
+    """The arguments that can be injected; which resources there are is not known yet."""
+    parameters = _parameters(function)
+    is_task_named = any(parameter.name == "task" for parameter in parameters)
+    arguments = []
+    for number, parameter in enumerate(parameters):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        source = _source(function, parameter, first=number == 0)
-        if source is None:
-            continue
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            positional.append(source)
-        else:
-            named[parameter.name] = source
-    return positional, named
+        is_required = parameter.default is parameter.empty
+        is_task = number == 0 and is_required and not is_task_named
+        is_known = parameter.name in INJECTED
+        source = "task" if is_task and not is_known else parameter.name
+        by_position = parameter.kind is parameter.POSITIONAL_ONLY
+        arguments.append(_Argument(parameter.name, source, by_position, is_required))
+    return arguments
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -313,20 +362,3 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise AppError(f"the arguments of {function!r} cannot be seen: {error}") from error
-
-
-def _source(
-    function: Callable[..., Any], parameter: inspect.Parameter, *, first: bool
-) -> str | None:
-    """What the argument gets; None leaves it its default."""
-    if parameter.name in INJECTED:
-        return parameter.name
-    if parameter.default is not parameter.empty:
-        return None
-    if first:
-        return "task"
-    name = getattr(function, "__qualname__", type(function).__name__)
-    raise AppError(
-        f"the app {name!r} asks for {parameter.name!r}, which nothing provides; "
-        f"it can ask for {', '.join(INJECTED)}"
-    )

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from lightspan.errors import ConfigError
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.routing import Routing
-
-
-class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, tag="prompt"):
-    """A prompt with `{named}` placeholders (Python's `str.format`)."""
-
-    template: str
-
-    def format(self, **values: Any) -> str:
-        """Fill the placeholders.
-
-        Raises:
-            ConfigError: a placeholder has no value.
-        """
-        try:
-            return self.template.format(**values)
-        except (KeyError, IndexError) as error:
-            raise ConfigError(f"the prompt template needs a value for {error}") from error
-
 
 Resource = LLM | PromptTemplate | Routing
 NamedResources = dict[str, Resource]
+Resources = Mapping[str, LLM | PromptTemplate]
+"""What an algorithm hands to apps, by name."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(NamedResources)

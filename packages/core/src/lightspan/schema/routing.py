@@ -144,6 +144,12 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     """Only calls that the app points at the gateway are ours: others go where they point, whichever
     agent makes them (`lightspan.agl`)."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether any call is to go through the gateway."""
+        targets = [self.default, *(rule.target for rule in self.rules)]
+        return any(target.route is not Route.APP for target in targets)
+
     def target(self, path: str) -> Target:
         """Where the call of the agent at this path goes."""
         for rule in self.rules:

@@ -71,12 +71,15 @@ def life_of(rollout_id: str, run_id: str) -> str:
 def save(
     folder: Path,
     state: TrainerState,
-    save_learner: Callable[[Path], None],
+    save_learner: Callable[[Path], None] | None,
     *,
     keep: int = 2,
     best: int | None = None,
 ) -> Path:
     """Write the checkpoint of a step and drop all but the newest `keep` and that of step `best`.
+
+    Args:
+        save_learner: None where there is no learner.
 
     Raises:
         CheckpointError: it cannot be written; earlier ones are untouched.
@@ -86,7 +89,8 @@ def save(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True, mode=0o700)
-        save_learner(temporary / LEARNER)
+        if save_learner is not None:
+            save_learner(temporary / LEARNER)
         (temporary / STATE).write_bytes(msgspec.json.encode(state))
         _flush(temporary)
         if final.exists():  # a run that was set back does this step again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import msgspec
 
 from lightspan.errors import ConfigError, StoreError
 from lightspan.lightning.advantages import Explanation
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan.training.results import Evaluation
 
 T = TypeVar("T")
@@ -22,6 +24,8 @@ T = TypeVar("T")
 CONFIG: Final = "config.json"
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
+PROMPTS: Final = "prompts.json"
+JOURNAL: Final = "journal"
 LOCK: Final = "lock"
 
 EvaluationKind = Literal["eval", "selection"]
@@ -166,6 +170,15 @@ class RunFolder:
             temporary.write_bytes(data)
             temporary.replace(target)
 
+    def write_prompts(self, prompts: Mapping[str, LearnedPrompt]) -> None:
+        """The prompts that were learned; nothing where none was to be."""
+        if prompts:
+            self.write(PROMPTS, msgspec.json.format(msgspec.json.encode(prompts), indent=2) + b"\n")
+
+    def prompts(self) -> dict[str, LearnedPrompt]:
+        """Raises `ConfigError` if the file is damaged."""
+        return self._decoded(PROMPTS, dict[str, LearnedPrompt]) or {}
+
     # --- metrics --------------------------------------------------------------------------
     def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append one line to `metrics.jsonl`. Raises `StoreError` if it cannot be written."""
@@ -239,6 +252,9 @@ class RunFolder:
         """Forget what came after a checkpoint: it did not happen. -1 forgets everything."""
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+        if step < 0:  # another run was here
+            (self.path / PROMPTS).unlink(missing_ok=True)
+            shutil.rmtree(self.path / JOURNAL, ignore_errors=True)
         for name in (*_EVALUATIONS.values(), "explanations", "mismatches"):
             for path in (self.path / name).glob("step-*.json"):
                 if int(path.stem.removeprefix("step-")) > step:

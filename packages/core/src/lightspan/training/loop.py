@@ -50,7 +50,13 @@ class TrainingLoop:
         seconds |= last_seconds(self._folder)
         self._watch = Watch(self._total)
         self._standing = Standing.of(self._folder.evaluations("selection"))
-        self._meter = Meter(session.engine, session.learner, session.collector, seconds)
+        self._trains = self._settings.has_policies
+        self._meter = Meter(
+            session.engine if self._trains else None,
+            session.learner if self._trains else None,
+            session.collector,
+            seconds,
+        )
         self._started = time.monotonic()
 
     async def run(self) -> FitResult:
@@ -150,7 +156,7 @@ class TrainingLoop:
             checkpoints.save,
             self._folder.checkpoints,
             state,
-            session.learner.save,
+            session.learner.save if self._trains else None,
             best=None if best is None else best.step,
         )
         await session.learn(save)
@@ -218,9 +224,11 @@ class TrainingLoop:
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
         kept = await self._take_kept() if self._settings.chooses else None
-        served = Served.of(session.algorithm, folder, self._state.versions)
+        algorithm = session.algorithm
+        served = Served.of(algorithm, folder, self._state.versions) if self._trains else None
         folder.forget_result()  # a run that went on: stopped here, it would name other weights
-        for name, policy in served.policies.items():
+        folder.write_prompts(algorithm.learned_prompts())
+        for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
         self._draw()
         result = fit_result(folder, self._state.step, self._state.seconds, kept)
@@ -229,6 +237,8 @@ class TrainingLoop:
         return result
 
     def _draw(self) -> None:
+        if not self._trains:  # matplotlib comes with what trains weights
+            return
         from lightspan.training.plots import learning_curve
 
         learning_curve(

@@ -15,7 +15,7 @@ from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
 from lightspan.training.data import fingerprint
-from lightspan.training.folder import RunFolder
+from lightspan.training.folder import PROMPTS, RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.settings import planned_steps
 from lightspan.training.trust import is_signed, sign
@@ -51,10 +51,11 @@ def _described(tasks: Sequence[Json]) -> dict[str, Json]:
 def fit_result(
     folder: RunFolder, steps: int, seconds: Mapping[str, float], kept: Evaluation | None = None
 ) -> FitResult:
-    """The result of the run in this folder, whose model is there."""
+    """The result of the run in this folder, whose model, or prompts, are there."""
     return FitResult(
         folder=folder.path,
-        model=folder.model,
+        model=folder.model if folder.model.is_dir() else None,
+        prompts=folder.prompts(),
         evaluations=tuple(folder.evaluations()),
         seconds=dict(seconds),
         steps=steps,
@@ -72,9 +73,10 @@ def finished_result(folder: RunFolder, step: int, kept: Evaluation | None) -> Fi
     saved = folder.read_result()
     if saved is None or saved["steps"] != step or saved.get("kept") != _kept(kept):
         return None
-    return (
-        fit_result(folder, step, saved.get("seconds", {}), kept) if folder.model.is_dir() else None
-    )
+    has_model = saved.get(KEY, {}) is not None
+    if has_model and not folder.model.is_dir():
+        return None
+    return fit_result(folder, step, saved.get("seconds", {}), kept)
 
 
 def _kept(kept: Evaluation | None) -> dict[str, Json] | None:
@@ -85,11 +87,11 @@ def _kept(kept: Evaluation | None) -> dict[str, Json] | None:
 def write_result(
     folder: RunFolder,
     result: FitResult,
-    served: Served,
+    served: Served | None,
     metric: str,
     say: Callable[[str], None],
 ) -> None:
-    """Say that the run is complete, what it gave and how it is to be served."""
+    """Say that the run is complete, what it gave and how it is to be served (None: no model)."""
     summary = {
         "steps": result.steps,
         "summary": result.summary(metric),
@@ -97,8 +99,10 @@ def write_result(
         "training": result.outcomes._asdict(),
         "seconds": result.seconds,
     }
-    document = served.as_json()
-    marked = {KEY: document, **_marked(served, document, say)}
+    document = None if served is None else served.as_json()
+    marked: dict[str, Json] = {KEY: document}
+    if served is not None and document is not None:
+        marked |= _marked(served, document, say)
     folder.write_result({**summary, "kept": _kept(result.kept), **marked})
 
 
@@ -208,6 +212,10 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
         raise ConfigError(
             f"the run in {folder} was ended by a lightspan that could not serve yet: train it again"
         )
+    if result[KEY] is None:
+        path = folder / PROMPTS
+        learned = f": what it learned is in {path}" if path.exists() else ""
+        raise ConfigError(f"the run in {folder} trained no policy, so it has no model{learned}")
     try:
         return msgspec.convert(result[KEY], Served)
     except msgspec.ValidationError as error:
@@ -216,7 +224,9 @@ def read_served(result: Mapping[str, Any] | None, folder: Path) -> Served:
 
 def is_own(result: Mapping[str, Any] | None) -> bool:
     """Whether this user's training wrote how the run is to be served, whoever moved it since."""
-    return result is not None and is_signed(result[KEY], result.get(MARK))
+    return (
+        result is not None and result[KEY] is not None and is_signed(result[KEY], result.get(MARK))
+    )
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ class Meter:
     """Reads engine, learner and collector.
 
     Args:
-        engine: what it has used so far is the run's.
+        engine: what it has used so far is the run's; None where there is none.
         learner: likewise.
         collector: of the rollouts.
         seconds: CPU-seconds of earlier lives, which those of this one are added to: part
@@ -27,10 +27,15 @@ class Meter:
     """
 
     def __init__(
-        self, engine: TokenEngine, learner: Learner, collector: Collector, seconds: dict[str, float]
+        self,
+        engine: TokenEngine | None,
+        learner: Learner | None,
+        collector: Collector,
+        seconds: dict[str, float],
     ) -> None:
         self._engine = engine
-        self._parts: dict[str, TokenEngine | Learner] = {"engine": engine, "learner": learner}
+        parts = {"engine": engine, "learner": learner}
+        self._parts = {name: part for name, part in parts.items() if part is not None}
         self._read = dict.fromkeys(self._parts, 0.0)
         self._collector = collector
         self._seconds = seconds
@@ -58,15 +63,17 @@ class Meter:
         seconds, waited, tokens = (
             now - before for now, before in zip(self._now(), self._start, strict=True)
         )
+        metrics = {"seconds": seconds, "seconds/rollouts": waited}
+        if self._engine is None:
+            return metrics
         return {
-            "seconds": seconds,
-            "seconds/rollouts": waited,
+            **metrics,
             "engine/tokens": tokens,
             "engine/tokens_per_s": tokens / waited if waited else 0.0,
         }
 
     def _now(self) -> tuple[float, float, float]:
-        tokens = self._engine.usage().get("tokens", 0.0)
+        tokens = self._engine.usage().get("tokens", 0.0) if self._engine is not None else 0.0
         return time.monotonic(), self._collector.seconds, tokens
 
 

@@ -16,6 +16,7 @@ from lightspan.lightning.health import app_failed
 from lightspan.progress import many
 from lightspan.schema import conventions as c
 from lightspan.schema.checks import is_number
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
@@ -154,8 +155,9 @@ class FitResult:
     """What training gave."""
 
     folder: Path
-    model: Path
-    """The trained model (with several policies: one folder each inside)."""
+    model: Path | None
+    """The trained model (with several policies: one folder each inside); None where no policy was
+    trained."""
     evaluations: tuple[Evaluation, ...]
     seconds: Mapping[str, float]
     """CPU-seconds of `engine` and `learner` in training; evaluation apart, as
@@ -167,6 +169,8 @@ class FitResult:
     has the held-out reward of the same weights."""
     outcomes: Outcomes = field(default_factory=Outcomes)
     """What became of the rollouts in training."""
+    prompts: Mapping[str, LearnedPrompt] = field(default_factory=dict)
+    """The prompts that were learned, by name, and what they were before."""
 
     @property
     def gain(self) -> Interval | None:

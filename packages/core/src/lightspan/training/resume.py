@@ -16,7 +16,7 @@ from lightspan.training.checkpoints import TrainerState
 from lightspan.training.folder import RunFolder
 from lightspan.training.settings import RECORDED
 
-FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s"})
+FREE: Final = frozenset({"run_id", "app", *RECORDED, "store", "timeout_s", "budget", "reflection"})
 """Settings that may change between the lives of a run: none decides what its steps so far mean."""
 
 

@@ -29,7 +29,7 @@ from lightspan.runners.local import LocalRunners
 from lightspan.runners.peers import Presence, here
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
-from lightspan.schema.resources import ROUTING
+from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
@@ -82,11 +82,11 @@ class Session:
         self.checkpoint: Path | None = None
         """Where this life of the run begins; None for a new run."""
         self.life = new_id("")[-12:]
-        self.engine: TokenEngine
-        self.learner: Learner
         self.runners: Runners
         self.store: Store
         self.collector: Collector
+        self._engine: TokenEngine | None = None
+        self._learner: Learner | None = None
         self._app = app
         self._tasks = Epochs(train, self.algorithm.seed)
         self._health = Health(self.algorithm.routing(), self.note, agents)
@@ -95,7 +95,7 @@ class Session:
         self._batches = 0
         self._presence: Presence
         self._watch: RunnerWatch
-        self._resources_id = ""
+        self._routing = Routing()
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,11 +163,13 @@ class Session:
     async def open(self) -> None:
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
         await self._open_store()
-        self.learner = await self.learn(partial(make_learner, self.settings))
+        if self.settings.has_policies:
+            self._learner = await self.learn(partial(make_learner, self.settings))
         if self.checkpoint is not None:
             await self._restore(self.checkpoint)
-        await self._open_engine()
-        await self._serve(self.engine, self.algorithm.routing())
+        if self.settings.has_policies:
+            await self._open_engine()
+        await self._serve(self._engine, self.algorithm.routing())
         self._stack.enter_context(short_pauses())
 
     async def open_without_models(self, routing: Routing) -> None:
@@ -188,15 +190,15 @@ class Session:
         gateway = await self._stack.enter_async_context(Gateway(self.store, engine))
         routing = routing.naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
-        routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
-        self._resources_id = await self.store.put_resources({ROUTING: routing})
+        self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         self.runners = await self._start_runners()
         self.collector = Collector(
             self.store, self.runners, engine, self.reporter, self.algorithm.failure_reward
         )
 
     async def _restore(self, checkpoint: Path) -> None:
-        await self.learn(partial(self.learner.load, checkpoint / checkpoints.LEARNER))
+        if self._learner is not None:
+            await self.learn(partial(self.learner.load, checkpoint / checkpoints.LEARNER))
         version, internal, gauss = self.state.rng
         self.rng.setstate((version, tuple(internal), gauss))
         self.algorithm.load_state(self.state.algorithm)
@@ -222,7 +224,7 @@ class Session:
     async def _open_engine(self) -> None:
         # another stream of random numbers in each life, or the first answers would come again
         seed = random.Random(f"{self.algorithm.seed}/{self.state.step}").randrange(2**31)
-        self.engine = await asyncio.to_thread(make_engine, self.settings, seed=seed)
+        self._engine = await asyncio.to_thread(make_engine, self.settings, seed=seed)
         self._stack.push_async_callback(self.engine.close)
         check_parts(self.algorithm, self.engine, self.learner)
         check_chat_templates(self.engine)
@@ -270,6 +272,36 @@ class Session:
 
     # --- what algorithms use (World) ------------------------------------------------------
     @property
+    def engine(self) -> TokenEngine:
+        """See `World`."""
+        if self._engine is None:
+            raise self._has_no("engine")
+        return self._engine
+
+    @property
+    def learner(self) -> Learner:
+        """See `World`."""
+        if self._learner is None:
+            raise self._has_no("learner")
+        return self._learner
+
+    def _has_no(self, part: str) -> ConfigError:
+        return ConfigError(
+            f"{self.algorithm.name} has no policies, so a run of it has no {part}: give it "
+            "policies(), or do without"
+        )
+
+    @property
+    def path(self) -> Path:
+        """See `World`."""
+        return self.folder.path
+
+    @property
+    def tasks(self) -> Sequence[Json]:
+        """See `World`."""
+        return self._tasks.tasks
+
+    @property
     def step(self) -> int:
         """See `World`."""
         return self.state.step
@@ -286,16 +318,46 @@ class Session:
         return chosen
 
     async def rollouts(
-        self, tasks: Sequence[Json], group_size: int, mode: Mode = Mode.TRAIN
+        self,
+        tasks: Sequence[Json],
+        group_size: int,
+        mode: Mode = Mode.TRAIN,
+        *,
+        resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
         """See `World`."""
-        planned = self._planned(tasks, group_size, mode)
+        if not self.settings.has_policies:  # one that learns by evaluating may do so all day long
+            self.budget.check(self.state.step)
+        ids = await self._resources_ids(len(tasks), resources)
+        planned = self._planned(tasks, group_size, mode, ids)
         episodes = await self.collector.run(planned, self._title(mode))
         await self.budget.count(self.store, planned)
         self._health.look(episodes)
         return episodes
 
-    def _planned(self, tasks: Sequence[Json], group_size: int, mode: Mode) -> list[Rollout]:
+    async def _resources_ids(
+        self, count: int, resources: Resources | Sequence[Resources] | None
+    ) -> list[str]:
+        """The version of the resources of each group."""
+        if resources is None or isinstance(resources, Mapping):
+            return [await self._put(resources or {})] * count
+        if len(resources) != count:
+            raise ConfigError(
+                f"rollouts(resources=) has {len(resources)} mappings for {count} tasks: give one "
+                "for all, or one per task"
+            )
+        return [await self._put(each) for each in resources]
+
+    async def _put(self, resources: Resources) -> str:
+        """The id of a version of the resources; equal ones have one."""
+        offered: NamedResources = {**self.algorithm.resources(), **resources}
+        if ROUTING in offered:
+            raise ConfigError(f"a resource cannot be called {ROUTING!r}: the trainer's own is")
+        return await self.store.put_resources({**offered, ROUTING: self._routing})
+
+    def _planned(
+        self, tasks: Sequence[Json], group_size: int, mode: Mode, resources_ids: Sequence[str]
+    ) -> list[Rollout]:
         self._batches += 1
         stem = rollout_stem(self.state.run_id, self.life, self.state.step, self._batches)
         return [
@@ -306,7 +368,7 @@ class Session:
                 run_id=self.state.run_id,
                 group_id=f"{stem}-{index}",
                 mode=mode,
-                resources_id=self._resources_id,
+                resources_id=resources_ids[index],
                 step=self.state.step,
                 timeout_s=self.algorithm.timeout_s,
                 app=self._app.reference,
@@ -327,6 +389,8 @@ class Session:
 
     async def publish(self) -> None:
         """See `World`."""
+        if self._engine is None:
+            raise self._has_no("engine to publish to")
         fresh = {
             policy: await next_version(self.store, policy, self.state)
             for policy in self.algorithm.policies()

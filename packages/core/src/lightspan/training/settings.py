@@ -16,10 +16,11 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import ConfigError
 from lightspan.learners.protocol import Learner
-from lightspan.progress import Reporter, default_reporter
+from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
 from lightspan.schema.records import Json
+from lightspan.schema.routing import Route
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import MetricSink, checked_sinks
 
@@ -89,10 +90,52 @@ class TrainerSettings:
             raise ConfigError("learner_options are of the embedded learner: leave learner= out")
         if self.engine is None or self.learner is None:
             check_device_name(self.device)
+        self._check_policies()
         # one name stands for a list of it, and an iterator would be used up by the check
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    def _check_policies(self) -> None:
+        """Without policies there are no weights: what is said of them is refused."""
+        total = self.algorithm.total_steps
+        asked = {"steps": self.steps, "epochs": self.epochs if self.epochs != 1.0 else None}
+        for name, value in asked.items():
+            if total is not None and value not in (None, total):
+                raise ConfigError(
+                    f"{name}={value!r}: {self.algorithm.name} knows itself when it has ended "
+                    f"({many(total, 'step')}); leave {name}= out"
+                )
+        if self.has_policies:
+            return
+        given = {
+            "engine": self.engine,
+            "learner": self.learner,
+            "device": self.device if self.device != "cpu" else None,
+            "engine_options": self.engine_options or None,
+            "learner_options": self.learner_options or None,
+            "validate_temperature": self.validate_temperature,
+            "keep": self.keep if self.keep != "last" else None,
+        }
+        refused = [f"{name}={value!r:.80}" for name, value in given.items() if value is not None]
+        if refused:
+            raise ConfigError(
+                f"{', '.join(refused)}: {self.algorithm.name} trains no policy, so there is "
+                "neither an engine nor a learner; leave it out"
+            )
+        routing = self.algorithm.routing()
+        targets = [*(rule.target for rule in routing.rules), routing.default]
+        ours = sorted({str(t.route) for t in targets if t.route not in (Route.APP, Route.ENDPOINT)})
+        if ours:
+            raise ConfigError(
+                f"the routing of {self.algorithm.name} sends calls to {' and '.join(ours)}, and it "
+                "has no policies: nothing would answer them"
+            )
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether weights are trained. If not, there is neither an engine nor a learner."""
+        return bool(self.algorithm.policies())
 
     def _check_choice_of_step(self) -> None:
         check_choice("keep", self.keep, ("last", "best"))
@@ -128,7 +171,9 @@ class TrainerSettings:
 
     def planned_steps(self, tasks: int) -> int:
         """Iterations in all."""
-        return planned_steps(self.steps, self.epochs, tasks, self.algorithm.tasks_per_step)
+        own = self.algorithm.total_steps
+        steps = self.steps if own is None else own
+        return planned_steps(steps, self.epochs, tasks, self.algorithm.tasks_per_step)
 
     def evaluates(self, step: int, total: int, *, selection: bool) -> bool:
         """Whether held-out tasks are run after a step: before training, after it, and every so

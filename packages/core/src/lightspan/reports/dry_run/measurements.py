@@ -273,7 +273,7 @@ def _cache_tokens(settings: TrainerSettings, policies: Mapping[str, PolicySize])
     asked = options.get("context_length")
     context = min(longest, asked) if asked is not None else longest
     blocks = options.get("num_blocks")
-    return engine.PAGE_SIZE * engine.cache_blocks(settings.device, context, blocks)
+    return engine.cache_tokens(settings.device, context, blocks)
 
 
 def _microbatch(

@@ -42,7 +42,8 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str
     models: dict[str, str]
     """Policy → its starting weights."""
-    answered_by: Literal["local", "endpoint"]
+    answered_by: Literal["local", "endpoint", "app"]
+    """`app`: nothing but the app's own endpoints, since no policy would be trained."""
     endpoint: str | None
     """`model at host` that answered for the agents that would be trained."""
     exact: bool
@@ -102,8 +103,9 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def _head(self) -> Iterator[str]:
         models = " and ".join(sorted(set(self.models.values()))) or "no model (none was given)"
+        on = "" if self.answered_by == "app" else f" on {models}"
         yield (
-            f"dry run of {self.app}: {self.algorithm} on {models}, "
+            f"dry run of {self.app}: {self.algorithm}{on}, "
             f"{many(self.tasks, 'task')} x {many(self.group_size, 'rollout')}, "
             f"{duration(self.seconds)}; nothing was trained"
         )

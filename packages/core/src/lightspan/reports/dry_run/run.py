@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -106,10 +106,16 @@ class DryRun:
                 f"{folder} holds a run already, whose rollouts nothing would lead to any more: "
                 "give the dry run another folder, or delete this one"
             )
+        if not self.settings.has_policies and (endpoint is not None or self.local is not None):
+            raise ConfigError(
+                f"endpoint= and local= say who answers in place of a model to train, and "
+                f"{algorithm.name} trains none: leave them out, the app's calls go where it points "
+                "them"
+            )
         self._algorithm = algorithm
         self._count = min(self.count, len(self.tasks))
         self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
-        if endpoint is None and self.local is not True:
+        if endpoint is None and self.local is not True and self.settings.has_policies:
             models = [spec.model for spec in algorithm.policies().values()]
             self.endpoint = default_endpoint(models, self.local)
         if self.endpoint is not None:
@@ -122,6 +128,8 @@ class DryRun:
         """Run the tasks and say what they showed."""
         folder = self.folder or Path(tempfile.mkdtemp(prefix="lightspan-dev-"))
         try:
+            if not self.settings.has_policies:
+                return await self._as_the_app_is(folder)
             return await (self._local(folder) if self.endpoint is None else self._remote(folder))
         finally:
             if self.folder is None:
@@ -241,6 +249,16 @@ class DryRun:
         self._missing.append("time: an endpoint's speed says nothing of a model trained here")
         return self._put_together(findings, rows, self._rewards(findings), memory, None, seconds)
 
+    # --- with nothing of ours ---------------------------------------------------------------
+    async def _as_the_app_is(self, folder: Path) -> DevReport:
+        """No policy is trained: every call goes where the app points it."""
+        async with self._session(folder) as session:
+            session.prepare(resume=False, training=False)
+            await session.open()
+            episodes, seconds = await self._rollouts(session)
+        findings = self._judged(episodes, self._algorithm.coverages(episodes, modes=MODES))
+        return self._put_together(findings, None, self._rewards(findings), None, None, seconds)
+
     def _local_tokenizers(self) -> dict[str, ChatTokenizer]:
         """Policy → its tokenizer, where that is on this machine."""
         tokenizers: dict[str, ChatTokenizer] = {}
@@ -328,6 +346,12 @@ class DryRun:
         is_ours = self._model_given and self.settings.learner is None
         return self._algorithm.choices() if is_ours else []
 
+    @property
+    def _answered_by(self) -> Literal["local", "endpoint", "app"]:
+        if not self.settings.has_policies:
+            return "app"
+        return "local" if self.endpoint is None else "endpoint"
+
     def _without(self, what: str) -> str:
         if self._model_given:
             return f"{what} of the model to train is not on this machine"
@@ -369,7 +393,15 @@ class DryRun:
             *self._problems,
             *stops,
             *self._names(findings, agents),
-            *warnings_of(rewards, agents, rows, costs, memory, would_stop=bool(stops)),
+            *warnings_of(
+                rewards,
+                agents,
+                rows,
+                costs,
+                memory,
+                would_stop=bool(stops),
+                trains=self.settings.has_policies,
+            ),
         ]
         return DevReport(
             lightspan=version("lightspan"),
@@ -380,7 +412,7 @@ class DryRun:
                 for name, spec in self._algorithm.policies().items()
                 if spec.model != NO_MODEL
             },
-            answered_by="local" if endpoint is None else "endpoint",
+            answered_by=self._answered_by,
             endpoint=None if endpoint is None else described(endpoint),
             exact=endpoint is None,
             tasks=self._count,

@@ -19,15 +19,17 @@ def warnings_of(
     memory: MemoryForecast | None,
     *,
     would_stop: bool,
+    trains: bool = True,
 ) -> list[str]:
     """What the sections say that would hinder training, the worst first.
 
     Args:
         would_stop: whether `fit` would stop over the calls that it saw, which is said already.
+        trains: whether policies are trained. If not, no call has to be, and no group has to vary.
     """
     return [
-        *_of_rewards(rewards),
-        *([] if would_stop else _of_calls(agents)),
+        *_of_rewards(rewards, trains=trains),
+        *([] if would_stop or not trains else _of_calls(agents)),
         *_of_names(agents),
         *_of_rows(rows),
         *_of_costs(costs),
@@ -35,7 +37,7 @@ def warnings_of(
     ]
 
 
-def _of_rewards(rewards: RewardReport) -> list[str]:
+def _of_rewards(rewards: RewardReport, *, trains: bool) -> list[str]:
     """Failures, missing rewards, groups that teach nothing."""
     warnings = []
     ended = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
@@ -48,7 +50,7 @@ def _of_rewards(rewards: RewardReport) -> list[str]:
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
             "left out, which is not a reward of zero"
         )
-    if not rewards.by_batch:
+    if not rewards.by_batch and trains:
         warnings += _of_groups(rewards)
     if rewards.air is not None and rewards.air.idle:
         warnings.append(f"AIR: {rewards.air.idle}: air= would change nothing")

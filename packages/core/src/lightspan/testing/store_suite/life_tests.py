@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lightspan.errors import StoreClosedError
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Attempt
-from lightspan.schema.resources import PromptTemplate
 from lightspan.schema.reward import Reward
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store

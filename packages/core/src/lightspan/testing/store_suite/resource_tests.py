@@ -8,8 +8,9 @@ import pytest
 
 from lightspan.errors import NotFoundError
 from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import PeerRole
-from lightspan.schema.resources import NamedResources, PromptTemplate
+from lightspan.schema.resources import NamedResources
 from lightspan.stores.protocol import Store
 from lightspan.testing.store_suite.base import UNICODE, Clock, StoreTests, make_peer
 

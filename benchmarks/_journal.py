@@ -1,0 +1,170 @@
+"""Rows of runs that take hours, as JSON lines: each is written whole when its run has ended.
+
+    journal = Journal(path, design="0123456789ab")
+    journal.add({"task": "sql", "rule": "anchor", "unit": "rollout", "seed": 0, ...})
+    journal.done, journal.tries
+
+A run that was killed has no line and is made again. Several processes may add to one file, which is
+locked for each line; a line that a crash cut short is dropped by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+MOST_UNSCORED: Final = 0.05
+"""Share of the held-out tasks, or of the rollouts in training, above which a run is not used."""
+MOST_TRIES: Final = 2
+"""Runs that ended with an error, or cannot be used, before one is given up."""
+
+Row = Mapping[str, Any]
+
+
+class Key(NamedTuple):
+    """What a row is of."""
+
+    task: str
+    rule: str
+    unit: str
+    seed: int
+
+    @classmethod
+    def of(cls, row: Row) -> Key:
+        return cls(row["task"], row["rule"], row["unit"], row["seed"])
+
+    @property
+    def is_start(self) -> bool:
+        """Whether nothing is trained."""
+        return self.rule == "start"
+
+    def __str__(self) -> str:
+        return f"{self.task}, {arm_name(self.rule, self.unit)}, seed {self.seed}"
+
+
+ALIKE: Final[Mapping[str, Callable[[Key], Hashable]]] = {
+    "settings": lambda key: key.task,
+    "arm": lambda key: key[:3],
+    "warm_start": lambda key: (key.task, key.seed),
+}
+"""What a row says of its settings → the runs that have to share it."""
+
+
+def arm_name(rule: str, unit: str) -> str:
+    """A rule, with the unit where it is not the default."""
+    return rule if unit == "rollout" else f"{rule}, {unit}"
+
+
+def is_usable(row: Row) -> bool:
+    """Whether a run counts: it ended, and few of its rollouts are unscored."""
+    if "error" in row:
+        return False
+    return all(
+        part["unscored"] <= MOST_UNSCORED * (part["unscored"] + part["scored"])
+        for part in (row["held_out"], row["training"])
+        if part is not None
+    )
+
+
+class Journal:
+    """The rows of a file.
+
+    Args:
+        path: is made with the first row.
+        design: what the rows have to be of.
+
+    Raises:
+        SystemExit: the file has a row of another design, or rows that do not belong together.
+    """
+
+    def __init__(self, path: Path, design: str) -> None:
+        self._path = path
+        self._design = design
+        self.read()
+
+    def read(self) -> None:
+        """Take what others have added since."""
+        self.rows: list[Row] = [self._row(*line) for line in self._lines()]
+        self.done: dict[Key, Row] = {}
+        self.tries: Counter[Key] = Counter()
+        for row in self.rows:
+            key = Key.of(row)
+            self.tries[key] += 1
+            if is_usable(row):
+                self.done.setdefault(key, row)  # of two sessions that ran the same, the first
+        self._check_alike()
+
+    def left(self, keys: Iterable[Key]) -> list[Key]:
+        """Those that are to be made still."""
+        return [k for k in keys if k not in self.done and self.tries[k] < MOST_TRIES]
+
+    def check(self, row: Row) -> None:
+        """See whether a run with these settings belongs to the rows, before it is made.
+
+        Args:
+            row: its key, and those of `settings`, `arm` and `warm_start` that are known.
+
+        Raises:
+            SystemExit: it does not.
+        """
+        key = Key.of(row)
+        for name, group in ALIKE.items():
+            same = (other for other in self.done.values() if group(Key.of(other)) == group(key))
+            found = next(same, None)
+            if found is not None and name in row and found[name] != row[name]:
+                raise SystemExit(
+                    f"{self._path} has {Key.of(found)} with another {name} ({found[name]}) than "
+                    f"{key} would have ({row[name]}): name another file, or take those rows out"
+                )
+
+    def add(self, row: Row) -> None:
+        """Write a row, whole or not at all."""
+        self.check(row)
+        line = json.dumps({"design": self._design, **row}, separators=(",", ":")) + "\n"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            file.truncate(_whole(file.read()))
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.read()
+
+    def _lines(self) -> list[tuple[int, str]]:
+        data = self._path.read_bytes() if self._path.exists() else b""
+        return list(enumerate(data[: _whole(data)].decode().split("\n")[:-1], 1))
+
+    def _row(self, number: int, line: str) -> Row:
+        try:
+            row: Row = json.loads(line)
+            Key.of(row)
+            design = row["design"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"{self._path}, line {number}, is no row of this script") from error
+        if design != self._design:
+            raise SystemExit(
+                f"{self._path}, line {number}, is of another design ({design}; this one is "
+                f"{self._design}): name another file"
+            )
+        return row
+
+    def _check_alike(self) -> None:
+        for name, group in ALIKE.items():
+            first: dict[Hashable, Row] = {}
+            for key, row in self.done.items():
+                other = first.setdefault(group(key), row)
+                if other[name] != row[name]:
+                    raise SystemExit(
+                        f"{self._path}: {key} and {Key.of(other)} differ in {name}: take one out"
+                    )
+
+
+def _whole(data: bytes) -> int:
+    """How many bytes are whole lines."""
+    return data.rfind(b"\n") + 1

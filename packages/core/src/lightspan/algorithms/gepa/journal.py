@@ -1,0 +1,152 @@
+"""The journal of a run: every evaluation and every reflection, one JSON line each, in order.
+
+The library decides by a seed and by what it is answered. So a run that goes on asks the same
+questions again, and is answered from here as long as there are answers: its candidates are equal,
+and no rollout and no reflection is done twice. The library's own state is a pickle, which is not
+used.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+import msgspec
+
+from lightspan.algorithms.gepa.feedback import Seen
+from lightspan.errors import CheckpointError, StoreError
+
+NAME: Final = "gepa.jsonl"
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
+    """What the journal is of."""
+
+    library: str
+    """The version of `gepa`: another one may ask other questions."""
+    format: int = 1
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
+    """A candidate on some tasks."""
+
+    key: str
+    split: str
+    """`feedback` or `selection`."""
+    candidate: dict[str, str]
+    """Prompt → template."""
+    seen: list[Seen]
+
+
+class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
+    """What the reflection model was asked, and its answer."""
+
+    key: str
+    prompt: str
+    """Whose other text was asked for."""
+    asked: str
+    answer: str
+    finish_reason: str
+    input_tokens: int
+    output_tokens: int
+
+
+Entry = Evaluation | Reflection
+_E = TypeVar("_E", Evaluation, Reflection)
+_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection)
+
+
+class Journal:
+    """The journal in a folder, which is made where there is none.
+
+    Raises:
+        CheckpointError: it is damaged, or of another version of the library.
+        StoreError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+        header = Header(library=version("gepa"))
+        entries = self._read()
+        self._known = [entry for entry in entries if not isinstance(entry, Header)]
+        self._place = 0
+        if entries and entries[0] != header:
+            raise CheckpointError(
+                f"{self.path} was begun with {entries[0]}, and this is {header}: the one would go "
+                "on otherwise than the other; install that version of gepa, or start anew"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file: IO[bytes] = self.path.open("ab")
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        if not entries:
+            self._write(header)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether what is asked next was answered already."""
+        return self._place < len(self._known)
+
+    def replayed(self, key: str, kind: type[_E]) -> _E | None:
+        """The answer to what is asked now; None if it was not asked yet.
+
+        Raises:
+            CheckpointError: something else was asked at this place.
+        """
+        if not self.is_replaying:
+            return None
+        entry = self._known[self._place]
+        if not isinstance(entry, kind) or entry.key != key:
+            raise CheckpointError(
+                f"{self.path}: entry {self._place + 1} is not what is asked now, so the run cannot "
+                "go on as it began: start anew in another folder"
+            )
+        self._place += 1
+        return entry
+
+    def add(self, entry: Entry) -> None:
+        """Keep an answer; it survives whatever happens next.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        self._write(entry)
+        self._known.append(entry)
+        self._place += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, entry: Header | Entry) -> None:
+        try:
+            self._file.write(msgspec.json.encode(entry) + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise StoreError(
+                f"{self.path} cannot be written: {error.strerror}; see to its disk, then go on "
+                "with resume=True"
+            ) from error
+
+    def _read(self) -> list[Header | Evaluation | Reflection]:
+        """Every whole line. A process that was killed while writing leaves the rest of one, which
+        is cut off: the next line would go on with it."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            os.truncate(self.path, len(whole))
+        entries = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entries.append(_LINE.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{self.path}, line {number} is damaged: {error}") from error
+        return entries

@@ -1,0 +1,188 @@
+"""The reflection model: what it is asked, and how it is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from lightspan.algorithms.gepa.feedback import Seen, examples
+from lightspan.errors import EngineError, how_to_install
+from lightspan.schema.llm import LLM
+from lightspan.schema.prompts import PromptTemplate
+
+if TYPE_CHECKING:
+    import openai
+
+TRIES: Final = 4
+"""Of a question that nobody answers; one that is put off (429) has as many as it takes."""
+PAUSE_S: Final = 1.0
+"""Before the second try; doubled before each further one."""
+LONGEST_PAUSE_S: Final = 60.0
+_HOPELESS: Final = ("insufficient_quota", "billing_not_active")
+"""Codes of a 429 that no waiting helps."""
+
+_QUESTION: Final = """\
+You improve one text of an application that asks language models: the prompt called "{name}". \
+An application fills it in and sends it; you see below what came of it.
+
+The prompt as it is, between the marks:
+<prompt>
+{text}
+</prompt>
+{rules}
+These runs used it. Each shows the task, what was asked and answered, what went wrong, and the \
+reward, of which more is better:
+
+{runs}
+
+Find out what the runs with little reward lacked and what the others did right. Write a prompt \
+with which such tasks would be done better: say clearly what is to be done and in which form it \
+is to be answered, and put down what the runs show about this kind of task, rules and facts \
+included, since the model that reads the prompt sees none of this. Do not put the answers of these \
+very tasks in.
+
+Answer with the whole new prompt between <prompt> and </prompt>, and nothing after it."""
+
+_RULES: Final = """\
+It has placeholders that the application fills: {fields}. The new prompt must have each of them, \
+written in exactly this way; other text in braces is not filled.
+"""
+
+
+class Unusable(Exception):
+    """An answer that is no other text; says why."""
+
+
+class Answer(NamedTuple):
+    """What the model said."""
+
+    text: str
+    finish_reason: str
+    input_tokens: int
+    output_tokens: int
+
+
+def question(name: str, template: PromptTemplate, seen: Sequence[Seen]) -> str:
+    """What the model is asked."""
+    fields = template.fields
+    rules = _RULES.format(fields=", ".join(fields)) if fields else ""
+    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(seen))
+
+
+_MARKED: Final = re.compile(r"<prompt>(.*)</prompt>", re.DOTALL)
+_FENCED: Final = re.compile(r"```[^\n`]*\n(.*)```", re.DOTALL)
+
+
+def new_text(answer: str, finish_reason: str) -> str:
+    """The text that an answer proposes.
+
+    Raises:
+        Unusable: it proposes none.
+    """
+    found = _MARKED.search(answer) or _FENCED.search(answer)
+    if found is not None and found[1].strip():
+        return found[1].strip()
+    if finish_reason == "length":
+        raise Unusable("the answer was cut off (finish_reason=length)")
+    raise Unusable(f"the answer has no <prompt>…</prompt>: {answer[:80]!r}")
+
+
+class Reflector:
+    """Asks the model.
+
+    Args:
+        llm: the endpoint.
+        timeout_s: of one question.
+        patience_s: how long in all a question is put off (429).
+        note: told when there is something to wait for.
+
+    Raises:
+        ModuleNotFoundError: the OpenAI SDK is missing.
+        ConfigError: the key is not set.
+    """
+
+    def __init__(
+        self, llm: LLM, *, timeout_s: float, patience_s: float, note: Callable[[str], None]
+    ) -> None:
+        try:
+            from openai import AsyncOpenAI
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"GEPA needs {error.name!r}: {how_to_install('prompts')}", name=error.name
+            ) from error
+        self._llm = llm
+        self._patience_s = patience_s
+        self._note = note
+        # its own retries do not say that they wait, and give up a 429 soon
+        self._client = AsyncOpenAI(
+            base_url=llm.base_url, api_key=llm.api_key(), timeout=timeout_s, max_retries=0
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def ask(self, text: str) -> Answer:
+        """What the model answers.
+
+        Raises:
+            EngineError: it does not.
+        """
+        import openai
+
+        tries, waited, pause = 0, 0.0, PAUSE_S
+        while True:
+            try:
+                return await self._ask(text)
+            except openai.RateLimitError as error:
+                wait = _asked_to_wait(error) or pause
+                if error.code in _HOPELESS or waited + wait > self._patience_s:
+                    raise self._failed(error) from error
+                if not waited:
+                    self._note(f"the reflection model is busy (429): waiting {wait:.0f} s")
+                waited += wait
+            except (openai.APIConnectionError, openai.InternalServerError) as error:
+                tries += 1
+                if tries == TRIES:
+                    raise self._failed(error) from error
+                wait = pause
+            except openai.OpenAIError as error:
+                raise self._failed(error) from error
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _ask(self, text: str) -> Answer:
+        messages: Any = [{"role": "user", "content": text}]
+        reply = await self._client.chat.completions.create(
+            model=self._llm.model, messages=messages, **self._llm.sampling
+        )
+        if not getattr(reply, "choices", None):  # an endpoint may answer 200 with anything
+            raise EngineError(f"{self._where} answered with no choice: {str(reply)[:200]!r}")
+        choice, usage = reply.choices[0], reply.usage
+        return Answer(
+            text=choice.message.content or choice.message.refusal or "",
+            finish_reason=str(choice.finish_reason),
+            input_tokens=usage.prompt_tokens if usage is not None else 0,
+            output_tokens=usage.completion_tokens if usage is not None else 0,
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"the reflection model {self._llm.model} at {self._llm.base_url}"
+
+    def _failed(self, error: openai.OpenAIError) -> EngineError:
+        return EngineError(
+            f"{self._where} failed: {type(error).__name__}: {error}; what was learned so far is "
+            "kept: go on with resume=True"
+        )
+
+
+def _asked_to_wait(error: openai.APIStatusError) -> float | None:
+    """The seconds that an endpoint asks to be left alone; None if it does not say."""
+    for header, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(error.response.headers[header]) * unit)
+        except (KeyError, ValueError):
+            continue
+    return None

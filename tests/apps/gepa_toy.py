@@ -1,0 +1,56 @@
+"""Learns the two prompts of `prompt_apps.told`, in a process of its own that may be killed.
+
+python gepa_toy.py FOLDER APP_URL REFLECTION_URL
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def speaks(request: Any) -> str:
+    """The app's model: does what its prompt asks for in capital letters."""
+    text = request.last_text
+    said: str = text.rpartition("Q:")[2].strip()
+    said = said[::-1] if "REVERSE" in text else said
+    return said.upper() if "SHOUT" in text else said
+
+
+def reflects(request: Any) -> str:
+    """The reflection model: knows one thing about each prompt, and says it only if it was shown a
+    rollout that lacks it."""
+    asked = request.last_text
+    text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    word = "SHOUT" if 'called "rules"' in asked else "REVERSE"
+    return f"I think so.\n<prompt>\n{word} {text.strip()}\n</prompt>"
+
+
+def tasks(url: str, *numbers: int) -> list[dict[str, str]]:
+    return [{"q": f"word{n}", "want": f"word{n}"[::-1].upper(), "url": url} for n in numbers]
+
+
+def train(folder: Path, app_url: str, reflection_url: str, **options: Any) -> Any:
+    import prompt_apps
+
+    from lightspan import GEPA, LLM, PromptTemplate, Trainer
+    from lightspan.progress import SilentReporter
+
+    form = PromptTemplate('As {"text": …}. Q: {q}')  # braces of its own
+    prompts = {"rules": PromptTemplate("Speak."), "form": form}
+    algorithm = GEPA(
+        prompts,
+        LLM(base_url=reflection_url, model="thinker"),
+        **{"max_rollouts": 60, "minibatch": 2, **options},
+    )
+    trainer = Trainer(algorithm, runners=2, folder=folder, reporter=SilentReporter())
+    return trainer.fit(
+        prompt_apps.told, tasks(app_url, *range(8)), tasks(app_url, 20, 21), resume=folder.exists()
+    )
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), *sys.argv[2:4])
+    heavy = ("torch", "matplotlib", "transformers", "litellm", "peft")
+    print([name for name in heavy if name in sys.modules])

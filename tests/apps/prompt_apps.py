@@ -1,0 +1,98 @@
+"""Apps that learn without weights: their model is their own endpoint, named in the task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+import lightspan
+from lightspan import LLM, PromptTemplate
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.schema.routing import Routing
+
+
+def ask(url: str, text: str) -> str:
+    """What the app's own model says."""
+    client = openai.OpenAI(base_url=url, api_key="own-key", max_retries=0)
+    messages: Any = [{"role": "user", "content": text}]
+    reply = client.chat.completions.create(model="own", messages=messages)
+    return reply.choices[0].message.content or ""
+
+
+@lightspan.rollout
+def echo(task: dict[str, Any]) -> float:
+    """1 where the model says what the task wants."""
+    with lightspan.agent("speaker"):
+        return float(ask(task["url"], task["q"]) == task["want"])
+
+
+@lightspan.rollout
+def styled(task: dict[str, Any], style: PromptTemplate) -> float:
+    """The prompt is an argument, called as the resource is."""
+    return float(ask(task["url"], style.format(q=task["q"])) == task["want"])
+
+
+@lightspan.rollout
+def wants_llm(task: dict[str, Any], llm: LLM) -> float:
+    """Asks for what a run without policies does not have."""
+    return 0.0
+
+
+@lightspan.rollout
+def optional(task: dict[str, Any], style: PromptTemplate | None = None) -> float:
+    """Takes a prompt where there is one."""
+    return 0.0 if style is None else 1.0
+
+
+class Trial(Algorithm):
+    """Tries two texts side by side in each step, and keeps the better one."""
+
+    def __init__(self, texts: list[str], *, steps: int | None = None) -> None:
+        self.texts = texts
+        self.best = texts[0]
+        self.log: list[int] = []
+        self._total = steps
+
+    @property
+    def tasks_per_step(self) -> int:
+        return 2
+
+    @property
+    def total_steps(self) -> int | None:
+        return self._total
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {}
+
+    def routing(self) -> Routing:
+        return Routing()
+
+    def resources(self) -> dict[str, PromptTemplate]:
+        return {"style": PromptTemplate(self.best)}
+
+    async def run_step(self, world: World) -> Metrics:
+        tasks = world.next_tasks(2)
+        offers = [{"style": PromptTemplate(text)} for text in self.texts for _ in tasks]
+        episodes = await world.rollouts(tasks * len(self.texts), 1, resources=offers)
+        rewards = [episode.reward or 0.0 for episode in episodes]
+        sums = [sum(rewards[2 * i : 2 * i + 2]) for i in range(len(self.texts))]
+        self.best = self.texts[sums.index(max(sums))]
+        self.log.append(world.step)
+        return {"reward": max(sums) / 2}
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "log": self.log}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best, self.log = state["best"], state["log"]
+
+
+@lightspan.rollout
+def told(task: dict[str, Any], rules: PromptTemplate, form: PromptTemplate) -> dict[str, float]:
+    """Two prompts: half of the reward for saying it loudly, half for saying it backwards."""
+    with lightspan.agent("speaker"):
+        said = ask(task["url"], f"{rules.format()}\n{form.format(q=task['q'])}")
+    lightspan.emit_message(f"it was to be {task['want']}")
+    loud, backwards = float(said.isupper()), float(said.lower() == task["want"].lower())
+    return {"reward": (loud + backwards) / 2, "loud": loud}

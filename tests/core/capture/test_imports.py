@@ -1,0 +1,199 @@
+"""Waiting for an import: what is done then, what is left behind, and who else may be waiting."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightspan.capture.imports import Awaited
+
+NAME = "imported_once_awaited"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the awaited module lies; nobody waits before or afterwards."""
+    (tmp_path / f"{NAME}.py").write_text("VALUE = 1\nLOADER = __loader__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module is changed within a second
+    before = list(sys.meta_path)
+    yield tmp_path
+    assert sys.meta_path == before
+    sys.modules.pop(NAME, None)
+
+
+@pytest.fixture
+def seen() -> list[Any]:
+    return []
+
+
+def awaited(seen: list[Any]) -> Awaited:
+    """Notes what the module says when it has been executed."""
+    return Awaited(NAME, lambda: seen.append(importlib.import_module(NAME).VALUE))
+
+
+def test_it_is_done_once_the_module_is_executed(seen: list[Any]) -> None:
+    awaited(seen)
+    import json
+
+    importlib.reload(json)
+    assert seen == []
+    module = importlib.import_module(NAME)
+    assert seen == [1]
+    importlib.import_module(NAME)
+    importlib.reload(module)
+    assert seen == [1]
+
+
+def test_nothing_of_it_is_left_in_the_module(seen: list[Any]) -> None:
+    awaited(seen)
+    module = importlib.import_module(NAME)
+    loaders = {module.LOADER, module.__loader__, module.__spec__ and module.__spec__.loader}
+    assert [type(loader) for loader in loaders] == [SourceFileLoader]
+
+
+def test_who_looks_for_the_module_does_not_import_it(seen: list[Any]) -> None:
+    waiting = awaited(seen)
+    spec = importlib.util.find_spec(NAME)
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.get_source(NAME).startswith("VALUE = 1")  # type: ignore[attr-defined]
+    assert seen == []
+    assert NAME not in sys.modules
+    waiting.stop()
+
+
+def test_a_module_that_is_not_there(seen: list[Any], folder: Path) -> None:
+    waiting = awaited(seen)
+    (folder / f"{NAME}.py").unlink()
+    importlib.invalidate_caches()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(NAME)
+    assert seen == []
+    waiting.stop()
+
+
+def test_an_import_that_fails_can_be_tried_again(seen: list[Any], folder: Path) -> None:
+    awaited(seen)
+    path = folder / f"{NAME}.py"
+    path.write_text("raise RuntimeError('not yet')\n")
+    with pytest.raises(RuntimeError, match="not yet"):
+        importlib.import_module(NAME)
+    assert seen == []
+    path.write_text("VALUE = 2\n")
+    importlib.import_module(NAME)
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_nothing_is_done_after_stop(seen: list[Any], folder: Path, when: str) -> None:
+    waiting = awaited(seen)
+    if when == "before":
+        waiting.stop()
+    else:
+        (folder / f"{NAME}.py").write_text("import sys\nsys.stopped()\n")
+        sys.stopped = waiting.stop  # type: ignore[attr-defined]
+    importlib.import_module(NAME)
+    assert seen == []
+    if when == "during":
+        del sys.stopped  # type: ignore[attr-defined]
+
+
+class Theirs(MetaPathFinder):
+    """Waits as wrapt and its like do: it asks all finders, but for itself the second time."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.asking = False
+        self.seen = seen
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != NAME or self.asking:
+            return None
+        self.asking = True
+        try:
+            self.seen.append("theirs")
+            return importlib.util.find_spec(fullname)
+        finally:
+            self.asking = False
+
+
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+def test_others_wait_for_it_too(
+    seen: list[Any], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    theirs = Theirs(seen)
+    if first == "theirs":
+        awaited(seen)
+    sys.meta_path.insert(0, theirs)
+    if first == "ours":
+        awaited(seen)
+    importlib.import_module(NAME)
+    assert sorted(map(str, seen)) == ["1", "theirs"]
+    sys.meta_path.remove(theirs)
+
+
+# --- the SDKs -------------------------------------------------------------------------------
+def run(code: str) -> list[str]:
+    """What a process of its own prints."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+WRAPPED = (
+    "print('request' in vars(anthropic.Anthropic), 'request' in vars(anthropic.AsyncAnthropic))\n"
+)
+
+
+def test_anthropic_is_wrapped_when_the_app_imports_it() -> None:
+    pytest.importorskip("anthropic")
+    code = (
+        "import sys\n"
+        "from lightspan.capture import wire\n"
+        "print(wire.install(), 'openai' in sys.modules, 'anthropic' in sys.modules)\n"
+        f"import anthropic\n{WRAPPED}"
+        f"wire.uninstall()\n{WRAPPED}"
+        f"wire.install()\n{WRAPPED}"
+    )
+    assert run(code) == ["True True False", "True True", "False False", "True True"]
+
+
+def test_anthropic_is_left_alone_where_the_shim_was_uninstalled_before() -> None:
+    pytest.importorskip("anthropic")
+    code = (
+        "import sys\n"
+        "from lightspan.capture import wire\n"
+        "before = list(sys.meta_path)\n"
+        "wire.install()\n"
+        "wire.uninstall()\n"
+        "print(sys.meta_path == before)\n"
+        f"import anthropic\n{WRAPPED}"
+    )
+    assert run(code) == ["True", "False False"]
+
+
+def test_an_app_can_import_what_cannot_be_wrapped() -> None:
+    """An anthropic without its clients, of an app that needs something else of it."""
+    pytest.importorskip("anthropic")
+    code = (
+        "import sys, types\n"
+        "from lightspan.capture import sdks, wire\n"
+        "wire.install()\n"
+        "sdks.Sdk.kinds = None\n"
+        "import anthropic\n"
+        "print('request' in vars(anthropic.Anthropic))\n"
+    )
+    assert run(code) == ["False"]

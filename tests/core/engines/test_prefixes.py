@@ -1,0 +1,200 @@
+"""Prompts that begin alike: what is computed once, and what never is shared."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.engines.protocol import GenerationRequest
+from lightspan.engines.transformers import CPU_PAGE, TransformersEngine
+from lightspan.engines.weights import load_model
+from lightspan.schema.tokens import Sampling
+from lightspan.testing.engine_suite import TOLERANCE, generate, of_tokens, perturbed, reference
+from lightspan.testing.tiny import tiny_model
+
+PROMPT = [5 + number * 7 % 300 for number in range(125)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("prefixes") / "model", seed=4, context=1024)
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine({"writer": folder}, seed=0, **options)
+    await engine.start()
+    await generate(engine, [5], max_tokens=1)  # its thread is there now
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def manager(engine: TransformersEngine) -> Any:
+    batcher = engine._lanes["writer"]._batcher
+    assert batcher is not None
+    return batcher._manager
+
+
+def computed(engine: TransformersEngine) -> list[int]:
+    """The tokens of each forward pass from now on; the list grows."""
+    scheduler = manager(engine).batch_processor.scheduler
+    schedule, passes = scheduler.schedule_batch, list[int]()
+
+    def note(*budgets: int) -> Any:
+        batch = schedule(*budgets)
+        if batch[0]:
+            passes.append(batch[2])
+        return batch
+
+    scheduler.schedule_batch = note
+    return passes
+
+
+async def together(engine: TransformersEngine, prompts: list[list[int]], **sampling: Any) -> Any:
+    """Answers to prompts that reach the thread at the same moment."""
+    tasks = [
+        asyncio.create_task(generate(engine, prompt, request_id=str(number), **sampling))
+        for number, prompt in enumerate(prompts)
+    ]
+    with manager(engine).pause():  # by the event loop, which stands still meanwhile
+        await asyncio.sleep(0)
+        assert manager(engine).input_queue.qsize() == len(prompts)
+    return await asyncio.gather(*tasks)
+
+
+async def test_a_group_computes_its_prompt_once(folder: Path) -> None:
+    async with running(folder) as engine:
+        passes = computed(engine)
+        await together(engine, [PROMPT] * 8, max_tokens=1)
+    # what is left after whole pages: 125 - 15 * 8 = 5 tokens of each of the others
+    assert CPU_PAGE == 8
+    assert passes == [125, 7 * 5]
+
+
+async def test_it_can_be_switched_off(folder: Path) -> None:
+    async with running(folder, prefix_sharing=False) as engine:
+        passes = computed(engine)
+        await together(engine, [PROMPT] * 4, max_tokens=1)
+    assert passes == [4 * 125]
+
+
+async def test_prompts_that_share_nothing_do_not_wait(folder: Path) -> None:
+    prompts = [[100 + number, *PROMPT[:49]] for number in range(6)]
+    async with running(folder) as engine:
+        passes = computed(engine)
+        await together(engine, prompts, max_tokens=1)
+    assert passes == [6 * 50]
+
+
+async def test_a_common_beginning_is_computed_once_and_kept(folder: Path) -> None:
+    """Four questions of a group of two each, after the same 64 tokens; then one of them again."""
+    prompts = [[*PROMPT[:64], *[200 + n] * 16, n] for n in range(4) for _ in range(2)]
+    async with running(folder) as engine:
+        passes = computed(engine)
+        await together(engine, prompts, max_tokens=1)
+        # the beginning with the first question; the other three; whose twins need their last token
+        assert passes == [81, 1 + 3 * 17, 3]
+        passes.clear()
+        await generate(engine, prompts[5], max_tokens=1)
+        assert passes == [1]
+
+
+async def test_a_turn_shares_the_turns_before_it(folder: Path) -> None:
+    """An answer's keys and values serve the prompt that goes on from it."""
+    async with running(folder) as engine:
+        answer = await generate(engine, PROMPT[:20], max_tokens=21, temperature=0.0)
+        passes = computed(engine)
+        await generate(engine, [*PROMPT[:20], *answer.ids, 9, 9], max_tokens=1)
+    # 40 of its tokens were computed: the last one of an answer is never given to the model
+    assert passes == [len(answer.ids) + 22 - (20 + len(answer.ids) - 1) // 8 * 8]
+
+
+async def test_shared_prefixes_change_no_logprob(folder: Path) -> None:
+    model = load_model(folder)
+    prompts = [[*PROMPT[: 8 * (n % 5) + n % 3], 300 + n % 4, *PROMPT[: n % 7]] for n in range(40)]
+    async with running(folder) as engine:
+        answers = await together(engine, prompts, temperature=0.8)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = of_tokens(reference(model, prompt, answer.ids, 0.8), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+async def test_an_update_forgets_every_prefix(folder: Path) -> None:
+    """Of requests in flight, of those that were just cancelled, and of those before them."""
+    async with running(folder) as engine:
+        await generate(engine, PROMPT, max_tokens=1)
+        request = GenerationRequest(
+            request_id="gone", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=500)
+        )
+        chunks = engine.generate(request, stream=True)
+        await anext(chunks)
+        staying = asyncio.create_task(generate(engine, PROMPT, max_tokens=200, temperature=0.0))
+        await asyncio.sleep(0)
+        await chunks.aclose()  # type: ignore[attr-defined]
+        allocator = next(iter(manager(engine).batch_processor.cache.cache_allocators.values()))
+        weights, seen = perturbed(load_model(folder), 3), list[object]()
+        interrupt = engine._lanes["writer"]._interrupt
+
+        def look(change: Any) -> Any:
+            def then() -> None:
+                ledger = allocator.ledger
+                seen.append((ledger.hash_to_block, ledger.cached_blocks, allocator.block_table))
+                assert seen == [({}, {}, {})]
+                change()
+
+            return interrupt(then)
+
+        engine._lanes["writer"]._interrupt = look  # type: ignore[method-assign]
+        await engine.update("writer", weights, 1)
+        await staying
+    assert seen
+
+
+async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) -> None:
+    """A prompt of several forward passes: its followers wait for it, and it goes away."""
+    model = load_model(folder)
+    prompt = (PROMPT * 8)[:900]
+    async with running(folder, batch_tokens=64) as engine:
+        passes = computed(engine)
+        first = asyncio.create_task(generate(engine, prompt, request_id="first"))
+        others = [asyncio.create_task(generate(engine, prompt, request_id=str(n))) for n in "ab"]
+        while len(passes) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        first.cancel()
+        answers = await asyncio.gather(*others)
+    for answer in answers:
+        expected = of_tokens(reference(model, prompt, answer.ids), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_small_cache_with_much_to_share(folder: Path, seed: int) -> None:
+    """Blocks are given up, requests set back and begun again; none is lost, and none is wrong."""
+    model, rng = load_model(folder), random.Random(seed)
+    stems = [[rng.randrange(5, 300) for _ in range(rng.randrange(1, 150))] for _ in range(6)]
+
+    def prompt() -> list[int]:
+        stem = rng.choice(stems)
+        return [*stem[: rng.randrange(1, len(stem) + 1)], *stem[: rng.randrange(0, 40)]]
+
+    prompts = [prompt() for _ in range(60)]
+    async with running(folder, num_blocks=4, batch_tokens=96) as engine:
+        answers = await asyncio.gather(
+            *(
+                generate(engine, prompt, request_id=str(n), max_tokens=rng.randrange(1, 50))
+                for n, prompt in enumerate(prompts)
+            )
+        )
+    for prompt_ids, answer in zip(prompts, answers, strict=True):
+        expected = of_tokens(reference(model, prompt_ids, answer.ids), answer.ids)
+        assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)

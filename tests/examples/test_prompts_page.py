@@ -1,0 +1,64 @@
+"""docs/prompts.md, executed from its text: every file written, every command run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import blocks  # type: ignore[import-not-found]
+
+from lightspan.testing.scripted import Request, ScriptedServer
+
+pytestmark = pytest.mark.slow
+
+RULES = "bill: accounts. password: support. parcel: shipping. Answer with the desk alone."
+
+
+def says(request: Request) -> str:
+    """The app's model, which knows what its prompt says; and the one that reflects."""
+    text = request.last_text
+    if request.body["model"] == "gpt-5-mini":
+        return f"<prompt>\n{RULES}\n{{mail}}\n</prompt>"
+    known = dict(rule.split(": ") for rule in RULES.split(". ")[:3]) if RULES in text else {}
+    return next((desk for what, desk in known.items() if what in text[len(RULES) :]), "which?")
+
+
+def test_the_page(tmp_path: Path) -> None:
+    commands: list[str] = []
+    with ScriptedServer(says) as server:
+        for language, name, text in blocks("prompts.md"):
+            if language == "sh":
+                commands += [line for line in text.splitlines() if not line.startswith("pip ")]
+                continue
+            here = text.replace("https://api.openai.com/v1", server.url)
+            (tmp_path / name).write_text(here)
+        environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
+        printed = [_run(command, tmp_path, environment) for command in commands]
+    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan"]
+    learned, inspected = printed
+    assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
+    assert "held-out reward: 0.00 -> 1.00 (" in learned
+    assert inspected.startswith("runs/desk: GEPA\napp ")
+    assert "candidate 1, of 0: selection 1.000 (1 1 1 1 1 1), chosen" in inspected
+    assert {request.headers["authorization"] for request in server.requests} == {"Bearer key"}
+
+
+def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
+    # a program finds what lies beside it
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    program, *rest = command.split()
+    module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
+    done = subprocess.run(
+        [sys.executable, *module, *rest],
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
