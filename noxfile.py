@@ -714,10 +714,11 @@ def examples(session: nox.Session, example: str) -> None:
 def controls(session: nox.Session, example: str) -> None:
     """Train an example as its README says, three seeds and every learning control: hours.
 
-    Before it, the apps of its framework whose every call is structured.
+    Before it, the apps of its framework whose every call is structured. After -- come options of
+    benchmarks/learning.py (`--parts sft`, `--seeds 0`, `--json out.json`): then those are left out.
     """
     install_example(session, EXAMPLES[example])
-    if EXAMPLES[example].structured:
+    if EXAMPLES[example].structured and not session.posargs:
         run_pytest(session, "-m", "controls", EXAMPLES[example].structured)
     run_benchmark(session, "python", "benchmarks/learning.py", "--example", example)
 

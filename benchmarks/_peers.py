@@ -126,6 +126,16 @@ PEERS: Final[Mapping[str, Peer]] = {
         ),
         ours=(f"{CORE}[serve]", OPENAI_AGENTS),
     ),
+    # On Linux an index may give a torch with CUDA, which is run on the CPU all the same.
+    "trl-1.16.0": Peer(
+        (
+            "trl==1.16.0",
+            "torch==2.13.0",
+            "transformers==5.23.0",
+            "accelerate==1.15.0",
+            "datasets==5.2.0",
+        )
+    ),
 }
 
 

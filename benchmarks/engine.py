@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from _workload import pretrained_shape
+from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from lightspan.engines.protocol import GenerationRequest
@@ -233,22 +234,6 @@ def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
             f"{case:15} {rate['on']:7.1f} calls per CPU-s with shared prefixes,"
             f" {rate['off']:7.1f} without: {rate['ratio']:.2f}x"
         )
-
-
-def pretrained_shape() -> Any:
-    """A random model with the layers of SmolLM2-135M."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1_536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2_048,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def report(ours: dict[str, float], theirs: dict[str, float], *, as_json: bool) -> None:
