@@ -174,7 +174,7 @@ class SFT:
         Raises:
             CheckpointError: what it left cannot be read.
             ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
-                Ctrl-C left is of other settings or demonstrations.
+                Ctrl-C left was made with other settings or demonstrations.
             DataError: a file that cannot be read, no demonstration, or one that does not end with
                 the assistant, answers or says nothing, is longer than the model's context, whose
                 earlier messages the chat template renders differently once an answer is there, or

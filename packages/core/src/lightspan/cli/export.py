@@ -107,8 +107,8 @@ def _run(options: argparse.Namespace) -> None:
         is_given = value is not None and value is not False and value != []  # 0.0 is given
         if is_given and options.what not in honoured:
             raise ConfigError(
-                f"{_as_given(name, value)} is of {', '.join(honoured)}, not of {options.what}: "
-                "leave it out"
+                f"{_as_given(name, value)} applies only to {', '.join(honoured)}, not to "
+                f"{options.what}: leave it out"
             )
     acts = {"metrics": _send_metrics, "model": _copy_model, "prompts": _write_prompts}
     act = acts.get(options.what, _write)

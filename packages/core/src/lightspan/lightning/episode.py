@@ -234,8 +234,8 @@ def build_episode(
     """
     if attempt.rollout_id != rollout.rollout_id:
         raise DataError(
-            f"attempt {attempt.attempt_id} is of rollout {attempt.rollout_id}, "
-            f"not of {rollout.rollout_id}"
+            f"attempt {attempt.attempt_id} belongs to rollout {attempt.rollout_id}, "
+            f"not to {rollout.rollout_id}"
         )
     intake = _take_in(attempt.attempt_id, spans, records)
     rewards = _sort_rewards(intake)

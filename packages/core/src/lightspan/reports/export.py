@@ -132,7 +132,7 @@ def export_run(
     run = RunFolder(folder)
     config = run.read_config()
     if what == "tasks":
-        raise ConfigError(f"tasks are of a store that production wrote; {folder} is a run")
+        raise ConfigError(f"tasks come from a store that production wrote; {folder} is a run")
     url = config.get("store") or run.store_url
     return asyncio.run(
         _export(

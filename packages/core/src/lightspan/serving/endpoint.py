@@ -84,7 +84,7 @@ class ServeOptions:
         """
         if self.upstream is None:
             if self.upstream_key_env is not None:
-                raise ConfigError("--upstream-key-env is of --upstream, which is missing")
+                raise ConfigError("--upstream-key-env applies only to --upstream, which is missing")
             return None
         check_url(self.upstream, "--upstream")
         endpoint = LLM(base_url=self.upstream, model="", api_key_env=self.upstream_key_env)

@@ -85,9 +85,11 @@ class TrainerSettings:
         if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
-            raise ConfigError("engine_options are of the embedded engine: leave engine= out")
+            raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
         if self.learner is not None and self.learner_options:
-            raise ConfigError("learner_options are of the embedded learner: leave learner= out")
+            raise ConfigError(
+                "learner_options apply only to the embedded learner: leave learner= out"
+            )
         if self.engine is None or self.learner is None:
             check_device_name(self.device)
         self._check_policies()
