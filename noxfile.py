@@ -586,7 +586,7 @@ def tests_agl(session: nox.Session) -> None:
     install(session, "-r", "constraints/agentlightning.txt")
     said = "tests/core/agl/agentlightning-0.3.0.json"
     script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
-    session.run("python", *script, env=ISOLATED)
+    session.run("python", *script, env=TESTING)
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

@@ -3,7 +3,8 @@
 `protocol` says what an algorithm is and what World a trainer offers it. `lightning_rl` learns from
 rewards, `gepa` learns prompts, `sft` from chats (`unfinished` is what its Ctrl-C leaves). `replays`
 rejects what does not follow its grammar; `traces` and `chats` read what production recorded,
-`jsonl` files; `metrics` words what an iteration did.
+`jsonl` files; `rates` chooses a learning rate where none is given, `expectations` remembers whether
+a critic may be built on; `metrics` words what an iteration did.
 """
 
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model

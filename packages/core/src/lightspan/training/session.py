@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """Algorithms see it as `lightspan.algorithms.World`.
+    """All that is open while a run trains, evaluates or is tried out; the `World` of its algorithm.
 
     Args:
         settings: of the trainer.
