@@ -218,10 +218,14 @@ class WriteTables(SQLTables, _state_machine.Tables):
     def _writings(self, attempt_ids: Sequence[str]) -> dict[str, Writing]:
         attempts = {
             attempt_id: Writing(position, epoch, AttemptStatus(status).final)
-            for attempt_id, position, epoch, status in self._ask_of("writers", attempt_ids)
+            for attempt_id, position, epoch, status in self._ask_writers(attempt_ids)
         }
         check_known("attempt", attempt_ids, attempts)
         return attempts
+
+    def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
+        """What decides whether a write is late, until the transaction ends."""
+        return self._ask_of("writers", attempt_ids)
 
     def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
         for attempt_id, call_id, outcome in items:
@@ -229,7 +233,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         return [None] * len(items)
 
     def _mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        for _, position, _, _ in self._ask_of("writers", [attempt_id]):
+        for _, position, _, _ in self._ask_writers([attempt_id]):
             if call_id and self._has_call(position, call_id):
                 self._ask("put_outcome", position, call_id, str(outcome))
                 return
