@@ -42,7 +42,8 @@ SELECT set_config('search_path', %s, false),
     set_config('synchronous_commit', current_setting('synchronous_commit'), false),
     set_config('idle_in_transaction_session_timeout', '10s', false),
     set_config('lock_timeout', '30s', false),
-    set_config('statement_timeout', '0', false)
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('default_transaction_read_only', 'off', false)
 """
 _SETTINGS: Final = """
 SELECT name, setting, source FROM pg_settings
@@ -76,6 +77,7 @@ class Server:
         parameters = {**self._parameters, **self.address.secrets}
         db = psycopg.connect(psycopg.conninfo.make_conninfo("", **parameters), autocommit=True)
         try:
+            db.execute("SET statement_timeout = 0")
             self._check(db)
             path = sql.Identifier(self.address.schema).as_string(db)
             db.execute(_SESSION, (path,))
