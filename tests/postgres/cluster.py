@@ -10,7 +10,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -41,13 +40,17 @@ def programs() -> Path | None:
 
 
 class Cluster:
-    """A server on a socket in a temporary folder; nothing of it is left at the end."""
+    """A server on a socket in a temporary folder; nothing of it is left at the end.
 
-    def __init__(self, programs: Path, settings: Sequence[str] = ()) -> None:
+    Args:
+        programs: the folder of PostgreSQL's.
+        place: where the temporary folder is made; None for where it is fast.
+    """
+
+    def __init__(self, programs: Path, place: str | None = None) -> None:
         self._programs = programs
-        self._settings = settings
         self._user = _user()
-        self.folder = Path(tempfile.mkdtemp(prefix="lightspan-pg-", dir=_place()))
+        self.folder = Path(tempfile.mkdtemp(prefix="lightspan-pg-", dir=place or _place()))
         self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -81,13 +84,11 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        settings = ("listen_addresses=", "shared_buffers=32MB", *self._settings)
-        options = [option for setting in settings for option in ("-c", setting)]
         with (self.folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [
                     *(str(self._programs / "postgres"), "-D", str(self.folder / "data")),
-                    *("-k", str(self.folder), *options),
+                    *("-k", str(self.folder), "-c", "listen_addresses="),
                 ],
                 cwd=self.folder,
                 user=self._user,

@@ -189,6 +189,15 @@ async def test_a_server_that_stays_away_is_told(
         for operation in operations:
             with pytest.raises(StoreError, match=r"lightspan@/postgres\?host=.*cannot be reached"):
                 await operation()
+        # those that wait together are told together, and nobody waits as long again
+        for module in (writer, database):
+            monkeypatch.setattr(module, "OUT_OF_REACH_S", 3600.0)
+        told = await asyncio.gather(
+            *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
+            *(store.count() for _ in range(20)),
+            return_exceptions=True,
+        )
+        assert {type(one) for one in told} == {StoreError}
         own_cluster.start()
         for operation in operations:
             await operation()

@@ -40,6 +40,7 @@ def written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_training_and_its_runner_processes(
     apps: Any,  # noqa: F811
     rl: Callable[..., Any],  # noqa: F811
@@ -78,6 +79,7 @@ def test_a_training_and_its_runner_processes(
     assert again.fit(apps.two, questions(4), questions(2, held=1), resume=True).steps == 3
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_started_by_hand(
     rl: Callable[..., Any],  # noqa: F811
     tmp_path: Path,

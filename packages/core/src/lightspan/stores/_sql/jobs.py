@@ -73,6 +73,10 @@ class Committer(ABC):
     def _explained(self, error: BaseException) -> BaseException:
         """The error for whoever waits."""
 
+    def _is_of_one(self, error: BaseException) -> bool:
+        """Whether one of several jobs is to blame, perhaps."""
+        return True
+
     @abstractmethod
     def _settled(self, number: int) -> None:
         """Called when so many jobs are done, before they are answered."""
@@ -94,9 +98,9 @@ class Committer(ABC):
         try:
             answers: Sequence[Answer] = self._write(wanted) if wanted else []
         except BaseException as error:
-            if len(wanted) > 1:  # one of them is to blame, perhaps: the others must not pay for it
+            if len(wanted) > 1 and self._is_of_one(error):  # the others must not pay for it
                 return sum(self._commit([job]) for job in jobs)
-            answers = [self._explained(error)]
+            answers = [self._explained(error)] * len(wanted)
         done = len(jobs) if len(answers) == len(wanted) else jobs.index(wanted[len(answers)])
         self._settled(done)
         _tell_loops(zip(wanted, answers, strict=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 
@@ -17,6 +17,8 @@ from lightspan.stores.postgres.server import (
     Link,
     Patience,
     Server,
+    is_about_to_start,
+    is_lost,
     is_low_level,
 )
 from lightspan.stores.postgres.tables import PostgresReadTables, PostgresWriteTables
@@ -24,6 +26,8 @@ from lightspan.stores.postgres.writer import Lane
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_CLAIM_COST: Final = 32
 
 
 class PostgresDatabase(OpenDatabase):
@@ -45,6 +49,8 @@ class PostgresDatabase(OpenDatabase):
         reading = PostgresReadTables(Link(server, self._first(create)), clock)
         super().__init__(moving, adding, reading)
         self._reading = reading.link
+        self._is_away = False
+        """The reader has waited for the server in vain: the next query does not wait as long."""
         self._mover = Lane(moving, on_move, moves=True)
         self._adder = Lane(adding, on_move, moves=False)
         self._adds = {
@@ -60,20 +66,26 @@ class PostgresDatabase(OpenDatabase):
 
     def _first(self, create: bool) -> psycopg.Connection[object]:
         """A connection to tables of this version. Raises `StoreError`."""
-        try:
-            db = self._server.connect()
+        patience = Patience(OUT_OF_REACH_S)
+        while True:
             try:
-                migrations.migrate(db, self._server.address, create=create)
-            except BaseException:
-                db.close()
-                raise
-        except Exception as error:
-            if not is_low_level(error):
-                raise
-            raise self._server.explain(error) from error
-        return db
+                db = self._server.connect()
+                try:
+                    migrations.migrate(db, self._server.address, create=create)
+                except BaseException:
+                    db.close()
+                    raise
+            except Exception as error:
+                if is_about_to_start(error) and patience.pause():
+                    continue
+                if not is_low_level(error):
+                    raise
+                raise self._server.explain(error) from error
+            return db
 
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
+        if work == self.claim:  # each asks for itself, several times
+            cost = max(cost, _CLAIM_COST)
         lane = self._adder if work in self._adds else self._mover
         return lane.submit(work, items, cost)
 
@@ -84,16 +96,19 @@ class PostgresDatabase(OpenDatabase):
                 self._listener = Listener(self._server, self._on_move)
 
     def _query(self, query: Callable[[], R]) -> R:
-        patience = Patience(OUT_OF_REACH_S)
+        patience = Patience(0.0 if self._is_away else OUT_OF_REACH_S)
         while True:
             try:
-                return query()
+                found = query()
             except Exception as error:
                 if self._reading.recover(error, patience):
                     continue
+                self._is_away = is_lost(error)
                 if not is_low_level(error):
                     raise
                 raise self._server.explain(error) from error
+            self._is_away = False
+            return found
 
     def stop(self) -> None:
         if self._listener is not None:

@@ -194,6 +194,18 @@ def is_low_level(error: BaseException) -> bool:
     return isinstance(error, (psycopg.Error, OSError, *UNREADABLE))
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether a server could not be reached, or ended the session."""
+    state = getattr(error, "sqlstate", None)
+    return isinstance(error, psycopg.OperationalError) and (state or "57P")[:3] in ("57P", "08")
+
+
+def is_about_to_start(error: BaseException) -> bool:
+    """Whether the server is there, and on its way up."""
+    words = ("starting up", "in recovery mode", "shutting down")
+    return isinstance(error, psycopg.OperationalError) and any(w in str(error) for w in words)
+
+
 class Link:
     """A connection of one thread, made when it is needed and made again when it was lost."""
 

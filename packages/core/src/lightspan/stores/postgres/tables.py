@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, Final
 
+import psycopg
 from psycopg import sql
 
 from lightspan.schema.records import Attempt
@@ -16,6 +18,8 @@ from lightspan.stores.postgres.server import Connection, Link
 
 CHANNEL: Final = "lightspan"
 """Where a session says that something has moved in its schema."""
+_COUNTED: Final = "insert_spans"
+"""The one insertion of which it matters how many rows were new."""
 _PACKAGE: Final = "lightspan.stores.postgres"
 _LISTS: Final = re.compile(r"IN \((\?|:\w+)\.\.\.\)")
 _NAMED: Final = re.compile(r":(\w+)")
@@ -77,6 +81,7 @@ class PostgresWriteTables(_Session, WriteTables):
         super().__init__(link, clock)
         self.begun: list[str] = []
         """The attempts that this transaction began, by which its commit can be told."""
+        self._unsent: list[tuple[bytes, list[list[Any]] | None]] = []
         self._time = 0.0
         self._ends: Ends | None = None
         schema = sql.Literal(link.server.address.schema).as_string()
@@ -89,6 +94,7 @@ class PostgresWriteTables(_Session, WriteTables):
         """Raises `StoreError` if the server has begun to forget."""
         self.moved = False
         self.begun = []
+        self._unsent = []
         self._ends = None
         cursor = self._db.execute(_BEGIN_TO_MOVE if to_move else _BEGIN, prepare=False)
         cursor.nextset()
@@ -100,27 +106,46 @@ class PostgresWriteTables(_Session, WriteTables):
             self._before = Ends(*ends)
 
     def commit(self) -> None:
-        """In one trip to the server, as a transaction is not over before that."""
-        query = b"COMMIT"
+        last = [b"COMMIT"]
         if self._ends is not None and self._ends != self._before:
             ends = f"change = {self._ends.change:d}, position = {self._ends.position:d}"
             tell = self._tell if self.moved else ""
-            query = f"UPDATE ends SET {ends}{tell}; COMMIT".encode()
-        self._db.execute(query, prepare=False)
+            last.insert(0, f"UPDATE ends SET {ends}{tell}".encode())
+        self._send(last)
 
     def _known_ends(self) -> Ends:
         assert self._ends is not None, "a transaction that adds moves nothing"
         return self._ends
 
     def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """What nobody waits for is sent with the commit: each trip to the server is a time in which
+        others wait for the lock."""
         if not rows:
             return 0
-        with self._db.cursor() as cursor:
-            cursor.executemany(self._queries()[name].encode(), rows)
-            return cursor.rowcount
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        query = self._queries()[name].encode()
+        if name == _COUNTED:
+            self._send()
+            return self._db.execute(query, columns).rowcount
+        self._unsent.append((query, columns))
+        return len(rows)
+
+    def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        self._send()
+        return super()._run(query, values)
+
+    def _send(self, last: Sequence[bytes] = ()) -> None:
+        """Send what is not sent yet, and these statements, in one trip."""
+        unsent = [*self._unsent, *((query, None) for query in last)]
+        self._unsent = []
+        together = len(unsent) > 1 and psycopg.Pipeline.is_supported()
+        with self._db.pipeline() if together else nullcontext():
+            for query, columns in unsent:
+                self._db.execute(query, columns)
 
     def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._insert(name, rows)
+        # of several changes of one thing the last one counts; each row ends with its id
+        self._insert(name, list({row[-1]: row for row in rows}.values()))
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         self.begun += [attempt.attempt_id for attempt in rows]

@@ -17,7 +17,7 @@ from psycopg import errors
 
 from lightspan.errors import StoreClosedError
 from lightspan.stores._sql.jobs import Committer, Job, Work, answers_of, first_jobs
-from lightspan.stores.postgres.server import OUT_OF_REACH_S, Patience, is_low_level
+from lightspan.stores.postgres.server import OUT_OF_REACH_S, Patience, is_lost, is_low_level
 from lightspan.stores.postgres.tables import PostgresWriteTables
 
 T = TypeVar("T")
@@ -50,6 +50,8 @@ class Lane(Committer):
         self._lock = threading.Lock()
         self._closed = False
         self._sent: _Sent | None = None
+        self._is_away = False
+        """The server was waited for in vain: nobody else has to wait as long."""
         name = f"lightspan-store-{'move' if moves else 'add'}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -83,7 +85,7 @@ class Lane(Committer):
         """Nobody asks how many are left."""
 
     def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
-        patience = Patience(OUT_OF_REACH_S)
+        patience = Patience(0.0 if self._is_away else OUT_OF_REACH_S)
         to_move = self._moves
         self._sent = None
         while True:
@@ -94,8 +96,10 @@ class Lane(Committer):
                 if isinstance(error, errors.LockNotAvailable) and not to_move:
                     to_move = True  # somebody moves one of the attempts: take turns
                 elif not may_try:
+                    self._is_away = is_lost(error)
                     raise
             else:
+                self._is_away = False
                 if self._tables.moved:
                     self._on_move()
                 return answers
@@ -113,6 +117,9 @@ class Lane(Committer):
         self._sent = _Sent(tables.begun, answers)
         tables.commit()
         return answers
+
+    def _is_of_one(self, error: BaseException) -> bool:
+        return not is_lost(error)
 
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, Exception) and is_low_level(error):
