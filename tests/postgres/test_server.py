@@ -23,6 +23,7 @@ from lightspan.stores.postgres.address import read_address
 from lightspan.stores.postgres.store import PostgresStore
 from lightspan.testing.store_suite import (
     LEASE_S,
+    make_call,
     make_peer,
     make_report,
     make_rollout,
@@ -326,10 +327,28 @@ async def test_what_cannot_be_reached_is_named(cluster: Cluster, tmp_path: Path)
         await PostgresStore("postgresql:///?service=nowhere").open()
 
 
-async def test_a_role_without_rights_is_told_what_to_grant(cluster: Cluster, url: str) -> None:
+async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
+    """Who makes the tables: CREATE on the database. Who uses them: no more than their rows."""
     tell(cluster, "CREATE ROLE guest LOGIN")
-    await refused(url.replace("lightspan@", "guest@"), "GRANT CREATE ON DATABASE")
-    tell(cluster, "DROP ROLE guest")
+    as_guest = url.replace("lightspan@", "guest@")
+    await refused(as_guest, "GRANT CREATE ON DATABASE")
+    async with PostgresStore(url):
+        pass
+    schema = schema_of(url)
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    tell(
+        cluster,
+        f"GRANT USAGE ON SCHEMA {schema} TO guest",
+        f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO guest",
+    )
+    async with PostgresStore(as_guest) as store:
+        attempt = await start(store)
+        assert await store.add_calls([make_call(attempt)]) == [False]
+        await store.announce(make_peer("runner"))
+        await store.withdraw("runner")
+        assert await store.report([make_report(attempt)]) == [True]
+        assert len((await store.watch(0, timeout_s=1)).rollouts) == 1
+    tell(cluster, "DROP OWNED BY guest", "DROP ROLE guest")
 
 
 # --- values -------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ def is_low_level(error: BaseException) -> bool:
 
 def is_lost(error: BaseException) -> bool:
     """Whether a server could not be reached, or ended the session."""
-    state = getattr(error, "sqlstate", None)
-    return isinstance(error, psycopg.OperationalError) and (state or "57P")[:3] in ("57P", "08")
+    state = getattr(error, "sqlstate", None) or "08"  # libpq has none where there is no session
+    return isinstance(error, psycopg.OperationalError) and state.startswith(("57P", "08"))
 
 
 def is_about_to_start(error: BaseException) -> bool:
