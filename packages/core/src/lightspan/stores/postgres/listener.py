@@ -11,6 +11,7 @@ from typing import Final
 
 import psycopg
 
+from lightspan.errors import StoreError
 from lightspan.stores.postgres.server import Link, Server
 from lightspan.stores.postgres.tables import CHANNEL
 
@@ -43,7 +44,7 @@ class Listener:
     def _run(self) -> None:
         going = True
         while going:
-            with contextlib.suppress(psycopg.Error, OSError):
+            with contextlib.suppress(psycopg.Error, OSError, StoreError):
                 going = self._listen()
             self._link.close()
             going = going and not self._is_over(_AGAIN_S)

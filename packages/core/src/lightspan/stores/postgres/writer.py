@@ -108,11 +108,12 @@ class Lane(Committer):
         tables = self._tables
         tables.begin(to_move=to_move)
         # From here on a lost transaction is over: it had the lock that this one has now.
-        sent, self._sent = self._sent, None
+        sent = self._sent
         if sent is not None and sent.begun and tables.attempts_by_id(sent.begun):
             tables.link.db.rollback()
             tables.moved = True
             return sent.answers
+        self._sent = None
         answers = answers_of(jobs)
         self._sent = _Sent(tables.begun, answers)
         tables.commit()
