@@ -29,7 +29,7 @@ from lightspan.schema.checks import check_kind, check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.tokens import CallOutcome
-from lightspan.stores import open_store
+from lightspan.stores import open_store, public_url
 
 POLICY = "policy"
 
@@ -134,6 +134,7 @@ class SFT:
         if self.from_store is not None:
             Query.of(self.service, self.since, self.until)
             open_store(self.from_store)
+            self.from_store = public_url(self.from_store)
         elif chosen:
             raise ConfigError(f"{chosen} chooses from a store: give from_store= too")
         if self.turns not in get_args(Turns):

@@ -15,6 +15,7 @@ from lightspan.cli._query import add_query, read_query
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many, say
 from lightspan.schema.records import Mode
+from lightspan.stores import public_url
 from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
@@ -113,7 +114,7 @@ def _run(options: argparse.Namespace) -> None:
     acts = {"metrics": _send_metrics, "model": _copy_model, "prompts": _write_prompts}
     act = acts.get(options.what, _write)
     if read_query(options, options.run_folder) is not None and act is not _write:
-        source = f"{options.run_folder} is a store of production"
+        source = f"{public_url(options.run_folder)} is a store of production"
         raise ConfigError(f"{source}: only a run has {options.what} to export")
     act(options)
 

@@ -16,7 +16,7 @@ from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
 from lightspan.schema.records import Json, fingerprint, task_id
-from lightspan.stores import open_existing
+from lightspan.stores import open_existing, public_url
 from lightspan.stores.event_loop import run_sync
 
 
@@ -176,7 +176,7 @@ def tasks_from_store(
 
     tasks = [task for task in run_sync(read()) if task is not None]
     if not tasks:
-        raise DataError(f"store {os.fspath(store)} has no such attempt with a known input")
+        raise DataError(f"store {public_url(store)} has no such attempt with a known input")
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 

@@ -21,6 +21,7 @@ from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
+from lightspan.stores import public_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import MetricSink, checked_sinks
 
@@ -95,6 +96,8 @@ class TrainerSettings:
         self._check_policies()
         # one name stands for a list of it, and an iterator would be used up by the check
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
+        if self.store is not None:  # a password in it is shown and written nowhere
+            object.__setattr__(self, "store", public_url(self.store))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
 
