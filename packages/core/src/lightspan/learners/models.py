@@ -18,8 +18,8 @@ from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.engines.weights import (
     hash_weights,
     load_model,
-    without_bars,
     without_aliases,
+    without_bars,
 )
 from lightspan.errors import CheckpointError, ConfigError, ModelError
 from lightspan.learners.protocol import LoRA, Optimizer, Which
