@@ -24,9 +24,13 @@ from typing import NamedTuple
 
 import nox
 
+sys.path.append(str(Path(__file__).parent / "benchmarks"))  # whose peers need interpreters too
+from _interpreters import newest_interpreter
+
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.error_on_external_run = True
+nox.options.error_on_missing_interpreters = True  # or such a session is skipped, and all is well
 nox.options.sessions = [
     "lint",
     "tests_capture",
@@ -246,13 +250,6 @@ def report_versions(session: nox.Session, python: str = "python") -> None:
     session.run(
         python, "-I", "-c", _VERSIONS, *DISTRIBUTIONS, external=python != "python", log=False
     )
-
-
-def newest_python() -> str:
-    """The newest CPython that is on the path, by its name there."""
-    minors = range(30, sys.version_info.minor, -1)
-    names = (f"python3.{minor}" for minor in minors)
-    return next(filter(shutil.which, names), f"python3.{sys.version_info.minor}")
 
 
 def install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
@@ -576,9 +573,10 @@ def tests_postgres(session: nox.Session) -> None:
     run_pytest(session, *FAST, *PARALLEL, "tests/postgres", python=learning_python())
 
 
-@nox.session(default=False, python=newest_python())
+@nox.session(default=False, python=newest_interpreter())
 def tests_newest_python(session: nox.Session) -> None:
-    """Run the tests of core and the examples on the newest Python that is installed."""
+    """Run the default sessions' tests on the newest Python that is installed."""
+    run_adapter_tests(session, "langgraph", "latest")
     install_learning(session)
     report_versions(session)
     run_pytest(session, *FAST, *PARALLEL, "tests/core", "tests/packaging", "tests/examples")

@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from _interpreters import find_interpreter, variable
+
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent
 FOLDER: Final = ROOT / ".nox" / "peers"
@@ -254,38 +256,13 @@ def _interpreter(name: str, peer: Peer) -> str:
     """The Python that a peer asks for."""
     if peer.python is None or sys.version.startswith(f"{peer.python}."):
         return sys.executable
-    for candidate in _candidates(peer.python):
-        if _version(candidate) == peer.python:
-            return candidate
-    variable = _variable(peer.python)
+    found = find_interpreter(peer.python)
+    if found is not None:
+        return found
     raise PeerError(
         f"the peer {name} needs Python {peer.python}, which was not found on the PATH or among "
-        f"pyenv's; {variable} may name its interpreter"
+        f"pyenv's; {variable(peer.python)} may name its interpreter"
     )
-
-
-def _candidates(version: str) -> Iterator[str]:
-    named = os.environ.get(_variable(version))
-    if named:
-        yield named
-    yield f"python{version}"
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    for folder in sorted((pyenv / "versions").glob(f"{version}.*"), reverse=True):
-        yield str(folder / "bin" / "python")
-
-
-def _variable(version: str) -> str:
-    return "LIGHTSPAN_PYTHON" + version.replace(".", "")
-
-
-def _version(python: str) -> str | None:
-    """Such as "3.12", or None if it does not run."""
-    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
-    try:
-        done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
 
 
 @contextmanager

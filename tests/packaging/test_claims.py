@@ -11,6 +11,7 @@ import noxfile
 import pytest
 
 from lightspan.cli.commands import COMMANDS, _parser
+from lightspan.errors import how_to_install
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -109,6 +110,46 @@ def test_the_crews_headline_is_what_was_measured() -> None:
         assert rounded(middle, value)
         assert (low, high) == (min(each), max(each))
     assert rounded(control, permuted("crew"))
+
+
+def test_in_how_many_examples_and_seeds_it_learns_is_what_was_measured() -> None:
+    headlines = README.partition("## Does it learn?")[2].partition("\n\n| ")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| \[.*?\]\(examples/([a-z]+)", headlines, re.MULTILINE)
+    assert len(names) == 4
+    assert "Such a model does, in each of these four and in every seed" in unwrapped(README)
+    for row in re.findall(r"^\| \[`(?:sql|math|rag).*$", EXAMPLES, re.MULTILINE):
+        gained = pairs(row)
+        assert len(gained) == 3, row
+        assert all(after > before for before, after in gained), row
+    lacking = re.findall(r"^\| \[`(\w+)`\].* not measured yet \|", EXAMPLES, re.MULTILINE)
+    assert not {*lacking} & {*names}
+    said = re.findall(r"in the (\w+) is not measured yet", unwrapped(README))
+    assert said == lacking
+
+
+ABSENT = {
+    "packages on PyPI": lambda: "from a checkout" in how_to_install(),
+    "runners on another machine": lambda: (
+        "on the same machine" in row_of(README, "| environments")[1]
+    ),
+    "PostgreSQL": lambda: not is_there("stores.postgres"),
+    "Ray": lambda: not is_there("runners.ray"),
+    "vLLM": lambda: not is_there("engines.vllm"),
+    "verl": lambda: not is_there("learners.verl"),
+}
+"""What the README says is not there → how one sees that."""
+
+
+def is_there(module: str) -> bool:
+    """Whether lightspan has a module, by the names of the design."""
+    path = ROOT / "packages/core/src/lightspan" / module.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_what_is_said_not_to_be_there_is_not() -> None:
+    [said] = re.findall(r"^Not yet there: (.*?)\. ", README, re.MULTILINE)
+    assert said.split(", ") == [*ABSENT]
+    assert [name for name, is_absent in ABSENT.items() if not is_absent()] == []
 
 
 @pytest.mark.parametrize("example", MEASURED)

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from lightspan.engines.weights import quiet_unless_terminal
+from lightspan.engines.weights import without_bars
 
 Chat: TypeAlias = Mapping[str, Any]
 """`{"messages": [...]}`, with `"tools"` where there are any."""
@@ -81,7 +81,7 @@ def build_model(
         model = Qwen2ForCausalLM(model_config(tokenizer))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    with quiet_unless_terminal():
+    with without_bars():
         model.save_pretrained(directory)
 
 

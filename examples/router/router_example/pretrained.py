@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import io
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -106,11 +105,11 @@ def convert(file: Path, folder: Path) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from lightspan.engines.weights import quiet_unless_terminal
+    from lightspan.engines.weights import without_bars
 
     source: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
-        with _quiet_reading(), quiet_unless_terminal():
+        with _quiet_reading(), without_bars():
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
             model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **source)
     except Exception as error:  # whatever gguf and transformers raise
@@ -120,7 +119,7 @@ def convert(file: Path, folder: Path) -> None:
     model.hf_quantizer = None
     model.config.name_or_path = NAME
     tokenizer.model_max_length = model.config.max_position_embeddings
-    with quiet_unless_terminal():
+    with without_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -133,9 +132,6 @@ def _check_reader() -> None:
 
 @contextmanager
 def _quiet_reading() -> Iterator[None]:
-    """The reader's own progress bar, which transformers does not switch off, for terminals only."""
-    if sys.stderr.isatty():
-        yield
-        return
+    """The reader has a progress bar of its own, which transformers does not switch off."""
     with redirect_stderr(io.StringIO()):
         yield

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from lightspan.engines.transformers import TransformersEngine
-from lightspan.engines.weights import load_model, quiet_unless_terminal
+from lightspan.engines.weights import load_model, without_bars
 from lightspan.errors import CheckpointError, ConfigError, ModelError
 from lightspan.learners import Critic, LoRA, Optimizer, PolicyLoss, SFTLoss
 from lightspan.learners.torch import TorchLearner
@@ -319,7 +319,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         logits_scaling=2.0,
     )
     torch.manual_seed(0)
-    with quiet_unless_terminal():
+    with without_bars():
         GraniteForCausalLM(config).save_pretrained(folder)
     return folder
 

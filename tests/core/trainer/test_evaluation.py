@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from lightspan import Trainer
+from lightspan import LLM, Trainer
 from lightspan.errors import ConfigError
 from lightspan.learners.torch import TorchLearner
+from lightspan.testing.scripted import ScriptedServer
 
 Make = Callable[..., Any]
 
@@ -36,6 +37,33 @@ def test_what_agents_are_sampled_at_is_said_and_can_be_told(
     assert asked.evaluate(apps.two, ask(1)).temperatures == {"writer": [1.0], "checker": [1.0]}
     with pytest.raises(ConfigError, match="validate_temperature=-1 must be a finite number at le"):
         Trainer(rl(), validate_temperature=-1)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "sampling", "said"),
+    [
+        (None, {}, "sampled at temperature: helper at its endpoint's own, writer at 1"),
+        ("llm", {}, "sampled at temperature: helper at its endpoint's own, writer at 1"),
+        ("llm", {"temperature": 0.25}, "sampled at temperature: helper at 0.25, writer at 1"),
+    ],
+)
+def test_an_agent_elsewhere_that_nobody_gives_a_temperature_is_named_too(
+    apps: Any,
+    rl: Make,
+    tmp_path: Path,
+    ask: Make,
+    lines: Any,
+    frozen: str | None,
+    sampling: dict[str, float],
+    said: str,
+) -> None:
+    with ScriptedServer("scripted help") as server:
+        where = LLM(base_url=server.url, model="m", sampling=sampling) if frozen else None
+        trainer = Trainer(rl(frozen=where), folder=tmp_path / "run", reporter=lines)
+        trainer.evaluate(apps.asks_elsewhere, ask(1, url=server.url))
+        assert server.requests[-1].body.get("temperature") == sampling.get("temperature")
+    [text] = [text for text in lines.texts if "held-out reward" in text]
+    assert text.partition("; ")[2] == said
 
 
 def test_one_attempt_at_a_time_gives_the_same_numbers_again(

@@ -42,6 +42,17 @@ def test_an_evaluation_says_what_its_mean_leaves_out() -> None:
     }
 
 
+def test_a_temperature_that_nobody_gave_is_the_endpoints_own() -> None:
+    def said(**temperatures: list[float | None]) -> str:
+        return evaluation(0, [0.5, 0.5], temperatures=temperatures).text("reward").split("; ")[1]
+
+    assert said(writer=[None]) == "sampled at its endpoint's own temperature"
+    assert said(checker=[None], writer=[1.0]) == (
+        "sampled at temperature: checker at its endpoint's own, writer at 1"
+    )
+    assert said(writer=[0.0, None]) == "sampled at temperature 0 and its endpoint's own"
+
+
 def test_an_evaluation_says_in_how_many_clusters_its_tasks_are() -> None:
     """The means of the two are 0 and 1: drawn are both of either, or one each."""
     clusters = {"t0": "a", "t1": "a", "t2": "b"}

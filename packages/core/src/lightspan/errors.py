@@ -37,6 +37,7 @@ from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
 class LightspanError(Exception):
@@ -164,37 +165,46 @@ def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except LightspanError as error:
             cause = error.__cause__
-            if cause is not None and _has_theirs(cause.__traceback__):
-                # such as the user's own module, which could not be imported
-                cause.__traceback__ = _after_ours(cause.__traceback__)
-            else:  # such as a full disk, of which the message says all
-                cause = None
-            if not _has_theirs(error.__traceback__):
+            while cause is not None and not _is_of_theirs(cause):
+                cause = cause.__cause__  # such as a full disk, of which the message says all
+            if cause is not None:  # such as the user's own module, which could not be imported
+                cause.__traceback__ = _from_theirs(cause.__traceback__)
+            if _from_theirs(error.__traceback__) is None:
                 error = error.with_traceback(None)
             raise error from cause
 
     return door
 
 
-_MACHINERY: Final = (
-    *(__package__, "asyncio", "concurrent", "threading", "contextlib"),
-    *("json", "os", "pathlib", "shutil", "safetensors"),
+def short_constructor(cls: C) -> C:
+    """A class whose construction is a front door. A msgspec struct, whose constructor is none of
+    Python's, has `short_tracebacks` on its `__post_init__`."""
+    cls.__init__ = short_tracebacks(cls.__init__)  # type: ignore[misc]
+    return cls
+
+
+_MACHINERY: Final = frozenset(
+    {
+        *(__package__, "asyncio", "concurrent", "threading", "contextlib", "multiprocessing"),
+        *("importlib", "_frozen_importlib", "_frozen_importlib_external"),
+        *("json", "msgspec", "os", "pathlib", "shutil", "subprocess", "sqlite3"),
+        *("http", "socket", "ssl", "urllib", "aiohttp", "openai"),
+        *("httpx", "httpcore", "httpx2", "httpcore2"),
+        *("huggingface_hub", "safetensors", "tokenizers", "transformers", "torch", "peft"),
+    }
 )
+"""Ours, and what we call ourselves: a message of ours says what came of it."""
 
 
-def _has_theirs(frames: TracebackType | None) -> bool:
-    """Whether somebody else's code is on the way: an algorithm, an engine, a signal of theirs."""
+def _is_of_theirs(cause: BaseException) -> bool:
+    """Whether somebody else's code is on the way to it, or is what cannot be read."""
+    return isinstance(cause, SyntaxError) or _from_theirs(cause.__traceback__) is not None
+
+
+def _from_theirs(frames: TracebackType | None) -> TracebackType | None:
+    """The frames, from the first of somebody else's on: an algorithm, an engine, a signal."""
     while frames is not None:
         if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
-            return True
-        frames = frames.tb_next
-    return False
-
-
-def _after_ours(frames: TracebackType | None) -> TracebackType | None:
-    """What is left without the frames of lightspan that it begins with."""
-    while frames is not None:
-        if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] != __package__:
             return frames
         frames = frames.tb_next
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError, short_constructor, short_tracebacks
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
@@ -31,6 +31,7 @@ __all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
 Data = Iterable[Json] | str | Path
 
 
+@short_constructor
 class Trainer:
     """Trains the models behind an app's agents.
 

@@ -17,7 +17,13 @@ from lightspan.agl._store import InMemoryLightningStore, LightningStore
 from lightspan.agl._tracers import Tracer
 from lightspan.agl._triplets import TracerTraceToTriplet
 from lightspan.agl._verl import VERL, Plan
-from lightspan.errors import ConfigError, DataError, UnsupportedError
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    UnsupportedError,
+    short_constructor,
+    short_tracebacks,
+)
 from lightspan.progress import say
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from lightspan.training.results import FitResult
 
 
+@short_constructor
 class Trainer:
     """Trains an agent, or tries it out.
 
@@ -113,6 +120,7 @@ class Trainer:
         }
         self._accepted = [f"{k}={v!r}" for k, v in accepted.items() if v is not None]
 
+    @short_tracebacks
     def fit(
         self,
         agent: LitAgent[Any],
@@ -160,6 +168,7 @@ class Trainer:
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
         return trainer.fit(_travelling(agent, plan), train, val, resume=plan.resume)
 
+    @short_tracebacks
     def dev(
         self,
         agent: LitAgent[Any],

@@ -31,7 +31,7 @@ from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec
 from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.errors import ConfigError, UnsupportedError, short_constructor
 from lightspan.learners.protocol import (
     Critic,
     LearnerCapabilities,
@@ -183,6 +183,7 @@ class LightningSettings:
 LightningSettings.__init__.__qualname__ = "LightningRL.__init__"
 
 
+@short_constructor
 class LightningRL(LightningSettings, Algorithm):
     """Reinforcement learning for the agents of an app.
 

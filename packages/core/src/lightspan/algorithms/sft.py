@@ -20,7 +20,7 @@ from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.errors import ConfigError, DataError, short_tracebacks
+from lightspan.errors import ConfigError, DataError, short_constructor, short_tracebacks
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
@@ -61,6 +61,7 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     """With `from_store`: reason → how many calls were not imitated."""
 
 
+@short_constructor
 @dataclass(kw_only=True, eq=False)
 class SFT:
     """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).

@@ -27,7 +27,7 @@ from lightspan.capture.scope import (
     make_span,
     pushed,
 )
-from lightspan.errors import RewardError
+from lightspan.errors import RewardError, short_tracebacks
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.messages import dump_json
@@ -50,6 +50,7 @@ RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 `resp_` of the Responses API."""
 
 
+@short_tracebacks
 def emit_reward(
     value: float | bool | Mapping[str, float] | None,
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -59,7 +58,7 @@ def load_model(
 
     origin = locate(source, "weights")
     try:
-        with quiet_unless_terminal():
+        with without_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 origin.folder, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
             )
@@ -104,9 +103,9 @@ def _too_large(name: str, device: str | torch.device, error: BaseException) -> s
 
 
 @contextlib.contextmanager
-def quiet_unless_terminal() -> Iterator[None]:
-    """Switches off transformers' progress bars where nobody watches them."""
-    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+def without_bars() -> Iterator[None]:
+    """Switches off transformers' progress bars, which would stand among the lines of ours."""
+    if not transformers_logging.is_progress_bar_enabled():
         yield
         return
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -18,8 +18,8 @@ from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.engines.weights import (
     hash_weights,
     load_model,
-    quiet_unless_terminal,
     without_aliases,
+    without_bars,
 )
 from lightspan.errors import CheckpointError, ConfigError, ModelError
 from lightspan.learners.protocol import LoRA, Optimizer, Which
@@ -213,7 +213,7 @@ class TrainedModel:
         With LoRA that is a PEFT adapter, which names its base model; `merge` adds the adapter in
         and saves a plain model instead.
         """
-        with quiet_unless_terminal():
+        with without_bars():
             if self.lora is None:
                 self.plain.save_pretrained(folder)
             elif merge:
@@ -342,7 +342,7 @@ def merge_adapter(
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
     source = base or adapter_base(folder)
     assert source is not None
-    with quiet_unless_terminal():
+    with without_bars():
         model.save_pretrained(target)
     _tokenizer(folder if has_tokenizer else source).save_pretrained(target)
     return Path(target)

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -114,6 +114,7 @@ class _State:
 _state: Final = _State()
 
 
+@short_tracebacks
 def record(
     store: str | os.PathLike[str] | None = None,
     *,

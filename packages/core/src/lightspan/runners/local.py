@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.errors import AppError, ConfigError, LightspanError, short_constructor
 from lightspan.runners import descendants, interpreters
 from lightspan.runners.deaths import SHOW, Death, bury
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
@@ -119,6 +119,7 @@ class _Worker:
         )
 
 
+@short_constructor
 class LocalRunners:
     """`slots` attempts at once, in `processes` spawned processes.
 

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError, NotFoundError
+from lightspan.errors import ConfigError, NotFoundError, short_tracebacks
 from lightspan.stores.postgres import address
 from lightspan.stores.protocol import Store
 
@@ -29,6 +29,7 @@ _ALTERNATIVES: Final = (
 )
 
 
+@short_tracebacks
 def open_store(url: str | os.PathLike[str]) -> Store:
     """The store that a URL names, not opened yet: use it in `async with`, or call its `open`.
 

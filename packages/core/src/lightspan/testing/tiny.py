@@ -141,7 +141,7 @@ def tiny_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from lightspan.engines.weights import quiet_unless_terminal
+    from lightspan.engines.weights import without_bars
 
     folder = Path(folder)
     tokenizer = tiny_tokenizer(tuple(texts), vocabulary, template, family)
@@ -159,7 +159,7 @@ def tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    with quiet_unless_terminal():
+    with without_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.checks import is_number
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
+from lightspan.schema.routing import Routing
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
 
@@ -31,8 +32,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks without a usable reward, which is not a reward of zero."""
     failed: int = 0
     """Tasks on which the app failed, scored or not."""
-    temperatures: dict[str, list[float]] = {}
-    """Agent path → what its calls were sampled at, as far as that is known."""
+    temperatures: dict[str, list[float | None]] = {}
+    """Agent path → what its calls were sampled at; None: whatever the endpoint that answered takes
+    where a request does not say."""
     weights: int | None = None
     """The step whose weights were evaluated, if an earlier one's were (`keep="best"`)."""
     clusters: dict[str, str] = {}
@@ -44,17 +46,22 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         step: int,
         episodes: Sequence[Episode],
         *,
+        routing: Routing,
         weights: int | None = None,
         clusters: Mapping[str, str] | None = None,
     ) -> Evaluation:
-        """The evaluation of these episodes, one per task."""
+        """The evaluation of these episodes, one per task.
+
+        Args:
+            routing: where their calls went.
+        """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         return cls(
             step=step,
             rewards=rewards,
             unscored=len(episodes) - len(rewards),
             failed=sum(map(app_failed, episodes)),
-            temperatures=_temperatures(episodes),
+            temperatures=_temperatures(episodes, routing),
             weights=weights,
             clusters=dict(clusters or {}),
         )
@@ -91,25 +98,36 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     def _sampled(self) -> str:
         """At which temperatures, for people."""
         agents = {
-            agent: " and ".join(f"{value:g}" for value in values)
+            agent: " and ".join(_ENDPOINTS if value is None else f"{value:g}" for value in values)
             for agent, values in self.temperatures.items()
         }
         several = set(agents.values())
+        if several == {_ENDPOINTS}:
+            return f"; sampled at {_ENDPOINTS} temperature"
         if len(several) == 1:
             return f"; sampled at temperature {several.pop()}"
         named = ", ".join(f"{agent} at {value}" for agent, value in agents.items())
         return f"; sampled at temperature: {named}" if named else ""
 
 
-def _temperatures(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    found: dict[str, set[float]] = defaultdict(set)
+_ENDPOINTS: Final = "its endpoint's own"
+
+
+def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
+    found: dict[str, set[float | None]] = defaultdict(set)
     for call in (call for episode in episodes for call in episode.calls):
-        asked = None if call.span is None else call.span.attributes.get(c.REQUEST_TEMPERATURE)
         if call.record is not None:
             found[call.agent_path].add(call.record.sampling.temperature)
-        elif isinstance(asked, int | float):
-            found[call.agent_path].add(float(asked))
-    return {agent: sorted(values) for agent, values in sorted(found.items())}
+        elif call.span is not None:
+            endpoint = routing.target(call.agent_path).endpoint
+            given = {} if endpoint is None else endpoint.sampling  # whatever the app asks
+            asked = given.get("temperature", call.span.attributes.get(c.REQUEST_TEMPERATURE))
+            is_said = isinstance(asked, int | float)
+            found[call.agent_path].add(float(asked) if is_said else None)
+    return {
+        agent: sorted(values, key=lambda value: math.inf if value is None else value)
+        for agent, values in sorted(found.items())
+    }
 
 
 class Outcomes(NamedTuple):

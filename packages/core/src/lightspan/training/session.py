@@ -268,7 +268,9 @@ class Session:
         """
         episodes = await self.rollouts(tasks, 1, Mode.VAL)
         clusters = clusters_of(tasks, self.settings.cluster)
-        return Evaluation.of(self.state.step, episodes, weights=weights, clusters=clusters)
+        return Evaluation.of(
+            self.state.step, episodes, routing=self._routing, weights=weights, clusters=clusters
+        )
 
     # --- what algorithms use (World) ------------------------------------------------------
     @property

@@ -15,7 +15,7 @@ from lightspan.algorithms.gepa.journal import Journal
 from lightspan.algorithms.gepa.reflection import Reflector
 from lightspan.algorithms.gepa.search import Found, Search, Split
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
-from lightspan.errors import ConfigError, DataError, how_to_install
+from lightspan.errors import ConfigError, DataError, how_to_install, short_constructor
 from lightspan.progress import many
 from lightspan.runners.app import INJECTED
 from lightspan.schema.checks import check_number, check_url, check_whole
@@ -31,6 +31,7 @@ CANDIDATES: Final = "candidates.json"
 """In it: what the search found."""
 
 
+@short_constructor
 @dataclass(kw_only=True, eq=False)
 class GEPA(Algorithm):
     """Learns the texts of prompts: a language model reads what rollouts showed and proposes others,

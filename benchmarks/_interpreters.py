@@ -1,0 +1,66 @@
+"""Which Pythons are installed: on the PATH, or among pyenv's, whose names on the PATH may not run.
+
+Used by `_peers`, and by the noxfile, which tests on the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_ASK = (
+    "import sys, sysconfig; "
+    "print('%d.%d' % sys.version_info[:2], sys.version_info.releaselevel, "
+    "sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
+)
+
+
+def find_interpreter(version: str) -> str | None:
+    """An interpreter of this version that runs, such as of "3.12"; None if there is none.
+
+    A release, and not a build without the GIL, for which few packages have wheels.
+    """
+    return next((each for each in _candidates(version) if _is_release(each, version)), None)
+
+
+def newest_interpreter() -> str:
+    """The newest Python 3 that is installed and runs; this one if there is no newer."""
+    minors = range(sys.version_info.minor + 20, sys.version_info.minor, -1)
+    found = (find_interpreter(f"3.{minor}") for minor in minors)
+    return next(filter(None, found), sys.executable)
+
+
+def variable(version: str) -> str:
+    """The environment variable that may name the interpreter of a version."""
+    return "LIGHTSPAN_PYTHON" + version.replace(".", "")
+
+
+def _candidates(version: str) -> Iterator[str]:
+    named = os.environ.get(variable(version))
+    if named:
+        yield named
+    yield f"python{version}"
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    folders = (pyenv / "versions").glob(f"{version}.*")
+    for folder in sorted(folders, key=_patch, reverse=True):
+        yield str(folder / "bin" / "python")
+
+
+def _patch(folder: Path) -> tuple[int, str]:
+    """What orders 3.13.10 after 3.13.9."""
+    patch = folder.name.rpartition(".")[2]
+    return (int(patch) if patch.isdigit() else -1, folder.name)
+
+
+def _is_release(python: str, version: str) -> bool:
+    """Whether it runs, and is what it is called."""
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _ASK], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return done.stdout.split() == [version, "final", "0"]
