@@ -37,8 +37,9 @@ def test_the_page(tmp_path: Path) -> None:
             (tmp_path / name).write_text(here)
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         printed = [_run(command, tmp_path, environment) for command in commands]
-    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan"]
-    learned, inspected = printed
+    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan", "python"]
+    learned, inspected, beam = printed
+    assert "held-out reward: 0.00 -> 1.00 (" in beam
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
     assert "held-out reward: 0.00 -> 1.00 (" in learned
     assert inspected.startswith("runs/desk: GEPA\napp ")

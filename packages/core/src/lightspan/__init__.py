@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.apo import APO
     from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
+    "APO": "lightspan.algorithms.apo",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
@@ -83,6 +85,7 @@ _HOME = {
 
 __all__ = [
     "AIR",
+    "APO",
     "GEPA",
     "LLM",
     "SFT",

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
@@ -228,7 +228,8 @@ def _prompt_lines(run: RunFolder) -> Iterator[str]:
         made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
         chosen = ", chosen" if found is not None and number == found.chosen else ""
         rewards = " ".join(map(_number, candidate.rewards.values()))
-        yield f"candidate {number}, {made}: selection {candidate.mean:.3f} ({rewards}){chosen}"
+        split = "selection" if candidate.is_whole else "a batch of selection"
+        yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
     for name, prompt in run.prompts().items():
         yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
         yield from (f"  {line}" for line in prompt.diff().splitlines())
