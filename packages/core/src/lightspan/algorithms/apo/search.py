@@ -125,6 +125,13 @@ class Search:
         whole = [number for number, each in enumerate(self._candidates) if each.is_whole]
         return max(whole, key=lambda number: self._candidates[number].mean)
 
+    @property
+    def best(self) -> dict[str, str]:
+        """The templates of the best candidate so far; those that were given before there is one."""
+        if any(each.is_whole for each in self._candidates):
+            return self._candidates[self.chosen].templates
+        return {name: prompt.template for name, prompt in self._plan.prompts.items()}
+
     # --- budgets ----------------------------------------------------------------------------
     def _rollouts_of(self, expansions: int) -> int:
         """What a round takes at most: the parents' runs, the comparison, and its winner's."""

@@ -75,7 +75,7 @@ class Reflector:
 
     Args:
         llm: the endpoint.
-        timeout_s: of one question.
+        timeout_s: of one question; None for what the client has.
         patience_s: how long in all a question is put off (429).
         note: told when there is something to wait for.
         client: of somebody else, who closes it; None for one of its own, which it closes.
@@ -89,7 +89,7 @@ class Reflector:
         self,
         llm: LLM,
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         patience_s: float,
         note: Callable[[str], None],
         client: openai.AsyncOpenAI | None = None,
@@ -105,7 +105,9 @@ class Reflector:
         self._patience_s = patience_s
         self._note = note
         # a client's own retries do not say that they wait, and give up a 429 soon
-        options: Any = {"timeout": timeout_s, "max_retries": 0}
+        options: Any = {"max_retries": 0}
+        if timeout_s is not None:
+            options["timeout"] = timeout_s
         self._owned = client is None
         if client is None:
             client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key(), **options)

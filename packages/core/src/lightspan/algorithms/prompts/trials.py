@@ -16,7 +16,7 @@ from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Json, task_id
+from lightspan.schema.records import Json, Mode, task_id
 
 Prompts = Mapping[str, PromptTemplate]
 
@@ -28,8 +28,9 @@ class Runs(Protocol):
         self,
         tasks: Sequence[Json],
         group_size: int,
+        mode: Mode = Mode.TRAIN,
         *,
-        resources: Sequence[Mapping[str, PromptTemplate]],
+        resources: Sequence[Prompts],
     ) -> list[Episode]:
         """See `World`."""
         ...
@@ -67,6 +68,7 @@ class Trials:
         journal: open; None keeps nothing.
         failure_reward: what a rollout without a reward counts for where candidates are compared,
             because that takes a number.
+        selection_mode: of rollouts of the selection split.
     """
 
     def __init__(
@@ -75,11 +77,13 @@ class Trials:
         prompts: Prompts,
         journal: Journal | None,
         failure_reward: float,
+        selection_mode: Mode = Mode.TRAIN,
     ) -> None:
         self._runs = runs
         self._prompts = prompts
         self._journal = journal
         self._failure_reward = failure_reward
+        self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
         self._rewards: list[float] = []
         self.rollouts = 0
         self.unscored = 0
@@ -96,7 +100,8 @@ class Trials:
         return self._journal is not None and self._journal.is_replaying
 
     async def evaluate(self, asked: Sequence[Trial]) -> list[Evaluation]:
-        """What came of these trials. What the journal does not have is run side by side.
+        """What came of these trials, of one split. What the journal does not have is run side by
+        side.
 
         Raises:
             RewardError: the first trial of a search has not one reward.
@@ -175,7 +180,8 @@ class Trials:
         if not tasks:
             return [[] for _ in trials]
         resources = [self.templates(trial.templates) for trial in trials for _ in trial.tasks]
-        episodes = await self._runs.rollouts(tasks, 1, resources=resources)
+        mode = self._modes[trials[0].split]
+        episodes = await self._runs.rollouts(tasks, 1, mode, resources=resources)
         seen = iter([seen_of(e, task) for e, task in zip(episodes, tasks, strict=True)])
         return [[next(seen) for _ in trial.tasks] for trial in trials]
 
