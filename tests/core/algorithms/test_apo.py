@@ -137,6 +137,18 @@ async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path
     assert [n for n, each in enumerate(found.candidates) if each.is_whole] == [0, 1, 7]
 
 
+async def test_a_large_round_is_run_in_parts(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a run that is killed in it loses one of them."""
+    monkeypatch.setattr("lightspan.algorithms.apo.search.ROLLOUTS_AT_ONCE", 4)
+    world = World(tmp_path)
+    found = await search(apo(server, beam_rounds=1), world)
+    fresh = len(found.candidates) - 1
+    assert fresh > 1
+    assert world.batches[: 3 + 1 + fresh] == [5, 4, 4, *[3] * (1 + fresh)]
+
+
 def _other(names: list[str]) -> list[str]:
     return ["first"] if names == ["second"] else ["second"]
 

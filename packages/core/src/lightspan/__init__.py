@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.alternate import Alternate
     from lightspan.algorithms.apo import APO
     from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AIR": "lightspan.lightning.air",
     "APO": "lightspan.algorithms.apo",
+    "Alternate": "lightspan.algorithms.alternate",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
@@ -89,6 +91,7 @@ __all__ = [
     "GEPA",
     "LLM",
     "SFT",
+    "Alternate",
     "Command",
     "Critic",
     "DevReport",

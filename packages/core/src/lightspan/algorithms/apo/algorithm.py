@@ -118,10 +118,11 @@ class APO(PromptSearch):
             check_number("perfect_reward", self.perfect_reward)
 
     def config(self) -> dict[str, Json]:
-        budget = ("max_rollouts", "max_reflections", "max_tokens")
         same = (
             *("beam_width", "branch_factor", "beam_rounds", "gradient_batch_size"),
             *("val_batch_size", "perfect_reward", "failure_reward"),
+            # how many candidates a round has hangs on these
+            *("max_rollouts", "max_reflections"),
         )
         return {
             "algorithm": self.name,
@@ -129,7 +130,7 @@ class APO(PromptSearch):
             "timeout_s": self.timeout_s,
             "prompts": msgspec.to_builtins(self.prompts),
             "reflection": msgspec.to_builtins([self.reflection, self.edits]),
-            "budget": {name: getattr(self, name) for name in budget},
+            "budget": {"max_tokens": self.max_tokens},
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }

@@ -124,6 +124,20 @@ def keep_found(found: Found, run: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
+def read_searches(run: Path) -> dict[str, Found]:
+    """What each search of a run found, by the name of its step; without one where there is a single
+    search.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    places = {"": run}
+    for folder in sorted((run / JOURNAL).glob("step-*")):
+        places["-".join(folder.name.split("-")[:2])] = folder
+    found = {name: read_found(place) for name, place in places.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def read_found(run: Path) -> Found | None:
     """What the search of a run found; None if it found nothing yet, or there was none.
 
