@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter

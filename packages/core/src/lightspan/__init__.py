@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.alternate import Alternate
+    from lightspan.algorithms.apo import APO
     from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
@@ -46,6 +48,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
+    "APO": "lightspan.algorithms.apo",
+    "Alternate": "lightspan.algorithms.alternate",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
@@ -83,9 +87,11 @@ _HOME = {
 
 __all__ = [
     "AIR",
+    "APO",
     "GEPA",
     "LLM",
     "SFT",
+    "Alternate",
     "Command",
     "Critic",
     "DevReport",

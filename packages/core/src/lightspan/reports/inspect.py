@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import Found, read_searches
 from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
@@ -223,15 +223,22 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
     """The candidates of a search for prompts, and what became of each prompt."""
-    found = read_found(run.path)
-    for number, candidate in enumerate(found.candidates if found is not None else ()):
-        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
-        chosen = ", chosen" if found is not None and number == found.chosen else ""
-        rewards = " ".join(map(_number, candidate.rewards.values()))
-        yield f"candidate {number}, {made}: selection {candidate.mean:.3f} ({rewards}){chosen}"
+    for name, found in read_searches(run.path).items():
+        if name:
+            yield f"search of step {int(name.removeprefix('step-'))}:"
+        yield from _candidate_lines(found)
     for name, prompt in run.prompts().items():
         yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
         yield from (f"  {line}" for line in prompt.diff().splitlines())
+
+
+def _candidate_lines(found: Found) -> Iterator[str]:
+    for number, candidate in enumerate(found.candidates):
+        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
+        chosen = ", chosen" if number == found.chosen else ""
+        split = "selection" if candidate.is_whole else "a batch of selection"
+        rewards = " ".join(map(_number, candidate.rewards.values()))
+        yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:

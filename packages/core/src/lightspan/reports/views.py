@@ -69,6 +69,7 @@ async def read_views(
     }
     by_step = {step: run.explanations(step) for step in {s.rollout.step for s in states}}
     mismatches = {step: run.mismatches(step) for step in by_step}
+    explained = {step for step in by_step if run.is_explained(step)}
     views = []
     for state in states:
         attempt = attempts.get(state.rollout.rollout_id)
@@ -89,7 +90,8 @@ async def read_views(
             step_rewards=_step_rewards(config),
         )
         explanations, unfit = by_step[state.rollout.step], mismatches[state.rollout.step]
-        coverage = _consumed(judge, explanations, unfit)
+        is_explained = state.rollout.step in explained
+        coverage = _consumed(judge, explanations, unfit, is_explained=is_explained)
         views.append(RolloutView(state, episode, coverage, explanations, unfit))
     return views
 
@@ -98,6 +100,8 @@ def _consumed(
     judge: Callable[..., Coverage],
     explanations: Mapping[str, Explanation],
     mismatches: Mapping[str, str],
+    *,
+    is_explained: bool,
 ) -> Coverage:
     """The coverage, with calls that no update of their step learned from as rejected. A step that
     is not done yet, or whose algorithm explains nothing, is left as it is.
@@ -106,9 +110,10 @@ def _consumed(
         judge: `cover` of the episode.
         explanations: of what the step's updates learned from.
         mismatches: what the learner could not compute under its grammar.
+        is_explained: whether the step said what it learned from, be it nothing.
     """
     coverage = judge()
-    if not explanations and not mismatches:
+    if not is_explained and not mismatches:
         return coverage
     # what engine and learner declared is not noted: what was learned from says it
     widest, known = judge(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
@@ -120,7 +125,7 @@ def _consumed(
     keys = {call.key: _key(coverage.attempt_id, call) for call in coverage.trained}
     unfit = (key for key, name in keys.items() if name in mismatches)
     coverage = coverage.reject(dict.fromkeys(unfit, Rejection.GRAMMAR_MISMATCH))
-    if not explanations:
+    if not is_explained:
         return coverage
     unused = (key for key, name in keys.items() if name not in known)
     return coverage.reject(dict.fromkeys(unused, Rejection.UNUSED))

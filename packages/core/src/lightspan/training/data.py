@@ -1,10 +1,9 @@
-"""Tasks, from a sequence of JSON values, a JSONL file, or what production was asked; and epochs."""
+"""Tasks, from a sequence of JSON values, a JSONL file, or what production was asked."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError, short_tracebacks
@@ -105,34 +105,6 @@ def _checked(task: Any, where: str) -> Json:
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
         ) from error
-
-
-class Epochs:
-    """Tasks in shuffled epochs: none is used again before all were used.
-
-    Args:
-        tasks: those of one epoch.
-        seed: for the order. Each epoch derives its own, so that a resumed run finds any place
-            without going through the epochs before it.
-    """
-
-    def __init__(self, tasks: Sequence[Json], seed: int) -> None:
-        self.tasks = tasks
-        self._seed = seed
-        self._epoch = -1
-        self._order: list[int] = []
-
-    def take(self, start: int, count: int) -> list[Json]:
-        """The tasks at the places `start` and following; places go on over all epochs."""
-        return [self._at(place) for place in range(start, start + count)]
-
-    def _at(self, place: int) -> Json:
-        epoch, position = divmod(place, len(self.tasks))
-        if epoch != self._epoch:
-            self._order = list(range(len(self.tasks)))
-            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
-            self._epoch = epoch
-        return self.tasks[self._order[position]]
 
 
 @short_tracebacks

@@ -229,6 +229,10 @@ class RunFolder:
         """`attempt/call/choice` → explanation; empty where none was kept."""
         return self._decoded(_explanations(step), dict[str, Explanation]) or {}
 
+    def is_explained(self, step: int) -> bool:
+        """Whether a step said what it learned from, be it nothing."""
+        return (self.path / _explanations(step)).exists()
+
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
         """Keep why the learner could not compute calls of a step under their grammar."""
         self.write(_mismatches(step), msgspec.json.encode(mismatches))

@@ -217,8 +217,12 @@ class Session:
         return saved
 
     async def take_weights(self, step: int) -> None:
-        """Go back to the weights of a step, whose checkpoint there is, and serve them."""
-        await self.learn(partial(self.learner.load, self._saved(step) / checkpoints.LEARNER))
+        """Go back to the weights of a step, whose checkpoint there is, and serve them; where
+        prompts learn too, to those of that step."""
+        saved = self._saved(step)
+        if self.algorithm.learned_prompts():
+            self.algorithm.load_state(checkpoints.load_state(saved).algorithm)
+        await self.learn(partial(self.learner.load, saved / checkpoints.LEARNER))
         await self.publish()
 
     async def _open_engine(self) -> None:
