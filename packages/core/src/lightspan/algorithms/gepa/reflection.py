@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightspan.algorithms.gepa.feedback import Seen, examples
+from lightspan.capture.clients import mark_clean
 from lightspan.errors import EngineError, how_to_install
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -97,6 +98,7 @@ class Reflector:
         timeout_s: of one question.
         patience_s: how long in all a question is put off (429).
         note: told when there is something to wait for.
+        role: what the model is called where people read of it.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.
@@ -104,21 +106,29 @@ class Reflector:
     """
 
     def __init__(
-        self, llm: LLM, *, timeout_s: float, patience_s: float, note: Callable[[str], None]
+        self,
+        llm: LLM,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        note: Callable[[str], None],
+        role: str = "reflection model",
     ) -> None:
         try:
             from openai import AsyncOpenAI
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"GEPA needs {error.name!r}: {how_to_install('prompts')}", name=error.name
+                f"the {role} needs {error.name!r}: {how_to_install('prompts')}", name=error.name
             ) from error
         self._llm = llm
         self._patience_s = patience_s
         self._note = note
+        self._role = role
         # its own retries do not say that they wait, and give up a 429 soon
         self._client = AsyncOpenAI(
             base_url=llm.base_url, api_key=llm.api_key(), timeout=timeout_s, max_retries=0
         )
+        mark_clean(self._client)
 
     async def close(self) -> None:
         await self._client.close()
@@ -140,7 +150,7 @@ class Reflector:
                 if error.code in _HOPELESS or waited + wait > self._patience_s:
                     raise self._failed(error) from error
                 if not waited:
-                    self._note(f"the reflection model is busy (429): waiting {wait:.0f} s")
+                    self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
                 waited += wait
             except (openai.APIConnectionError, openai.InternalServerError) as error:
                 tries += 1
@@ -169,7 +179,7 @@ class Reflector:
 
     @property
     def _where(self) -> str:
-        return f"the reflection model {self._llm.model} at {self._llm.base_url}"
+        return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
     def _failed(self, error: openai.OpenAIError) -> EngineError:
         return EngineError(
