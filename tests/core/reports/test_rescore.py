@@ -67,11 +67,11 @@ def wise() -> Iterator[ScriptedServer]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """What the run's folder holds; SQLite's own scratch files apart."""
+    """What the run's folder holds; SQLite's own scratch files and the lock apart."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith("store.db-")
+        if path.is_file() and not path.name.startswith(("store.db-", "lock"))
     }
 
 
@@ -200,6 +200,14 @@ def test_a_new_reward_is_written_beside_the_old_and_replaces_none(run: Path) -> 
     with pytest.raises(ConfigError, match="has a reward 'long' already, and rescore replaces none"):
         rescore(run, by_length, write="long")
     assert files(run) == after
+    somebody = RunFolder(run)
+    somebody.create()
+    try:
+        with pytest.raises(ConfigError, match=r"another process .* trains in"):
+            rescore(run, by_length, write="again")
+        assert rescore(run, by_length).written == ""
+    finally:
+        somebody.release()
 
 
 def test_a_run_that_learned_from_another_reward_is_compared_with_that(run: Path) -> None:
@@ -211,6 +219,9 @@ def test_a_run_that_learned_from_another_reward_is_compared_with_that(run: Path)
     assert found.before == "old"
     assert [each.before for each in found.changes] == [float(n) for n in range(14)]
     assert found.comparisons[0].sign_changes == 12
+    folder.write_config({**folder.read_config(), "reward": {"name": "../../old"}})
+    with pytest.raises(ConfigError, match="a reward cannot be called"):
+        rescore(run, by_length)
 
 
 def test_a_judge_scores_a_run_again(run: Path, wise: ScriptedServer) -> None:

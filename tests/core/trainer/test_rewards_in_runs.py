@@ -109,6 +109,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     assert one.endswith(f"\nreward judge: {sees.rewards[0]:g}")
 
 
+@pytest.mark.slow
 def test_what_the_judge_fails_at_is_unscored_counted_and_told_once(
     judged: Any, script: Any, model: ScriptedServer, tmp_path: Path, lines: Any
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_killed_run_asks_no_question_twice(
     assert len(answered) == len(set(answered)) == 12
 
 
+@pytest.mark.slow
 def test_a_dry_run_judges_too(
     judged: Any, model: ScriptedServer, wise: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -191,7 +193,10 @@ def test_a_dry_run_judges_too(
 # --- a function -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("length", [1.0, 3.0, 2.0, 4.0, 3.0, 5.0]), ("ranked", [0.0] * 6)],
+    [
+        ("length", [1.0, 3.0, 2.0, 4.0, 3.0, 5.0]),
+        pytest.param("ranked", [0.0] * 6, marks=pytest.mark.slow),
+    ],
 )
 def test_a_function_gives_the_reward(
     judged: Any, model: ScriptedServer, tmp_path: Path, name: str, expected: list[float]
@@ -226,6 +231,7 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
     assert "(the reward 'moody' " in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -250,6 +256,7 @@ def test_what_is_no_reward_is_an_error(
         ("judged_app", ConfigError, "name a function or a Judge, as in my_rewards:exact"),
         ("judged_app:__name__", ConfigError, "is the text 'judged_app', and no function"),
         (3, ConfigError, "reward=3: give a function"),
+        (Judge, ConfigError, "asks for 'rubric', which nothing provides"),
         (lambda run: 1.0, ConfigError, "asks for 'run', which nothing provides; it can ask for "),
         (lambda: 1.0, ConfigError, "has to ask for task, answer or episode"),
         (lambda answer, episodes: 1.0, ConfigError, "or for the episodes of a group"),
@@ -268,6 +275,7 @@ def vowels(answer: str) -> float:
     return float(sum(letter in "aeiou" for letter in answer.lower()))
 
 
+@pytest.mark.slow
 def test_lightning_rl_learns_from_it(
     apps: Any, rl: Callable[..., Any], ask: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -309,6 +317,7 @@ def loud(answer: str) -> float:
     return float(answer.isupper())
 
 
+@pytest.mark.slow
 def test_gepa_learns_from_it(tmp_path: Path) -> None:
     from lightspan import GEPA, PromptTemplate
 

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+import lightspan
 from lightspan import LLM, Judge
 from lightspan.algorithms.gepa import reflection
 from lightspan.errors import BudgetError, ConfigError, EngineError
@@ -22,6 +24,7 @@ from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
+from lightspan.stores import open_store
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.testing.strategies import (
     make_attempt,
@@ -34,7 +37,7 @@ from lightspan.training.ballots import Ballot, ballots, scores
 from lightspan.training.rewards import Member, Place, Scored, scored_groups
 
 APPS = Path(__file__).parents[2] / "apps"
-KEY = "sk-proj-abcdefghijklmnop1234567890"
+KEY = "sk-" + "proj-abcdefghijklmnop1234567890"
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +461,20 @@ async def test_budgets(server: ScriptedServer, script: Any, tmp_path: Path) -> N
     with pytest.raises(BudgetError, match=f"max_tokens={request_tokens} is reached"):
         await scored(few, group(["1", "5"]), folder=tmp_path)
     assert len(server.requests) == 4
+    # what is under way when the tokens are spent is paid for, and kept
+    waits = threading.Barrier(2)
+    full = script.gives(by_number)
+
+    def side_by_side(request: Request) -> str:
+        waits.wait(30)
+        said: str = full(request)
+        return said
+
+    server.script = side_by_side
+    two = judge(server, max_tokens=1, concurrency=2, together=1)
+    with pytest.raises(BudgetError, match=r"answered 2 questions .*, and max_tokens=1 is reached"):
+        await scored(two, group(["1", "2", "3"]), folder=tmp_path / "other")
+    assert len((tmp_path / "other" / "journal" / "judge.jsonl").read_text().splitlines()) == 2
 
 
 async def test_only_rollouts_that_ended_well_are_judged(
@@ -544,3 +561,23 @@ async def test_cancelling_it_cancels_its_questions(server: ScriptedServer) -> No
     with pytest.raises(asyncio.CancelledError):
         await task
     go.set()
+
+
+async def test_its_calls_are_not_recorded_as_an_apps(
+    server: ScriptedServer, script: Any, tmp_path: Path
+) -> None:
+    """Whoever trains may also record what the process does (`lightspan.record`)."""
+    server.script = script.gives(by_number)
+    url = f"sqlite:///{tmp_path / 'traces.db'}"
+    with lightspan.record(url) as recording:
+        await scored(judge(server), group(["3", "7"]))
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k") as client:
+            asked: Any = [{"role": "user", "content": "an app's own"}]
+            await client.chat.completions.create(model="wise", messages=asked)
+        assert await asyncio.to_thread(recording.flush)
+    assert len(server.requests) == 3
+    async with open_store(url) as store:
+        [state] = await store.rollouts()
+        [attempt] = await store.attempts([state.rollout.rollout_id])
+        spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+    assert "an app's own" in str(spans[0].attributes[c.INPUT_MESSAGES])

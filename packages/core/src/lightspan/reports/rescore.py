@@ -128,7 +128,8 @@ def rescore(
         reporter: where notes go; None for the error output.
 
     Raises:
-        ConfigError: the folder is no run, or has a reward of this name already.
+        ConfigError: the folder is no run, has a reward of this name already, or is to be written
+            while somebody trains in it.
         AppError: the reward cannot be imported.
         DataError: the run has no rollout of this mode.
         RewardError: what the function returns is no reward.
@@ -144,10 +145,14 @@ def rescore(
                 "another name"
             )
     place = Place(run.path, keeps=write is not None, note=_noted(reporter))
-    result, scored = run_sync(_rescore(run, config, scorer, place, mode))
     if write is None:
-        return result
-    run.add_rewards(write, scored)
+        return run_sync(_rescore(run, config, scorer, place, mode))[0]
+    run.create()  # nobody may train there: a judge's answers go into one file
+    try:
+        result, scored = run_sync(_rescore(run, config, scorer, place, mode))
+        run.add_rewards(write, scored)
+    finally:
+        run.release()
     return msgspec.structs.replace(result, written=write)
 
 

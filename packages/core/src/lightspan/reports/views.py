@@ -109,7 +109,7 @@ async def read_views(
 def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
     """Rollout id → the reward that was learned from; None where that was the app's own."""
     given = config.get("reward")
-    return None if not given else run.rewards(str(given["name"]))
+    return run.rewards(str(given.get("name"))) if isinstance(given, dict) else None
 
 
 def _consumed(

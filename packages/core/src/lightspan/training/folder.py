@@ -276,6 +276,8 @@ class RunFolder:
         return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
 
     def _rewards(self, name: str) -> Path:
+        if Path(name).name != name:  # it may stand in a file of somebody else's
+            raise ConfigError(f"{self.path}: a reward cannot be called {name!r}")
         return self.path / REWARDS / f"{name}.jsonl"
 
     def rewind(self, step: int) -> None:

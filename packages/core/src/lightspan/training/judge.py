@@ -9,12 +9,13 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Final, Literal
 
 import msgspec
 
 from lightspan.algorithms.gepa.reflection import Reflector
-from lightspan.errors import BudgetError, ConfigError, EngineError
+from lightspan.errors import BudgetError, ConfigError, EngineError, how_to_install
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import many
 from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
@@ -62,6 +63,7 @@ class Judge:
 
     Raises:
         ConfigError: an option that cannot be honoured.
+        ModuleNotFoundError: the OpenAI SDK is missing.
     """
 
     rubric: str = field(kw_only=False)
@@ -82,6 +84,10 @@ class Judge:
             raise ConfigError(f"rubric={self.rubric!r:.40}: say in words what is good")
         if not isinstance(self.llm, LLM):
             raise ConfigError(f"llm={self.llm!r:.100}: use LLM(base_url=…, model=…)")
+        if find_spec("openai") is None:
+            raise ModuleNotFoundError(
+                f"Judge needs 'openai': {how_to_install('prompts')}", name="openai"
+            )
         check_url(self.llm.base_url, "the judge's base URL")
         self.llm.api_key()  # before any rollout
         check_whole("together", self.together, 1)
@@ -108,7 +114,6 @@ class Judge:
         """See `Scorer`.
 
         Raises:
-            ModuleNotFoundError: the OpenAI SDK is missing.
             ConfigError: the key is not set, or what it answered before cannot be read.
         """
         bench = _Bench(self, place)
@@ -204,10 +209,13 @@ class _Bench:
         self._check_calls(len(fresh))
         turns = asyncio.Semaphore(self._judge.concurrency)
         failed: dict[str, str] = {}
+        left: list[str] = []
 
         async def ask(text: str) -> None:
             async with turns:
-                self._check_tokens()
+                if self._has_spent_tokens:  # those under way are paid for: let them end
+                    left.append(text)
+                    return
                 why = await self._ask(keys[text], text)
                 if why is not None:
                     failed[text] = why
@@ -215,6 +223,8 @@ class _Bench:
         async with asyncio.TaskGroup() as tasks:
             for text in fresh:
                 tasks.create_task(ask(text))
+        if left:
+            raise self._spent(f"max_tokens={self._judge.max_tokens} is reached")
         if fresh and len(failed) == len(fresh) and not was_answered:
             raise EngineError(f"the judge has answered nothing yet: {failed[fresh[0]]}")
         found: dict[str, list[float | str]] = {}
@@ -258,10 +268,10 @@ class _Bench:
         if count and most is not None and self._calls + count > most:
             raise self._spent(f"{many(count, 'question')} more would exceed max_calls={most}")
 
-    def _check_tokens(self) -> None:
+    @property
+    def _has_spent_tokens(self) -> bool:
         most = self._judge.max_tokens
-        if most is not None and self._tokens >= most:
-            raise self._spent(f"max_tokens={most} is reached")
+        return most is not None and self._tokens >= most
 
     def _spent(self, why: str) -> BudgetError:
         return BudgetError(

@@ -25,7 +25,7 @@ def append(path: Path, values: Iterable[object]) -> None:
     if not data:
         return
     try:
-        path.parent.mkdir(exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with path.open("a+b") as file:
             _cut(file.fileno())
             file.write(data)

@@ -125,7 +125,7 @@ def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
         if isinstance(named, str):
             raise ConfigError(f"reward={reward!r} is the text {named!r:.40}, and no function")
         return as_scorer(named)
-    if isinstance(reward, Scorer):
+    if isinstance(reward, Scorer) and not isinstance(reward, type):
         return reward
     if not callable(reward):
         raise ConfigError(
