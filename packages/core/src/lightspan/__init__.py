@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
     from lightspan.training.data import tasks_from_store
+    from lightspan.training.judge import Judge
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ _HOME = {
     "GEPA": "lightspan.algorithms.gepa",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
+    "Judge": "lightspan.training.judge",
     "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
     "LoRA": "lightspan.learners.protocol",
@@ -97,6 +99,7 @@ __all__ = [
     "DevReport",
     "ExternalRunners",
     "FitResult",
+    "Judge",
     "LightningRL",
     "LoRA",
     "LocalRunners",

@@ -16,6 +16,7 @@ from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import make_routing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Scored, with_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,11 @@ def view_of(recorded: RecordedAttempt) -> RolloutView:
 
 
 async def read_views(
-    run: RunFolder, store: Store, config: Mapping[str, Any], states: Sequence[RolloutState]
+    run: RunFolder,
+    store: Store,
+    config: Mapping[str, Any],
+    states: Sequence[RolloutState],
+    rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
     """What became of these rollouts, judged by the run's settings; unclaimed ones are left out.
 
@@ -58,6 +63,7 @@ async def read_views(
         store: the run's.
         config: the run's settings (`RunFolder.read_config`).
         states: the rollouts, as `Store.rollouts` gives them.
+        rewards: see `trained_rewards`.
     """
     ids = [state.rollout.rollout_id for state in states]
     attempts = {attempt.rollout_id: attempt for attempt in await store.attempts(ids)}
@@ -82,6 +88,12 @@ async def read_views(
             records.get(attempt.attempt_id, []),
             failure_reward=config.get("failure_reward"),
         )
+        if rewards is not None:
+            episode = with_reward(
+                episode,
+                rewards.get(episode.rollout_id),
+                failure_reward=config.get("failure_reward"),
+            )
         judge = partial(
             cover,
             episode,
@@ -94,6 +106,12 @@ async def read_views(
         coverage = _consumed(judge, explanations, unfit, is_explained=is_explained)
         views.append(RolloutView(state, episode, coverage, explanations, unfit))
     return views
+
+
+def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
+    """Rollout id → the reward that was learned from; None where that was the app's own."""
+    given = config.get("reward")
+    return run.rewards(str(given.get("name"))) if isinstance(given, dict) else None
 
 
 def _consumed(

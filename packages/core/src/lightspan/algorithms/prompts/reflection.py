@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lightspan.capture.clients import mark_clean
 from lightspan.errors import ConfigError, EngineError, how_to_install
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -79,6 +80,7 @@ class Reflector:
         patience_s: how long in all a question is put off (429).
         note: told when there is something to wait for.
         client: of somebody else, who closes it; None for one of its own, which it closes.
+        role: what the model is called where people read of it.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.
@@ -93,17 +95,18 @@ class Reflector:
         patience_s: float,
         note: Callable[[str], None],
         client: openai.AsyncOpenAI | None = None,
+        role: str = "reflection model",
     ) -> None:
         try:
             from openai import AsyncOpenAI
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"a reflection model needs {error.name!r}: {how_to_install('prompts')}",
-                name=error.name,
+                f"the {role} needs {error.name!r}: {how_to_install('prompts')}", name=error.name
             ) from error
         self._llm = llm
         self._patience_s = patience_s
         self._note = note
+        self._role = role
         # a client's own retries do not say that they wait, and give up a 429 soon
         options: Any = {"max_retries": 0}
         if timeout_s is not None:
@@ -114,6 +117,7 @@ class Reflector:
         else:
             client = client.with_options(**options)
         self._client = client
+        mark_clean(client)
 
     async def close(self) -> None:
         if self._owned:
@@ -136,7 +140,7 @@ class Reflector:
                 if error.code in _HOPELESS or waited + wait > self._patience_s:
                     raise self._failed(error) from error
                 if not waited:
-                    self._note(f"the reflection model is busy (429): waiting {wait:.0f} s")
+                    self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
                 waited += wait
             except (openai.APIConnectionError, openai.InternalServerError) as error:
                 tries += 1
@@ -165,7 +169,7 @@ class Reflector:
 
     @property
     def _where(self) -> str:
-        return f"the reflection model {self._llm.model} at {self._llm.base_url}"
+        return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
     def _failed(self, error: openai.OpenAIError) -> EngineError:
         return EngineError(
