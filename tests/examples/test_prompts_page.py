@@ -19,11 +19,16 @@ RULES = "bill: accounts. password: support. parcel: shipping. Answer with the de
 
 def says(request: Request) -> str:
     """The app's model, which knows what its prompt says; and the one that reflects."""
-    text = request.last_text
+    text = "\n".join(message["content"] for message in request.messages)
+    if 'called "router"' in text and "You route mails" in text:
+        old = text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+        return f"<prompt>\n{RULES} {old}\n</prompt>"
     if request.body["model"] == "gpt-5-mini":
         return f"<prompt>\n{RULES}\n{{mail}}\n</prompt>"
     known = dict(rule.split(": ") for rule in RULES.split(". ")[:3]) if RULES in text else {}
-    return next((desk for what, desk in known.items() if what in text[len(RULES) :]), "which?")
+    return next(
+        (desk for what, desk in known.items() if f" {what}" in text[len(RULES) :]), "which?"
+    )
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -37,8 +42,10 @@ def test_the_page(tmp_path: Path) -> None:
             (tmp_path / name).write_text(here)
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         printed = [_run(command, tmp_path, environment) for command in commands]
-    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan"]
-    learned, inspected = printed
+    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan", "python"]
+    learned, inspected, by_agent = printed
+    told = "You route mails. Today is {date_1}. Say which desk it is for."
+    assert by_agent.endswith(f"-{told}\n+{RULES} {told}\n")
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
     assert "held-out reward: 0.00 -> 1.00 (" in learned
     assert inspected.startswith("runs/desk: GEPA\napp ")

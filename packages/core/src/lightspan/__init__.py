@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
     from lightspan.algorithms.sft import SFT
+    from lightspan.capture.candidates import prompt
     from lightspan.capture.emit import (
         agent,
         current_attempt_id,
@@ -75,6 +76,7 @@ _HOME = {
     "map_text": "lightspan.production.redact",
     "open_store": "lightspan.stores",
     "operation": "lightspan.capture.emit",
+    "prompt": "lightspan.capture.candidates",
     "record": "lightspan.production.record",
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",
@@ -113,6 +115,7 @@ __all__ = [
     "map_text",
     "open_store",
     "operation",
+    "prompt",
     "record",
     "rollout",
     "tasks_from_store",

@@ -16,6 +16,7 @@ from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
 from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
 from lightspan.capture.steps import Steps
+from lightspan.schema.instructions import Instructions
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class State:
     """The servers that the process is connected to; the last one answers."""
     opener: Opener | None = None
     """Makes attempts of what begins where no scope is open."""
+    used: Instructions | None = None
+    """What agents are told in production (`lightspan.use`)."""
     outside: Acting | None = None
     """Who acts where no scope is open; None unless it is connected or records."""
 

@@ -229,6 +229,8 @@ def _prompt_lines(run: RunFolder) -> Iterator[str]:
         chosen = ", chosen" if found is not None and number == found.chosen else ""
         rewards = " ".join(map(_number, candidate.rewards.values()))
         yield f"candidate {number}, {made}: selection {candidate.mean:.3f} ({rewards}){chosen}"
+    if found is not None and found.surveyed is not None:
+        yield found.texts()
     for name, prompt in run.prompts().items():
         yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
         yield from (f"  {line}" for line in prompt.diff().splitlines())

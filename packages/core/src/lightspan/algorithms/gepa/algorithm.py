@@ -19,10 +19,11 @@ from lightspan.errors import ConfigError, DataError, how_to_install
 from lightspan.progress import many
 from lightspan.runners.app import INJECTED
 from lightspan.schema.checks import check_number, check_url, check_whole
+from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json, task_id
-from lightspan.schema.resources import ROUTING
+from lightspan.schema.resources import INSTRUCTIONS, ROUTING, Resources
 from lightspan.schema.routing import Routing
 
 JOURNAL: Final = "journal"
@@ -41,6 +42,10 @@ class GEPA(Algorithm):
     Args:
         prompts: name → template. The app gets each as an argument called like it, or all of them
             as `resources`. They are optimised together, as parts of one candidate.
+        optimize: agents whose instructions are learned in an app that nobody edits: names, or globs
+            on agent paths as for `LightningRL(optimize=)`. Their texts are found in the calls of
+            the first evaluation, and others sent in their place. Also names of prompts that the app
+            asks for by `lightspan.prompt(name, text)`. They are parts of the candidate too.
         reflection: the model that proposes other texts. Its `sampling` goes into each question.
         max_rollouts: of the app, at most, beside those of the held-out tasks.
         max_reflections: questions to the reflection model, at most.
@@ -65,8 +70,9 @@ class GEPA(Algorithm):
         ModuleNotFoundError: the library `gepa`, or the OpenAI SDK, is missing.
     """
 
-    prompts: Mapping[str, PromptTemplate] = field(kw_only=False)
-    reflection: LLM = field(kw_only=False)
+    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
+    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
+    optimize: str | Sequence[str] = ()
     max_rollouts: int = 300
     max_reflections: int | None = None
     max_tokens: int | None = None
@@ -88,7 +94,10 @@ class GEPA(Algorithm):
                     f"GEPA needs {module!r}: {how_to_install('prompts')}", name=module
                 )
         self.prompts = dict(self.prompts)  # the user's own may change later
+        optimize = self.optimize
+        self.optimize = [optimize] if isinstance(optimize, str) else list(optimize)
         _check_prompts(self.prompts)
+        _check_optimize(self.optimize, self.prompts)
         if not isinstance(self.reflection, LLM):
             raise ConfigError(f"reflection={self.reflection!r:.100}: use LLM(base_url=…, model=…)")
         check_url(self.reflection.base_url, "the reflection model's base URL")
@@ -124,22 +133,37 @@ class GEPA(Algorithm):
     def routing(self) -> Routing:
         return Routing()
 
-    def resources(self) -> dict[str, PromptTemplate]:
-        """The prompts: as they were given, and when the search is over as they were chosen."""
+    def resources(self) -> Resources:
+        """The prompts: as they were given, and when the search is over as they were chosen; and
+        what agents are told, which until then is what the app says, and written down."""
         if self.found is None:
-            return dict(self.prompts)
+            given: dict[str, PromptTemplate | Instructions] = {**self.prompts}
+            if self.optimize:
+                given[INSTRUCTIONS] = Instructions(surveyed=list(self.optimize))
+            return given
         chosen = self.found.candidates[self.found.chosen].templates
-        return {
+        learned: dict[str, PromptTemplate | Instructions] = {
             name: PromptTemplate(chosen[name], engine=given.engine)
             for name, given in self.prompts.items()
         }
+        if self.found.surveyed is not None:
+            learned[INSTRUCTIONS] = self.found.surveyed.told(chosen)
+        return learned
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        after = self.resources()
-        return {
-            name: LearnedPrompt(before=given, after=after[name])
+        found = self.found
+        chosen = None if found is None else found.candidates[found.chosen].templates
+        learned = {
+            name: LearnedPrompt(
+                before=given,
+                after=given if chosen is None else PromptTemplate(chosen[name], given.engine),
+            )
             for name, given in self.prompts.items()
         }
+        if found is not None and found.surveyed is not None and chosen is not None:
+            for name in found.surveyed.components:
+                learned[name] = found.surveyed.learned(name, chosen[name])
+        return learned
 
     def state(self) -> dict[str, Json]:
         return {"found": msgspec.to_builtins(self.found)}
@@ -155,6 +179,7 @@ class GEPA(Algorithm):
             "seed": self.seed,
             "timeout_s": self.timeout_s,
             "prompts": msgspec.to_builtins(self.prompts),
+            "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(self.reflection),
             "budget": {name: getattr(self, name) for name in budget},
             "selection_share": self.selection,  # `selection` is of the data
@@ -188,6 +213,8 @@ class GEPA(Algorithm):
             f"on the selection split, {found.candidates[0].mean:.3f} before; the highest of "
             "several is high by luck too: what counts is the held-out reward"
         )
+        if found.surveyed is not None:
+            world.note(found.texts())
         if found.unusable:
             asked = many(found.reflections, "answer")
             world.note(f"{found.unusable} of {asked} of the reflection model were of no use")
@@ -247,12 +274,14 @@ def _metrics(found: Found) -> Metrics:
         "selection/before": found.candidates[0].mean,
         "selection/best": found.candidates[found.chosen].mean,
     }
+    if found.surveyed is not None:
+        metrics["texts/sent"] = found.applied
+        metrics["texts/original"] = sum(found.kept.values())
+        metrics["texts/unasked"] = sum(found.unasked.values())
     return metrics if found.mean is None else {**metrics, "reward": found.mean}
 
 
 def _check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
-    if not prompts:
-        raise ConfigError("prompts={} names no prompt to learn")
     taken = {*INJECTED, ROUTING} - {"prompt"}
     for name, template in prompts.items():
         if not isinstance(template, PromptTemplate):
@@ -264,3 +293,16 @@ def _check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
                 f"prompts[{name!r}]: the app gets it as an argument of this name, and that is "
                 + ("taken" if name in taken else "no name of an argument")
             )
+
+
+def _check_optimize(patterns: Sequence[str], prompts: Mapping[str, PromptTemplate]) -> None:
+    if not patterns and not prompts:
+        raise ConfigError(
+            "GEPA has no prompt to learn: give prompts={name: PromptTemplate(…)}, which the app "
+            'takes as arguments, or optimize=["agent"], whose instructions are found in its calls'
+        )
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"optimize={list(patterns)!r:.200}: {pattern!r:.50} is no name")
+        if pattern in prompts:
+            raise ConfigError(f"{pattern!r} is in prompts and in optimize: keep it in one of them")

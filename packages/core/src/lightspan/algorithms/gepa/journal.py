@@ -16,6 +16,7 @@ from typing import IO, Final, TypeVar
 import msgspec
 
 from lightspan.algorithms.gepa.feedback import Seen
+from lightspan.algorithms.gepa.survey import Surveyed
 from lightspan.errors import CheckpointError, StoreError
 
 NAME: Final = "gepa.jsonl"
@@ -53,9 +54,17 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
     output_tokens: int
 
 
-Entry = Evaluation | Reflection
-_E = TypeVar("_E", Evaluation, Reflection)
-_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection)
+class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
+    """The app as it is on the selection split, and the texts that were found in it."""
+
+    key: str
+    found: Surveyed
+    seen: list[Seen]
+
+
+Entry = Evaluation | Reflection | Survey
+_E = TypeVar("_E", Evaluation, Reflection, Survey)
+_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
 
 
 class Journal:
@@ -131,7 +140,7 @@ class Journal:
                 "with resume=True"
             ) from error
 
-    def _read(self) -> list[Header | Evaluation | Reflection]:
+    def _read(self) -> list[Header | Entry]:
         """Every whole line. A process that was killed while writing leaves the rest of one, which
         is cut off: the next line would go on with it."""
         try:

@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -25,11 +26,14 @@ import msgspec
 
 from lightspan.algorithms.gepa import reflection
 from lightspan.algorithms.gepa.feedback import Seen, seen_of
-from lightspan.algorithms.gepa.journal import Evaluation, Journal, Reflection
+from lightspan.algorithms.gepa.journal import Evaluation, Journal, Reflection, Survey
+from lightspan.algorithms.gepa.survey import Surveyed, survey
 from lightspan.errors import ConfigError, RewardError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
+from lightspan.schema.resources import INSTRUCTIONS, Resources
+from lightspan.schema.routing import matches
 
 if TYPE_CHECKING:
     from lightspan.algorithms.gepa.algorithm import GEPA
@@ -83,6 +87,29 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int
     """Answers of the reflection model that were no other text."""
     tokens: int
+    surveyed: Surveyed | None = None
+    """The texts that were found in the app; None: none were to be."""
+    applied: int = 0
+    """Calls, and askings for a prompt, that got a candidate's text."""
+    kept: dict[str, int] = msgspec.field(default_factory=dict)
+    """Which of them got the app's own, and why → how many."""
+    unasked: dict[str, int] = msgspec.field(default_factory=dict)
+    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one."""
+
+    def texts(self) -> str:
+        """What became of the texts that were found, for people; empty where none were to be."""
+        if self.surveyed is None:
+            return ""
+        kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+        own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+        parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
+        parts += [
+            f"{name!r} was not asked in {many(count, 'rollout')} of tasks on which it was asked "
+            "before: if a cache of the app's answered for it, one candidate got the answer to "
+            "another; switch it off while prompts are learned"
+            for name, count in sorted(self.unasked.items())
+        ]
+        return ". ".join(parts)
 
 
 class Split(NamedTuple):
@@ -124,7 +151,13 @@ class Search:
         self._split = split
         self._journal = journal
         self._reflector = reflector
-        self._names = list(settings.prompts)
+        self._prompts = dict(settings.prompts)
+        """As they are: those that were given, and when the app was looked at those found there."""
+        self._surveyed: Surveyed | None = None
+        self._first: Survey | None = None
+        """What the first evaluation gets, once."""
+        self._asked_before: dict[str, list[str]] = {}
+        """Task → who was asked in its first rollout."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._asking: Any = None
@@ -137,18 +170,25 @@ class Search:
         self._rewards: list[float] = []
         self._rollouts = self._unscored = self._failed = 0
         self._reflections = self._unusable = self._tokens = 0
+        self._applied = 0
+        self._kept: Counter[str] = Counter()
+        self._unasked: Counter[str] = Counter()
         self._ended = ""
 
     async def run(self) -> Found:
         """Search until a budget is used up.
 
         Raises:
-            ConfigError: the budget of rollouts is too small for one candidate.
+            ConfigError: the budget of rollouts is too small for one candidate; a text of the app's
+                cannot be learned.
+            UnknownAgentError: a pattern matches nothing.
             RewardError: no rollout of the prompts as they are has a reward.
             EngineError: the reflection model fails.
             And the errors of rollouts, of the journal and of the library.
         """
         self._check_budget()
+        if self._settings.optimize:
+            await self._survey()
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -177,6 +217,42 @@ class Search:
         if self._error is not None:
             raise self._error
         return self._found()
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self._prompts)
+
+    async def _survey(self) -> None:
+        """Find the texts that are to be learned in the calls of the app as it is: they are those of
+        the first evaluation, and no others."""
+        tasks, patterns = self._split.selection, self._settings.optimize
+        key = _key({"survey": json.dumps(patterns)}, [task_id(task) for task in tasks])
+        entry = self._journal.replayed(key, Survey)
+        if entry is None:
+            episodes = await self._world.rollouts(tasks, 1)
+            found = await asyncio.to_thread(survey, episodes, patterns)
+            self._surveyed = found
+            seen = [
+                seen_of(episode, task, self._concerns)
+                for episode, task in zip(episodes, tasks, strict=True)
+            ]
+            entry = Survey(key=key, found=found, seen=seen)
+            self._journal.add(entry)
+            for name, component in found.components.items():
+                fields = PromptTemplate(component.template).fields
+                kept = f", with {' '.join(fields)} in it" if fields else ""
+                self._say(f"found the text of {name!r}: {len(component.template)} characters{kept}")
+            for path, why in found.left_out.items():
+                self._say(f"the agent {path!r} stays as it is: {why}")
+        self._first, self._surveyed = entry, entry.found
+        taken = sorted(self._prompts.keys() & entry.found.components.keys())
+        if taken:
+            raise ConfigError(
+                f"optimize={patterns} finds {taken} in the app, and prompts= names {taken} too: "
+                "give the prompt that the app takes as an argument another name"
+            )
+        for name, component in entry.found.components.items():
+            self._prompts[name] = PromptTemplate(component.template)
 
     # --- budgets ----------------------------------------------------------------------------
     @property
@@ -224,7 +300,7 @@ class Search:
         ours: Any = self  # its protocols name their arguments, and say `str` where a number will do
         stops: Any = self._stops
         first: Any = {
-            number: settings.prompts[name].template for number, name in enumerate(self._names)
+            number: prompt.template for number, prompt in enumerate(self._prompts.values())
         }
         optimize(
             seed_candidate=first,
@@ -372,17 +448,23 @@ class Search:
     async def _rolled_out(
         self, keys: Sequence[str], items: Sequence[tuple[Texts, Sequence[_Item]]]
     ) -> list[Evaluation]:
+        if self._first is not None and items:
+            first, self._first = self._first, None
+            return [
+                self._of_survey(first, keys[0], items[0]),
+                *await self._rolled_out(keys[1:], items[1:]),
+            ]
         pairs = [(texts, item) for texts, batch in items for item in batch]
         if not pairs:
             return []
-        resources = [
-            {name: self._template(number, texts) for number, name in enumerate(self._names)}
-            for texts, _ in pairs
-        ]
+        resources = [self._resources(texts) for texts, _ in pairs]
         episodes = await self._world.rollouts(
             [item.task for _, item in pairs], 1, resources=resources
         )
-        seen = [seen_of(e, item.task) for e, (_, item) in zip(episodes, pairs, strict=True)]
+        seen = [
+            seen_of(episode, item.task, self._concerns)
+            for episode, (_, item) in zip(episodes, pairs, strict=True)
+        ]
         evaluations = []
         for key, (texts, batch) in zip(keys, items, strict=True):
             mine, seen = seen[: len(batch)], seen[len(batch) :]
@@ -390,6 +472,31 @@ class Search:
                 Evaluation(key=key, split=batch[0].split, candidate=self._named(texts), seen=mine)
             )
         return evaluations
+
+    def _of_survey(
+        self, first: Survey, key: str, item: tuple[Texts, Sequence[_Item]]
+    ) -> Evaluation:
+        """The first evaluation, which the survey has done."""
+        texts, batch = item
+        assert [task_id(each.task) for each in batch] == [seen.task_id for seen in first.seen]
+        return Evaluation(
+            key=key, split=batch[0].split, candidate=self._named(texts), seen=first.seen
+        )
+
+    def _resources(self, texts: Texts) -> Resources:
+        """What the app is handed of a candidate."""
+        given: dict[str, Any] = {
+            name: self._template(number, texts)
+            for number, name in enumerate(self._names)
+            if name in self._settings.prompts
+        }
+        if self._surveyed is not None:
+            given[INSTRUCTIONS] = self._surveyed.told(self._named(texts))
+        return given
+
+    def _concerns(self, name: str) -> bool:
+        found = self._surveyed
+        return found is not None and any(matches(pattern, name) for pattern in found.patterns)
 
     async def _reflection(self, name: str, asked: str) -> Reflection:
         key = _key({"asked": asked}, [])
@@ -433,6 +540,11 @@ class Search:
         self._unscored += len(rewards) - len(scored)
         self._failed += sum(seen.failed for seen in evaluation.seen)
         self._tokens += sum(seen.tokens for seen in evaluation.seen)
+        for seen in evaluation.seen:
+            self._applied += seen.applied
+            self._kept.update(seen.kept)
+            before = self._asked_before.setdefault(seen.task_id, seen.asked)
+            self._unasked.update(() if seen.failed else set(before) - set(seen.asked))
 
     def _reward(self, seen: Seen) -> float:
         """What a rollout counts for where candidates are compared, which takes a number."""
@@ -456,13 +568,17 @@ class Search:
             reflections=self._reflections,
             unusable=self._unusable,
             tokens=self._tokens,
+            surveyed=self._surveyed,
+            applied=self._applied,
+            kept=dict(self._kept),
+            unasked=dict(self._unasked),
         )
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}
 
     def _template(self, number: int, texts: Texts) -> PromptTemplate:
-        given = self._settings.prompts[self._names[number]]
+        given = self._prompts[self._names[number]]
         return PromptTemplate(texts[number], engine=given.engine)
 
 
