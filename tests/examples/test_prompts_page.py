@@ -42,8 +42,13 @@ def test_the_page(tmp_path: Path) -> None:
             (tmp_path / name).write_text(here)
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         printed = [_run(command, tmp_path, environment) for command in commands]
-    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan", "python"]
-    learned, inspected, by_agent = printed
+    assert [command.partition(" ")[0] for command in commands] == [
+        "python",
+        "lightspan",
+        *["python"] * 2,
+    ]
+    learned, inspected, by_agent, answered = printed
+    assert answered == "accounts\n"
     told = "You route mails. Today is {date_1}. Say which desk it is for."
     assert by_agent.endswith(f"-{told}\n+{RULES} {told}\n")
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -106,6 +107,17 @@ def test_a_pattern_that_matches_nothing(ask: Any) -> None:
         surveyed(app, "ruter", "router")
     assert str(caught.value) == (
         "no agent matches 'ruter'. Did you mean 'router'? Agents: 'router', 'mails'"
+    )
+
+
+def test_why_nothing_was_seen() -> None:
+    episodes = played(lambda n: None, Instructions(surveyed=["router"]), 2)
+    failed = [replace(episode, message="the app raised KeyError: 'desk'") for episode in episodes]
+    with pytest.raises(UnknownAgentError) as caught:
+        survey(failed, ["router"])
+    assert str(caught.value) == (
+        "no agent matches 'router'. Agents: none was seen. A rollout ended with: the app raised "
+        "KeyError: 'desk'"
     )
 
 

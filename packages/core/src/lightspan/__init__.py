@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
     from lightspan.production.redact import map_text
+    from lightspan.production.use import use
     from lightspan.runners.app import rollout
     from lightspan.runners.command.command import Command
     from lightspan.runners.external import ExternalRunners
@@ -81,6 +82,7 @@ _HOME = {
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",
     "tool": "lightspan.capture.emit",
+    "use": "lightspan.production.use",
 }
 
 __all__ = [
@@ -120,6 +122,7 @@ __all__ = [
     "rollout",
     "tasks_from_store",
     "tool",
+    "use",
 ]
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.capture.scope import Acting, acting, make_span
-from lightspan.capture.state import state
+from lightspan.capture.state import Used, state
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Body, Instructions, Reading
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
+
+log = logging.getLogger(__name__)
 
 _KEY_HEADER: Final = "idempotency-key"
 
@@ -35,6 +38,9 @@ def prompt(name: str, text: str) -> str:
         current = acting()
         told = instructions_of(current)
         reading = None if told is None else told.text_of(name, text)
+        used = _used(current)
+        if used is not None:
+            _look(used, name, reading)
         if reading is None:
             return text
         if current is not None:
@@ -56,18 +62,46 @@ def note(current: Acting, attributes: Attributes) -> None:
 
 def instructions_of(current: Acting | None) -> Instructions | None:
     """What agents are told where this one acts; None: what the app says."""
-    if current is None:
-        return state.used
-    scope = current.scope
-    if scope.instructions is not None:
-        return scope.instructions
-    return state.used if scope.is_outside or scope.mode is Mode.PRODUCTION else None
+    if current is not None and current.scope.instructions is not None:
+        return current.scope.instructions
+    used = _used(current)
+    return None if used is None else used.instructions
+
+
+def _used(current: Acting | None) -> Used | None:
+    """What `lightspan.use` says, where it does."""
+    if current is not None:
+        scope = current.scope
+        if not (scope.is_outside or scope.mode is Mode.PRODUCTION):
+            return None
+    return state.uses[-1] if state.uses else None
 
 
 def reading_of(current: Acting, body: Body) -> Reading | None:
     """What a request of whoever acts is to say; None: what it says."""
     told = instructions_of(current)
-    return None if told is None else told.read(current.path, body)
+    reading = None if told is None else told.read(current.path, body)
+    used = _used(current)
+    if used is not None:
+        used.calls += 1
+        _look(used, current.path, reading)
+    return reading
+
+
+def _look(used: Used, name: str, reading: Reading | None) -> None:
+    """Tell once of a learned text that is not used."""
+    if reading is None:
+        return
+    used.asked.add(name)
+    said = f"{name}: {reading.reason}"
+    if reading.sent is None and said not in used.warned:
+        used.warned.add(said)
+        log.warning(
+            "lightspan.use: the text that was learned for %r is not used, and the app's own is: "
+            "%s (said once)",
+            name,
+            reading.reason,
+        )
 
 
 def reading_attributes(reading: Reading) -> Attributes:

@@ -358,6 +358,9 @@ def _message_lines(call: Call) -> Iterator[str]:
     overrides = attributes.get(c.SAMPLING_OVERRIDES)
     if overrides:
         yield f"sampling overridden (asked, used): {overrides}"
+    if c.PROMPT_APPLIED in attributes:
+        original, reason = attributes.get(c.PROMPT_ORIGINAL), attributes.get(c.PROMPT_REASON)
+        yield f"told what the app says: {reason}" if reason else f"the app says: {original!r}"
     for message in (*messages.asked_of(attributes), *messages.answers_of(attributes)):
         yield f"--- {message['role']}"
         yield str(message.get("content") or message.get("tool_calls") or "")

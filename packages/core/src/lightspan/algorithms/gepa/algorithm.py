@@ -14,8 +14,10 @@ import msgspec
 from lightspan.algorithms.gepa.journal import Journal
 from lightspan.algorithms.gepa.reflection import Reflector
 from lightspan.algorithms.gepa.search import Found, Search, Split
+from lightspan.algorithms.gepa.survey import survey
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
 from lightspan.errors import ConfigError, DataError, how_to_install
+from lightspan.lightning.episode import Episode
 from lightspan.progress import many
 from lightspan.runners.app import INJECTED
 from lightspan.schema.checks import check_number, check_url, check_whole
@@ -164,6 +166,9 @@ class GEPA(Algorithm):
             for name in found.surveyed.components:
                 learned[name] = found.surveyed.learned(name, chosen[name])
         return learned
+
+    def look(self, episodes: Sequence[Episode]) -> list[str]:
+        return survey(episodes, list(self.optimize)).lines() if self.optimize else []
 
     def state(self) -> dict[str, Json]:
         return {"found": msgspec.to_builtins(self.found)}

@@ -238,12 +238,8 @@ class Search:
             ]
             entry = Survey(key=key, found=found, seen=seen)
             self._journal.add(entry)
-            for name, component in found.components.items():
-                fields = PromptTemplate(component.template).fields
-                kept = f", with {' '.join(fields)} in it" if fields else ""
-                self._say(f"found the text of {name!r}: {len(component.template)} characters{kept}")
-            for path, why in found.left_out.items():
-                self._say(f"the agent {path!r} stays as it is: {why}")
+            for line in found.lines():
+                self._world.note(line)
         self._first, self._surveyed = entry, entry.found
         taken = sorted(self._prompts.keys() & entry.found.components.keys())
         if taken:
@@ -440,7 +436,10 @@ class Search:
             if entry is None:
                 break
             known.append(entry)
-        fresh = await self._rolled_out(keys[len(known) :], items[len(known) :])
+        first, self._first = self._first, None
+        begun = [] if first is None or known else [self._of_survey(first, keys[0], items[0])]
+        done = len(known) + len(begun)
+        fresh = [*begun, *await self._rolled_out(keys[done:], items[done:])]
         for evaluation in fresh:
             self._journal.add(evaluation)
         return [*known, *fresh]
@@ -448,12 +447,6 @@ class Search:
     async def _rolled_out(
         self, keys: Sequence[str], items: Sequence[tuple[Texts, Sequence[_Item]]]
     ) -> list[Evaluation]:
-        if self._first is not None and items:
-            first, self._first = self._first, None
-            return [
-                self._of_survey(first, keys[0], items[0]),
-                *await self._rolled_out(keys[1:], items[1:]),
-            ]
         pairs = [(texts, item) for texts, batch in items for item in batch]
         if not pairs:
             return []

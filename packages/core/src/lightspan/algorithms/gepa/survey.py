@@ -38,6 +38,17 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Agents that a pattern with `*` matches, whose instructions cannot be learned, and why."""
     patterns: list[str] = msgspec.field(default_factory=list)
 
+    def lines(self) -> list[str]:
+        """The same for people."""
+        lines = []
+        for name, component in self.components.items():
+            template = PromptTemplate(component.template)
+            fields = f", with {' '.join(template.fields)} in it" if template.fields else ""
+            lines.append(f"found the text of {name!r}: {len(template.text)} characters{fields}")
+        for path, why in self.left_out.items():
+            lines.append(f"the agent {path!r} stays as it is: {why}")
+        return lines
+
     def told(self, templates: Mapping[str, str]) -> Instructions:
         """What agents are told by a candidate.
 
@@ -135,7 +146,7 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
                 calls[text.agent].append(text)
         for path, several in calls.items():
             agents[path].append(several)
-    _check_patterns(patterns, agents, named)
+    _check_patterns(patterns, episodes, [*agents, *named])
     asking = {text.agent for several in named.values() for text in several}
     components: dict[str, Component] = {}
     left_out: dict[str, str] = {}
@@ -165,12 +176,13 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
 
 
 def _check_patterns(
-    patterns: Sequence[str], agents: Mapping[str, Any], named: Mapping[str, Any]
+    patterns: Sequence[str], episodes: Sequence[Episode], known: Sequence[str]
 ) -> None:
-    known = [*agents, *named]
     unmatched = [p for p in patterns if not any(matches(p, path) for path in known)]
     if unmatched:
-        raise UnknownAgentError(unknown_agents(unmatched, known))
+        said = next((episode.message for episode in episodes if episode.message), "")
+        why = f". A rollout ended with: {said[-300:]}" if said else ""
+        raise UnknownAgentError(unknown_agents(unmatched, known) + why)
 
 
 class _Refused(Exception):
