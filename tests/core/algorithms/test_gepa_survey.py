@@ -14,10 +14,12 @@ from lightspan.algorithms.gepa.feedback import seen_of
 from lightspan.algorithms.gepa.survey import Surveyed, survey
 from lightspan.capture import wire
 from lightspan.capture.bypass import bypassing_call, client_of
+from lightspan.capture.candidates import note
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope, acting
 from lightspan.errors import ConfigError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
+from lightspan.schema import conventions as c
 from lightspan.schema.instructions import NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
 from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
@@ -240,7 +242,25 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     assert seen_of(played(app, told, 1)[0], None).asked == []
 
 
-def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_of_a_call_that_another_span_tells() -> None:
+    """As of one that the gateway records, which has the text that was sent alone."""
+    told = Instructions(surveyed=["router"])
+    scope = Scope(rollout_id="ro", attempt_id="at", instructions=told)
+    with open_scope(scope), agent("router"):
+        current = acting()
+        assert current is not None
+        call = bypassing_call(current, {"model": "m", "messages": [USER]}, {}, start_ns=1)
+        scope.recorder.add(call)
+        note(current, {c.PROMPT_CALL: call.attributes[c.CALL_ID], c.PROMPT_ORIGINAL: OTHER})
+    attempt = Attempt(
+        rollout_id="ro", attempt_id="at", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
+    )
+    rollout = Rollout(rollout_id="ro", task=1, task_id="t")
+    found = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
+    assert found.components["router"].template == OTHER
+
+
+def test_options() -> None:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
     given = {"router": PromptTemplate("x")}
     assert GEPA(reflection=llm, optimize="router").optimize == ["router"]

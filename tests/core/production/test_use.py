@@ -200,6 +200,8 @@ def test_what_fails_never_reaches_the_app(
 
 def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, damaged, none = tmp_path / "empty", tmp_path / "damaged.json", tmp_path / "none.json"
+    edited = tmp_path / "edited.json"
+    edited.write_text((run / "prompts.json").read_text().replace("well! Today is {date_1}", "{x}"))
     empty.mkdir()
     damaged.write_text('{"router": {"before": 1}}')
     none.write_text("{}")
@@ -208,6 +210,10 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / "away", r"away is not there: name the folder of a run"),
         (damaged, r"damaged\.json cannot be read: Expected"),
         (none, r"none\.json has no prompt in it"),
+        (
+            edited,
+            r"of 'router' before and after differ in their placeholders: \{date_1\}, \{x\} is",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             use(path)

@@ -131,6 +131,12 @@ def test_a_text_that_looks_like_a_placeholder_is_none() -> None:
     assert template.match("Say {part_1} to c, always and in full.") == {"part_1_": "c"}
 
 
+def test_a_key_that_the_record_does_not_have_is_a_placeholder() -> None:
+    """A span says `<key>` where one stood; the app goes on sending it."""
+    template = template_of(["Use the key <key> for it, and tell nobody."])
+    assert template.match("Use the key sk-1234 for it, and tell nobody.") == {"id_1": "sk-1234"}
+
+
 def test_long_texts_take_no_time_to_speak_of() -> None:
     """A hundred thousand characters that almost match, and that a pattern would try again and
     again."""

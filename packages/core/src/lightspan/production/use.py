@@ -113,6 +113,13 @@ def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
         raise ConfigError(f"{file} cannot be read: {error}") from error
     if not prompts:
         raise ConfigError(f"{file} has no prompt in it")
+    for name, each in prompts.items():
+        others = set(each.after.fields) ^ set(each.before.fields)
+        if others and each.place is PromptPlace.AGENT:  # somebody may have edited it
+            raise ConfigError(
+                f"{file}: the texts of {name!r} before and after differ in their placeholders: "
+                f"{', '.join(sorted(others))} is in one of them alone"
+            )
     return prompts
 
 
