@@ -12,6 +12,7 @@ from lightspan.errors import ConfigError
 from lightspan.schema.common_text import SeveralPrompts, template_of
 from lightspan.schema.instructions import Rewrite
 from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.variable_parts import variable_parts
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -142,6 +143,7 @@ def test_long_texts_take_no_time_to_speak_of() -> None:
     again."""
     template = PromptTemplate(" ab ".join(f"{{p{n}}}" for n in range(20)) + " end")
     assert template.match("ab " * 40_000) is None
+    assert variable_parts('{"a ' * 20_000) == []
     told = "Answer from the context alone, and cite every part of it that you use. "
     texts = [told + KINDS["langgraph retrieval"].kept(n)[0] * 5 for n in range(6)]
     assert template_of(texts).text == f"{told}{{part_1}}"

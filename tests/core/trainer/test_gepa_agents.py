@@ -128,7 +128,9 @@ def test_other_requests_are_byte_for_byte_what_they_were(
             for task in [*desk.tasks(0, 16), *desk.tasks(30, 34)]:
                 graph.invoke({"text": task["mail"], "records": task["records"]})
             plain += server.requests
-        importlib.import_module("langchain_core.globals").get_llm_cache().clear()
+        cache = importlib.import_module("langchain_core.globals").get_llm_cache()
+        if cache is not None:  # another test may have taken it away
+            cache.clear()
     routers, clerks = ({json.dumps(r.body) for r in part} for part in by_agent(plain))
     sent_routers, sent_clerks = by_agent(run.model)
     assert len(sent_clerks) > 20

@@ -68,6 +68,8 @@ _PATTERNS: Final = [
 _OPENS: Final = re.compile(r"\{\s*[\"']|\[\s*[{\"']")
 _LONGEST_BLOCK: Final = 50_000
 """Characters in which the end of a JSON value is looked for."""
+_MOST_UNCLOSED: Final = 20
+"""Values without an end, after which no further one is looked for."""
 
 
 def variable_parts(text: str) -> list[Part]:
@@ -92,12 +94,14 @@ def _matches(text: str) -> Iterator[Part]:
 
 def _json_parts(text: str) -> Iterator[Part]:
     """JSON values, whole or only shaped like one: `{"answer": "<one word>", …}`."""
-    end = 0
+    end, unclosed = 0, 0
     for found in _OPENS.finditer(text):
-        if found.start() < end:
+        if found.start() < end or unclosed == _MOST_UNCLOSED:
             continue
         close = _closing(text, found.start())
-        if close is not None:
+        if close is None:
+            unclosed += 1
+        else:
             end = close
             yield Part(found.start(), end, "format")
 

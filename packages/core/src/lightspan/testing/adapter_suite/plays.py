@@ -49,9 +49,15 @@ def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str
     return played
 
 
-def play_outside(stage: Stage, app: App, scenario: str, mode: str) -> Played:
-    """Run the app once outside every scope, as in production."""
-    played = stage.open(part_of(app, scenario), through_gateway=False)
+def play_outside(
+    stage: Stage, app: App, scenario: str, mode: str, part: Part | None = None
+) -> Played:
+    """Run the app once outside every scope, as in production.
+
+    Args:
+        part: what the agents say; None for what the scenario has.
+    """
+    played = stage.open(part or part_of(app, scenario), through_gateway=False)
     _run(stage, app, played, scenario, mode)
     return played
 

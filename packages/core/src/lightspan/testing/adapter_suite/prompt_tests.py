@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from lightspan.algorithms.gepa.survey import survey
 from lightspan.lightning import Episode, build_episode
+from lightspan.production.use import use
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Instructions, Slot, find
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import agent_name
 from lightspan.testing.adapter_suite.base import AdapterTests
-from lightspan.testing.adapter_suite.plays import part_of, play_opened
-from lightspan.testing.adapter_suite.scenarios import MODES
+from lightspan.testing.adapter_suite.plays import part_of, play_opened, play_outside
+from lightspan.testing.adapter_suite.scenarios import MODES, App
 from lightspan.testing.attempts import path_of
 from lightspan.testing.scripted import Request
 from lightspan.testing.stage import Part, Played, Stage
@@ -66,15 +69,40 @@ class PromptTests(AdapterTests):
             assert (span.attributes.get(c.PROMPT_APPLIED) is True) is is_writer
             assert (c.PROMPT_ORIGINAL in span.attributes) is is_writer
 
+    def test_instructions_in_production(
+        self, request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
+    ) -> None:
+        """`lightspan.use` sends what was learned outside every scope, where nothing is recorded."""
+        self.expects(request, "team", "team/async", "team/async/app", "async")
+        name = self.app(stage, "team").names.get("writer", "writer")
+        with self.adapter.instrument():
+            surveyed = self._played(stage, "async", Instructions(surveyed=[name]))
+            found = survey([_episode(surveyed)], [name])
+            [before] = [component.template for component in found.components.values()]
+            prompts = {name: found.learned(name, f"{before} {FINELY}")}
+            (tmp_path / "prompts.json").write_bytes(msgspec.json.encode(prompts))
+            app = self.app(stage, "team")
+            with use(tmp_path):
+                used = play_outside(stage, app, "team", "async", _part_of(app))
+        writers, checkers = _by_agent(stage, used)
+        plain_writers, plain_checkers = _by_agent(stage, surveyed)
+        assert len(writers) == len(plain_writers)
+        assert all(FINELY in text for text in writers)
+        assert [text.replace("A fine draft", "A draft") for text in checkers] == plain_checkers
+
     def _played(self, stage: Stage, mode: str, instructions: Instructions | None) -> Played:
         app = self.app(stage, "team", mode)  # whose client is closed when it has run
-        part = part_of(app, "team")
-        part = Part(
-            {**part.says, "fine writer": ["A fine draft of {task}."]},
-            {FINELY: "fine writer", **part.marks},
-        )
-        played = stage.open(part, through_gateway=False, instructions=instructions)
+        played = stage.open(_part_of(app), through_gateway=False, instructions=instructions)
         return play_opened(stage, app, played, "team", mode)
+
+
+def _part_of(app: App) -> Part:
+    """What the agents say; the writer something else where it is told to write finely."""
+    part = part_of(app, "team")
+    return Part(
+        {**part.says, "fine writer": ["A fine draft of {task}."]},
+        {FINELY: "fine writer", **part.marks},
+    )
 
 
 def _by_agent(stage: Stage, played: Played) -> tuple[list[str], list[str]]:
