@@ -23,7 +23,6 @@ PASSWORD: Final = "s3cret/@:%&ü"
 _FOLDERS: Final = (
     "/usr/lib/postgresql/*/bin",
     "/usr/pgsql-*/bin",
-    "/opt/homebrew/opt/postgresql*/bin",
 )
 _HBA: Final = "local all locked scram-sha-256\nlocal all all trust\n"
 
