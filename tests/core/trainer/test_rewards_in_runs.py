@@ -229,6 +229,8 @@ def test_a_function_that_fails_leaves_rollouts_unscored(
     }
     [told] = [text for text in lines.texts if "unscored, which is not zero" in text]
     assert "(the reward 'moody' " in told
+    [line] = [line for line in RunFolder(tmp_path / "run").metrics() if line["kind"] == "train"]
+    assert line["moody/unscored"] == 6
 
 
 @pytest.mark.slow

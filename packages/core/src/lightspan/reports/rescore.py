@@ -201,7 +201,7 @@ async def _rescore(
             after=scorer.name,
             comparisons=compare(changes),
             changes=changes,
-            spent={name: spent[name] for name in ("calls", "tokens") if name in spent},
+            spent=spent,
         ),
         given,
     )

@@ -157,7 +157,6 @@ class _Bench:
         self._calls = len(known)
         self._tokens = sum(each.input_tokens + each.output_tokens for each in known)
         self._before = (self._calls, self._tokens)
-        self._unscored = 0
         self._is_busy_told = False
         self._model = Reflector(
             judge.llm,
@@ -173,19 +172,17 @@ class _Bench:
     def spent(self) -> Mapping[str, float]:
         """See `Scoring`."""
         calls, tokens = self._calls - self._before[0], self._tokens - self._before[1]
-        return {"calls": calls, "tokens": tokens, "unscored": self._unscored}
+        return {"calls": calls, "tokens": tokens}
 
     async def score(self, groups: Sequence[Sequence[Member]]) -> list[list[Scored]]:
         """See `Scoring`."""
         shown = [[self._shown(member) for member in group] for group in groups]
         asked = [self._ballots(group, texts) for group, texts in zip(groups, shown, strict=True)]
         answers = await self._answers([ballot for of_group in asked for ballot in of_group])
-        scored = [
+        return [
             [_scored(text, of_group, answers) for text in texts]
             for texts, of_group in zip(shown, asked, strict=True)
         ]
-        self._unscored += sum(each.value is None for of_group in scored for each in of_group)
-        return scored
 
     def _shown(self, member: Member) -> str:
         return transcript(member.episode, whole=self._judge.show == "conversation")

@@ -329,6 +329,7 @@ class Rewards:
         self._scoring = scoring
         self._folder = folder
         self._failure_reward = failure_reward
+        self._unscored = 0
         self._told: dict[str, float] = {}
 
     async def apply(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Episode]:
@@ -340,6 +341,7 @@ class Rewards:
         """
         members = [Member(task, each) for task, each in zip(tasks, episodes, strict=True)]
         scored = await scored_groups(self._scoring, members)
+        self._unscored += sum(each.value is None for each in scored.values())
         self._folder.add_rewards(self.scorer.name, scored)
         return [
             with_reward(each, scored.get(each.rollout_id), failure_reward=self._failure_reward)
@@ -347,8 +349,8 @@ class Rewards:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """What was asked since this was asked last."""
-        spent = dict(self._scoring.spent())
+        """How many rollouts got no score, and what was asked, since this was asked last."""
+        spent = {"unscored": float(self._unscored), **self._scoring.spent()}
         fresh = {f"{self.scorer.name}/{k}": v - self._told.get(k, 0.0) for k, v in spent.items()}
         self._told = spent
         return fresh

@@ -418,7 +418,7 @@ class Session:
         self.state.versions = fresh
 
     def reward_metrics(self) -> dict[str, float]:
-        """What a scorer was asked since this was asked last; empty where the app gives rewards."""
+        """See `Rewards.metrics`; empty where the app gives rewards."""
         return {} if self._rewards is None else self._rewards.metrics()
 
     def note(self, text: str) -> None:
