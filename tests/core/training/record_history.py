@@ -2,8 +2,8 @@
 
     python tests/core/training/record_history.py runs/quest-seed0 > .../histories/quest-seed0.jsonl
 
-It keeps of `metrics.jsonl` what is looked at (`lightspan.training.symptoms`), and the rewards of the
-selection split, or where there is none of the held-out tasks, in the order of their ids.
+It keeps of `metrics.jsonl` what is looked at (`lightspan.training.symptoms`), and the rewards of
+the selection split, or where there is none of the held-out tasks, in the order of their ids.
 """
 
 from __future__ import annotations
