@@ -39,6 +39,7 @@ nox.options.sessions = [
     "types",
     "tests_core",
     "tests_examples",
+    "tests_postgres",
 ]
 
 ROOT = Path(__file__).parent
@@ -204,7 +205,7 @@ DISTRIBUTIONS = [
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),
-    "pyarrow",
+    *("pyarrow", "psycopg"),
     *SINKS,
 ]
 _VERSIONS = """
@@ -346,12 +347,17 @@ def test_files(folder: str, pattern: str) -> Iterable[str]:
 def install_learning(session: nox.Session) -> None:
     """Install torch, all our packages that can be beside it, and the tools that others share."""
     install_torch(session)
-    editable = [f"{CORE}[train,prompts,otlp,parquet]", *shared_adapters(), *shared_examples()]
+    editable = [
+        f"{CORE}[train,prompts,otlp,parquet,postgres]",
+        *shared_adapters(),
+        *shared_examples(),
+    ]
     install(
         session,
         *CONSTRAINTS,
         *(argument for project in editable for argument in ("-e", project)),
-        *("langchain", "langchain-anthropic", "anthropic", *PYTEST, "mypy", "nox", "types-psutil"),
+        *("langchain", "langchain-anthropic", "anthropic", "psycopg[binary]"),
+        *(*PYTEST, "mypy", "nox", "types-psutil"),
         silent=False,
     )
     # for the published chat templates in its files; none of its code is run
@@ -560,6 +566,13 @@ def tests_examples(session: nox.Session) -> None:
     run_pytest(session, *FAST, *PARALLEL, "tests/examples", python=learning_python())
 
 
+@nox.session(venv_backend="none", requires=["learning"])
+def tests_postgres(session: nox.Session) -> None:
+    """Test the PostgreSQL store against a server that the tests start, if the machine has one."""
+    report_versions(session, learning_python())
+    run_pytest(session, *FAST, *PARALLEL, "tests/postgres", python=learning_python())
+
+
 @nox.session(default=False, python=newest_interpreter())
 def tests_newest_python(session: nox.Session) -> None:
     """Run the default sessions' tests on the newest Python that is installed."""
@@ -584,7 +597,7 @@ def tests_agl(session: nox.Session) -> None:
     install(session, "-r", "constraints/agentlightning.txt")
     said = "tests/core/agl/agentlightning-0.3.0.json"
     script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
-    session.run("python", *script, env=ISOLATED)
+    session.run("python", *script, env=TESTING)
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

@@ -149,7 +149,7 @@ class Journal:
             raise SystemExit(f"{self._path}, line {number}, is no row of this script") from error
         if design != self._design:
             raise SystemExit(
-                f"{self._path}, line {number}, is of another design ({design}; this one is "
+                f"{self._path}, line {number}, belongs to another design ({design}; this one is "
                 f"{self._design}): name another file"
             )
         return row

@@ -253,7 +253,7 @@ def main() -> int:
         return 0
     chosen = _chosen(options)
     if not chosen:
-        parser.error("no run of the comparison is of these tasks, rules, units and seeds")
+        parser.error("no run of the comparison has these tasks, rules, units and seeds")
     if options.list:
         print("\n".join(listed(chosen, journal)))
         return 0

@@ -22,6 +22,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 PASS = 16
 """Sequences of a forward pass."""
+CACHE = {"num_blocks": 256, "page_size": 64}
+"""For 16,384 tokens. Without it most of the machine's memory is taken."""
 
 
 class Meter(TrainerCallback):
@@ -83,6 +85,7 @@ def main() -> None:
                 learning_rate=options.learning_rate,
                 max_steps=options.steps,
                 use_transformers_continuous_batching=options.batching,
+                transformers_continuous_batching_config=CACHE if options.batching else None,
                 shuffle_dataset=False,
                 save_strategy="no",
                 report_to="none",

@@ -1,6 +1,6 @@
 """How fast the stores are, against agentlightning 0.3.0's in-memory store in the same run.
 
-    python benchmarks/store.py [--quick] [--json PATH]
+    python benchmarks/store.py [--quick] [--databases] [--json PATH]
 
 Per CPU-second of this process (and per wall second, in the last column):
 
@@ -11,6 +11,10 @@ Per CPU-second of this process (and per wall second, in the last column):
   (the peer has batches of the first two).
 
 SQLite is on disk, each write acknowledged once it survives `kill -9`; the peer's store forgets.
+PostgreSQL, where the machine has its programs, is a server of this run's own on the same disk, with
+fsync, over a socket. Its peer is SQLite with a flush per transaction too (`?power_loss=true`), by
+the clock, because most of its work is not this process's. Its transactions are timed from the lock
+that every move takes to the answer of the commit. `--databases` measures these two alone.
 The peer's environment is made by `_peers.py`. Exit status 1 if a target is missed.
 """
 
@@ -20,9 +24,11 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from _peers import run_peer
 from _report import Figure, finish, options_of
@@ -213,14 +219,18 @@ TARGETS = {
 }
 """The least ratio to the peer, CPU-second by CPU-second."""
 ROUNDS = 3
+LONGEST_TRANSACTION_MS = 10.0
+"""The median of PostgreSQL's."""
+FLUSHED, POSTGRES = "SQLite, flushed", "PostgreSQL"
 
 Rates = dict[str, Rate]
 
 
-async def measure_store(url: str, quick: bool) -> Rates:
-    """Each measure once, in a store of its own."""
+async def measure_store(url: str, quick: bool, part: int = 1) -> Rates:
+    """Each measure once, in a store of its own; only so much of it where each write waits long."""
     rates: Rates = {}
     for name, (measure, number) in MEASURES.items():
+        number //= part
         number = number // 10 if quick else number
         async with open_store(url.format(len(rates))) as store:
             spent = await measure(store, number)
@@ -235,6 +245,85 @@ def measure_ours(quick: bool) -> dict[str, Rates]:
             "memory": asyncio.run(measure_store("memory:", quick)),
             "SQLite": asyncio.run(measure_store(f"{Path(folder)}/{{}}.db", quick)),
         }
+
+
+class Databases(NamedTuple):
+    """A round of SQLite, flushed, and PostgreSQL."""
+
+    columns: dict[str, Rates]
+    transactions_ms: list[float]
+    """PostgreSQL's."""
+
+
+def measure_databases(quick: bool) -> Databases | None:
+    """None where there is no PostgreSQL."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.postgres.cluster import Cluster, programs
+
+    found = programs()
+    if found is None:
+        print("no PostgreSQL server here (apt-get install postgresql): not measured")
+        return None
+    with tempfile.TemporaryDirectory() as folder, Cluster(found, place="/var/tmp") as cluster:
+        flushed = f"{Path(folder)}/{{}}.db?power_loss=true"
+        with timed_transactions() as taken_ms:
+            columns = {
+                FLUSHED: asyncio.run(measure_store(flushed, quick, part=5)),
+                POSTGRES: asyncio.run(measure_store(cluster.url("b{}"), quick, part=5)),
+            }
+    return Databases(columns, taken_ms)
+
+
+@contextmanager
+def timed_transactions() -> Iterator[list[float]]:
+    """Milliseconds of each transaction of a PostgreSQL store, once it has its lock."""
+    from lightspan.stores.postgres.tables import PostgresWriteTables
+
+    begin, commit = PostgresWriteTables.begin, PostgresWriteTables.commit
+    begun: dict[int, float] = {}
+    taken: list[float] = []
+
+    def timed_begin(tables: PostgresWriteTables, *, to_move: bool) -> None:
+        begin(tables, to_move=to_move)
+        begun[id(tables)] = time.perf_counter()
+
+    def timed_commit(tables: PostgresWriteTables) -> None:
+        commit(tables)
+        taken.append(1000 * (time.perf_counter() - begun[id(tables)]))
+
+    with (
+        mock.patch.object(PostgresWriteTables, "begin", timed_begin),
+        mock.patch.object(PostgresWriteTables, "commit", timed_commit),
+    ):
+        yield taken
+
+
+def figures_of_databases(rounds: list[Databases]) -> list[Figure]:
+    """PostgreSQL's rates by the clock against SQLite's, and how long its transactions take."""
+    ours, theirs = (median([one.columns[c] for one in rounds]) for c in (POSTGRES, FLUSHED))
+    taken = sorted(ms for one in rounds for ms in one.transactions_ms)
+    quantiles = {share: taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)}
+    return [
+        *(
+            Figure(
+                what=f"{POSTGRES}: {name}",
+                unit="per s",
+                ours=ours[name].per_s,
+                peer=FLUSHED,
+                theirs=theirs[name].per_s,
+                more_is_better=True,
+                note=f"{ours[name].per_cpu_s:,.0f} per CPU-s of this process",
+            )
+            for name in MEASURES
+        ),
+        Figure(
+            what=f"{POSTGRES}: a write transaction, median of {len(taken):,}",
+            unit="ms",
+            ours=quantiles[0.5],
+            at_most=LONGEST_TRANSACTION_MS,
+            note=f"90 %: {quantiles[0.9]:.1f} ms, 99 %: {quantiles[0.99]:.1f} ms",
+        ),
+    ]
 
 
 def measure_peer(quick: bool) -> Rates:
@@ -278,13 +367,24 @@ def main() -> int:
     """Measure us and the peer in turns, print the table."""
     parser = options_of(__doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work")
+    parser.add_argument(
+        "--databases", action="store_true", help="SQLite, flushed, and PostgreSQL alone"
+    )
     options = parser.parse_args()
-    ours, peers = [], []
+    ours, peers, databases = [], [], []
     for _ in range(ROUNDS):
-        peers.append(measure_peer(options.quick))
-        ours.append(measure_ours(options.quick))
-    columns = {name: median([one[name] for one in ours]) for name in ours[0]}
-    return finish(figures(columns, median(peers)), options.json)
+        if not options.databases:
+            peers.append(measure_peer(options.quick))
+            ours.append(measure_ours(options.quick))
+        databases.append(measure_databases(options.quick))
+    measured = []
+    if ours:
+        columns = {name: median([one[name] for one in ours]) for name in ours[0]}
+        measured += figures(columns, median(peers))
+    found = [one for one in databases if one is not None]
+    if found:
+        measured += figures_of_databases(found)
+    return finish(measured, options.json)
 
 
 if __name__ == "__main__":

@@ -368,7 +368,7 @@ def test_two_sessions_add_to_one_file(kept: Any, tmp_path: Path) -> None:
 def test_rows_of_another_design_are_refused(kept: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     kept.Journal(path, "d").add(row_of("sql", "terminal", 0))
-    with pytest.raises(SystemExit, match=r"line 1, is of another design \(d; this one is e\)"):
+    with pytest.raises(SystemExit, match=r"line 1, belongs to another design \(d; this one is e\)"):
         kept.Journal(path, "e")
     path.write_text('{"design": "e"}\n')
     with pytest.raises(SystemExit, match="line 1, is no row of this script"):

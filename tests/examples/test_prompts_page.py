@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan.testing.tiny import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RULES = "bill: accounts. password: support. parcel: shipping. Answer with the desk alone."
 
@@ -26,7 +30,17 @@ def says(request: Request) -> str:
     return next((desk for what, desk in known.items() if what in text[len(RULES) :]), "which?")
 
 
+SMALLER = {
+    "Qwen/Qwen2.5-0.5B-Instruct": "tiny",
+    "max_rollouts=400": "max_rollouts=40",
+    "group_size=8": "group_size=2",
+    "max_rollouts=2_000": "max_rollouts=56",
+}
+"""What the page's training of weights is run with here."""
+
+
 def test_the_page(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny", seed=0)
     commands: list[str] = []
     with ScriptedServer(says) as server:
         for language, name, text in blocks("prompts.md"):
@@ -34,11 +48,19 @@ def test_the_page(tmp_path: Path) -> None:
                 commands += [line for line in text.splitlines() if not line.startswith("pip ")]
                 continue
             here = text.replace("https://api.openai.com/v1", server.url)
+            for given, smaller in SMALLER.items() if name == "both.py" else ():
+                assert given in here
+                here = here.replace(given, smaller)
             (tmp_path / name).write_text(here)
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         printed = [_run(command, tmp_path, environment) for command in commands]
-    assert [command.partition(" ")[0] for command in commands] == ["python", "lightspan"]
-    learned, inspected = printed
+    assert [command.partition(" ")[0] for command in commands] == [
+        *("python", "lightspan", "python", "python"),
+    ]
+    learned, inspected, beam, both = printed
+    assert "runs/both/model\n" in both
+    assert "held-out reward: 0.00 -> " in both  # a random model knows no desk
+    assert "held-out reward: 0.00 -> 1.00 (" in beam
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
     assert "held-out reward: 0.00 -> 1.00 (" in learned
     assert inspected.startswith("runs/desk: GEPA\napp ")
@@ -57,7 +79,7 @@ def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
         env={**kept, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"

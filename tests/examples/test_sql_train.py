@@ -64,15 +64,21 @@ def test_errors_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--json"], "--json is of a dry run: give --dev too"),
-        (["--base-url", "http://x/v1"], "--base-url is of a dry run"),
-        (["--endpoint-model", "m"], "--endpoint-model is of a dry run"),
+        (["--json"], "--json applies only to a dry run: give --dev too"),
+        (["--base-url", "http://x/v1"], "--base-url applies only to a dry run"),
+        (["--endpoint-model", "m"], "--endpoint-model applies only to a dry run"),
         (["--dev", "--resume"], "--dev trains nothing that --resume could go on with"),
         (["--held-out", "-3"], "--held-out -3 must be at least 1"),
         (["--dev", "--data", "spider"], "--data needs --model"),
         (["--demonstrations", "0"], "--demonstrations 0 must be at least 1"),
-        (["--demonstrations", "9", "--model", "m"], "--demonstrations is of the small model"),
-        (["--dev", "--demonstrations", "9", "--base-url", "http://m"], "is of the small model"),
+        (
+            ["--demonstrations", "9", "--model", "m"],
+            "--demonstrations applies only to the small model",
+        ),
+        (
+            ["--dev", "--demonstrations", "9", "--base-url", "http://m"],
+            "applies only to the small model",
+        ),
     ],
 )
 def test_options_that_contradict(

@@ -95,14 +95,18 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if not options.dev:
         for name in ("json", "base_url", "endpoint_model"):
             if getattr(options, name) is not None:
-                parser.error(f"--{name.replace('_', '-')} is of a dry run: give --dev too")
+                parser.error(
+                    f"--{name.replace('_', '-')} applies only to a dry run: give --dev too"
+                )
     elif options.resume:
         parser.error("--dev trains nothing that --resume could go on with")
     if options.data is not None and options.model is None and not asks_endpoint:
         parser.error("--data needs --model: the small model knows no words but its own")
     if options.demonstrations is not None:
         if options.model is not None or asks_endpoint:
-            parser.error("--demonstrations is of the small model: leave --model and --base-url out")
+            parser.error(
+                "--demonstrations applies only to the small model: leave --model and --base-url out"
+            )
         if options.demonstrations < 1:
             parser.error(f"--demonstrations {options.demonstrations} must be at least 1")
     if options.held_out < 1:

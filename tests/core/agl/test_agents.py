@@ -449,12 +449,12 @@ def test_trained_agents_says_that_it_has_no_effect() -> None:
 
 
 def test_names_that_are_missing_say_what_to_use() -> None:
-    with pytest.raises(AttributeError, match=r"APO.*prompt optimisation is not there yet"):
-        agl.APO  # noqa: B018
+    with pytest.raises(AttributeError, match=r"LLMProxy.*leave llm_proxy= out"):
+        agl.LLMProxy  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'nonsense'$"):
         agl.nonsense  # noqa: B018
-    with pytest.raises(ImportError, match=r"^lightspan.agl has no 'APO': prompt optimisation is"):
-        from lightspan.agl import APO  # noqa: F401
+    with pytest.raises(ImportError, match=r"^lightspan.agl has no 'LLMProxy': leave llm_"):
+        from lightspan.agl import LLMProxy  # noqa: F401
     with pytest.raises(ImportError, match=r"^lightspan.agl has no 'nonsense'$"):
         from lightspan.agl import nonsense  # noqa: F401
     from lightspan import agl as same

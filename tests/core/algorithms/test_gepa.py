@@ -12,70 +12,22 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
 from lightspan import GEPA, LLM, PromptTemplate
-from lightspan.algorithms.gepa import reflection
-from lightspan.algorithms.gepa.algorithm import read_found
-from lightspan.algorithms.gepa.journal import Journal
-from lightspan.algorithms.gepa.reflection import Reflector, Unusable, new_text, question
-from lightspan.algorithms.gepa.search import Found
+from lightspan.algorithms.gepa.questions import question
+from lightspan.algorithms.prompts import reflection
+from lightspan.algorithms.prompts.candidates import Found, read_found
+from lightspan.algorithms.prompts.journal import Journal
+from lightspan.algorithms.prompts.reflection import Reflector, Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
-from lightspan.lightning.episode import Episode
-from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
+from lightspan.schema.records import task_id
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
-
-TASKS: list[Any] = [{"n": n} for n in range(10)]
-WORDS = ("ALPHA", "BETA")
-
-
-def score(task: Any, texts: Mapping[str, str]) -> float | None:
-    """Each task needs one word in one of the prompts."""
-    name, word = ("first", "second")[task["n"] % 2], WORDS[task["n"] // 2 % 2]
-    return float(word in texts[name])
-
-
-class World:
-    """Answers rollouts from a function of the task and the prompts."""
-
-    def __init__(self, path: Path, reward: Callable[..., float | None] = score) -> None:
-        self.path = path
-        self.tasks = TASKS
-        self.reward = reward
-        self.rollouts_done = 0
-        self.notes: list[str] = []
-        self.batches: list[int] = []
-
-    async def rollouts(
-        self, tasks: Sequence[Any], group_size: int, mode: Mode = Mode.TRAIN, *, resources: Any
-    ) -> list[Episode]:
-        assert group_size == 1
-        self.batches.append(len(tasks))
-        episodes = []
-        for task, offered in zip(tasks, resources, strict=True):
-            self.rollouts_done += 1
-            texts = {name: prompt.format(q="Q") for name, prompt in offered.items()}
-            name = f"ro-{self.rollouts_done}"
-            episodes.append(
-                Episode(
-                    rollout_id=name,
-                    attempt_id=f"at-{name}",
-                    task_id=task_id(task),
-                    group_id=name,
-                    mode=mode,
-                    status=AttemptStatus.SUCCEEDED,
-                    outcome=Outcome.OK,
-                    reward=self.reward(task, texts),
-                )
-            )
-        return episodes
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def reflects(request: Request) -> str:
@@ -102,10 +54,6 @@ async def search(algorithm: GEPA, world: World) -> Found:
     await algorithm.run_step(world)  # type: ignore[arg-type]
     assert algorithm.found is not None
     return algorithm.found
-
-
-def pool(found: Found) -> list[Any]:
-    return [(each.templates, each.parents, each.rewards, each.mean) for each in found.candidates]
 
 
 # --- candidates -----------------------------------------------------------------------------
@@ -191,9 +139,10 @@ def test_another_process_finds_equal_candidates(tmp_path: Path) -> None:
         "        w = t.World(Path(sys.argv[1]) / str(seed))\n"
         "        print(t.pool(asyncio.run(t.search(t.gepa(s, seed=seed), w))))\n"
     )
+    paths = [str(Path(__file__).parents[number]) for number in (0, 3)]
     said = [
         subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / hashed), str(Path(__file__).parent)],
+            [sys.executable, "-c", code, str(tmp_path / hashed), *paths],
             env={**os.environ, "PYTHONHASHSEED": hashed},
             capture_output=True,
             text=True,
@@ -216,10 +165,10 @@ async def test_what_a_journal_of_other_questions_says(
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0].replace(b'"library":"', b'"library":"0.0.') + lines[1])
     with pytest.raises(CheckpointError, match=r"was begun with Header\(library='0\.0\."):
-        Journal(path.parent)
+        Journal(path, "gepa 1")
     path.write_bytes(lines[0] + b"{}\n" + lines[1])
     with pytest.raises(CheckpointError, match=r"gepa.jsonl, line 2 is damaged"):
-        Journal(path.parent)
+        Journal(path, "gepa 1")
 
 
 # --- what it is compared by -----------------------------------------------------------------
@@ -539,6 +488,6 @@ def test_a_key_that_is_missing_is_known_before_any_rollout(
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.algorithms.gepa.algorithm.find_spec", lambda name: None)
+    monkeypatch.setattr("lightspan.algorithms.prompts.options.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"GEPA needs 'gepa': .*core\[prompts\]"):
         GEPA({"p": PromptTemplate("x")}, LLM(base_url="http://127.0.0.1:9/v1", model="m"))

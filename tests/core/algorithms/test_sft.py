@@ -132,7 +132,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert reporter.said == (
         f"interrupted after 2 of 6 updates, kept in {kept}: go on with fit(…, resume=True)"
     )
-    with pytest.raises(ConfigError, match="is of other settings or demonstrations"):
+    with pytest.raises(ConfigError, match="was made with other settings or demonstrations"):
         SFT(tiny, **options).fit(CHATS[:1], target, reporter=QUIET, resume=True)
     gone_on = SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
     assert gone_on.losses == whole.losses

@@ -228,7 +228,11 @@ def test_negative_log_likelihood() -> None:
         (PolicyLoss, {"dual_clip": 0.5}, "dual_clip=0.5 must be a finite number above 1"),
         (PolicyLoss, {"importance_cap": -1}, "importance_cap=-1 must be a finite number above"),
         (PolicyLoss, {"form": "ppo"}, "form='ppo': use one of 'clip', 'gspo', 'cispo'"),
-        (PolicyLoss, {"form": "gspo", "dual_clip": 3.0}, "dual_clip=3.0 is of form='clip'"),
+        (
+            PolicyLoss,
+            {"form": "gspo", "dual_clip": 3.0},
+            "dual_clip=3.0 applies only to form='clip'",
+        ),
         (PolicyLoss, {"form": "cispo", "clip_low": 10}, "clip_low=10 must be .* at most 1"),
         (
             PolicyLoss,
@@ -238,7 +242,7 @@ def test_negative_log_likelihood() -> None:
         (
             PolicyLoss,
             {"importance_level": "sequence"},
-            "importance_level='sequence' is of the importance weight: give importance_cap=2.0",
+            "importance_level='sequence' applies only to the importance weight: give importance",
         ),
         (PolicyLoss, {"kl": -0.1}, "kl=-0.1 must be a finite number at least 0"),
         (PolicyLoss, {"kl": "a"}, "kl='a' must be a finite number at least 0"),
@@ -285,7 +289,7 @@ def test_every_form_has_its_own_bounds() -> None:
     }
     assert PolicyLoss() == PolicyLoss(form="clip", clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     assert PolicyLoss(form="gspo", clip_low=0.1).clip_high == 4e-4
-    with pytest.raises(ConfigError, match=r"dual_clip=3.0 is of form='clip'"):
+    with pytest.raises(ConfigError, match=r"dual_clip=3.0 applies only to form='clip'"):
         msgspec.structs.replace(PolicyLoss(), form="cispo")
 
 

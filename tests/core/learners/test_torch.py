@@ -27,8 +27,8 @@ from lightspan.testing.learner_suite import (
     reference_loss,
     token_logprobs,
 )
+from lightspan.testing.learner_suite.value_tests import make_call_rows
 from lightspan.testing.tiny import tiny_model
-from lightspan.testing.value_suite import make_call_rows
 
 
 class TestTorchLearner(LearnerSuite):

@@ -101,7 +101,10 @@ class Own:
         ({"air": True, "credit": Own()}, "which the credit rule own does not tell"),
         ({"air": AIR(mode="bonus"), "credit": Own()}, "which the credit rule own does not tell"),
         ({"air": "tool_success"}, "air='tool_success': use True, or lightspan.AIR"),
-        ({"air": True, "credit": "terminal", "gamma": 0.5}, "gamma=0.5 is of credit='discounted'"),
+        (
+            {"air": True, "credit": "terminal", "gamma": 0.5},
+            "gamma=0.5 applies only to credit='discounted'",
+        ),
         ({"air": True, "estimator": "ppo"}, 'air= with credit="critic" would change nothing'),
     ],
 )

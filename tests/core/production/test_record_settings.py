@@ -93,7 +93,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     ("options", "message"),
     [
         ({"store": "nonsense:"}, "is not known"),
-        ({"store": "memory:"}, "is of one process"),
+        ({"store": "memory:"}, "lives in one process"),
         ({"sample": 2}, "sample=2"),
         ({"sample": float("nan")}, "sample=nan"),
         ({"redact": "module"}, "module:function"),

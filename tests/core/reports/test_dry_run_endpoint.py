@@ -317,7 +317,7 @@ def test_the_endpoint_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     assert named_endpoint(None, None) is None
     assert named_endpoint("http://here/v1", None) == LLM(base_url="http://here/v1", model="")
-    with pytest.raises(ConfigError, match="--endpoint-model m is of no endpoint: give --base-url"):
+    with pytest.raises(ConfigError, match="--endpoint-model m names no endpoint: give --base-url"):
         named_endpoint(None, "m")
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     where: dict[str, Any] = {"model": "m", "api_key_env": "OPENAI_API_KEY"}

@@ -242,33 +242,37 @@ def test_a_model_that_is_gone(
 @pytest.mark.parametrize(
     ("what", "option", "said"),
     [
-        ("spans", ["--to", "wandb"], "--to wandb is of metrics"),
-        ("spans", ["--merge"], "--merge is of model"),
-        ("spans", ["--policy", "p"], "--policy p is of model"),
-        ("spans", ["--agent", "x"], "--agent x is of transitions, messages"),
-        ("tasks", ["--agent", "x"], "--agent x is of transitions, messages"),
-        ("model", ["--agent", "x"], "--agent x is of transitions, messages"),
+        ("spans", ["--to", "wandb"], "--to wandb applies only to metrics"),
+        ("spans", ["--merge"], "--merge applies only to model"),
+        ("spans", ["--policy", "p"], "--policy p applies only to model"),
+        ("spans", ["--agent", "x"], "--agent x applies only to transitions, messages"),
+        ("tasks", ["--agent", "x"], "--agent x applies only to transitions, messages"),
+        ("model", ["--agent", "x"], "--agent x applies only to transitions, messages"),
         (
             "model",
             ["--format", "parquet"],
-            "--format parquet is of spans, transitions, messages, tasks",
+            "--format parquet applies only to spans, transitions, messages, tasks",
         ),
-        ("model", ["--mode", "val"], "--mode val is of spans, transitions, messages, tasks"),
+        (
+            "model",
+            ["--mode", "val"],
+            "--mode val applies only to spans, transitions, messages, tasks",
+        ),
         (
             "model",
             ["--min-reward", "0"],
-            "--min-reward 0.0 is of spans, transitions, messages, tasks",
+            "--min-reward 0.0 applies only to spans, transitions, messages, tasks",
         ),
-        ("metrics", ["--agent", "x"], "--agent x is of transitions, messages"),
+        ("metrics", ["--agent", "x"], "--agent x applies only to transitions, messages"),
         (
             "metrics",
             ["--min-reward", "5"],
-            "--min-reward 5.0 is of spans, transitions, messages, tasks",
+            "--min-reward 5.0 applies only to spans, transitions, messages, tasks",
         ),
         (
             "metrics",
             ["-o", "x"],
-            "-o x is of spans, transitions, messages, tasks, model, prompts",
+            "-o x applies only to spans, transitions, messages, tasks, model, prompts",
         ),
     ],
 )
@@ -276,7 +280,7 @@ def test_an_option_that_is_not_of_this_export_is_refused(
     what: str, option: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", "runs/none", what, *option]) == 1
-    assert capsys.readouterr().err == f"lightspan: {said}, not of {what}: leave it out\n"
+    assert capsys.readouterr().err == f"lightspan: {said}, not to {what}: leave it out\n"
 
 
 def test_a_damaged_line_of_metrics(

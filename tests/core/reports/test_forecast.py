@@ -286,6 +286,17 @@ def test_comparing_steps_takes_rollouts_and_time() -> None:
     assert more == pytest.approx(5 * batch_seconds(8, SPEED, 4))
 
 
+def test_steps_that_search_for_prompts_take_rollouts_and_no_update() -> None:
+    size = msgspec.structs.replace(SIZE, searches=2, search_rollouts=100)
+    assert (size.updates, size.train_rollouts, size.rollouts) == (8, 356, 388)
+    forecast = time_forecast(size, SPEED, 4)
+    batch = batch_seconds(32, SPEED, 4)
+    assert forecast.rollouts_s == 8 * batch + batch_seconds(100, SPEED, 4)
+    assert forecast.updates_s == pytest.approx(8 * update_seconds(SIZE, SPEED))
+    assert forecast.publish_s == pytest.approx(8 * 0.2)
+    assert forecast.save_s == time_forecast(SIZE, SPEED, 4).save_s
+
+
 def test_the_parts_of_a_runs_time() -> None:
     assert (SIZE.step_rollouts, SIZE.train_rollouts, SIZE.val_rollouts) == (32, 320, 32)
     assert SIZE.rollouts == 352

@@ -26,13 +26,17 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
 
     def rejections(*explained: str) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
-        return [entry.rejection for entry in _consumed(judge, explanations, {}).entries]
+        coverage = _consumed(judge, explanations, {}, is_explained=bool(explained))
+        return [entry.rejection for entry in coverage.entries]
 
     bound, truncated = Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING
     assert rejections() == [None, None, bound, bound, truncated]
     assert rejections("plain") == [None, Rejection.UNUSED, bound, bound, truncated]
     learned = rejections("plain", "grammar", "truncated")
     assert learned == [None, Rejection.UNUSED, None, bound, None]
+    # a step that says that it learned from nothing, as one that searched for prompts
+    nothing = [entry.rejection for entry in _consumed(judge, {}, {}, is_explained=True).entries]
+    assert nothing == [Rejection.UNUSED, Rejection.UNUSED, bound, bound, truncated]
 
 
 def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
@@ -48,7 +52,9 @@ def test_a_call_that_does_not_follow_its_grammar_says_so() -> None:
 
     def rejections(*explained: str) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
-        return [entry.rejection for entry in _consumed(judge, explanations, mismatches).entries]
+        is_explained = bool(explained)
+        coverage = _consumed(judge, explanations, mismatches, is_explained=is_explained)
+        return [entry.rejection for entry in coverage.entries]
 
     unfit = Rejection.GRAMMAR_MISMATCH
     assert rejections() == [None, unfit, Rejection.CONSTRAINED]

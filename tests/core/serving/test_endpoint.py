@@ -89,7 +89,7 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "without a key anybody there could use the model"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is not set"),
-        (["--upstream-key-env", "X"], "--upstream-key-env is of --upstream"),
+        (["--upstream-key-env", "X"], "--upstream-key-env applies only to --upstream"),
         (["--upstream", "http://u/v1", "--upstream-key-env", "NO_SUCH_KEY"], "$NO_SUCH_KEY"),
         (["--upstream", "foo"], "--upstream 'foo' is no http or https URL"),
         (["--upstream", ""], "--upstream '' is no http or https URL"),

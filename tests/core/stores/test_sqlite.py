@@ -21,16 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.stores.programs import END, FORKED, WRITER, check_acknowledged
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
 from lightspan.schema.records import Attempt, RolloutStatus
 from lightspan.stores import open_store
+from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.memory import MemoryStore
-from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file
+from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
 from lightspan.testing.store_suite import (
     LEASE_S,
-    Clock,
     StoreSuite,
     make_call,
     make_report,
@@ -193,7 +194,7 @@ _OPEN = """
 import asyncio, os, sys
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.errors import StoreError
-from lightspan.stores.sqlite.file import queries
+from lightspan.stores.sqlite.tables import queries
 queries()
 if os.geteuid() == 0:
     os.setegid(65534)
@@ -380,67 +381,12 @@ async def test_another_process_wakes_a_watch(tmp_path: Path) -> None:
         assert await process.wait() == 0
 
 
-_FORKED = """
-import asyncio, os, sys
-from lightspan.stores import open_store
-from lightspan.errors import StoreClosedError
-
-store = open_store(sys.argv[1])
-asyncio.run(store.open())
-assert asyncio.run(store.allot_version("sql")) == 1
-child = os.fork()
-if child == 0:
-    try:
-        asyncio.run(store.count())
-    except StoreClosedError as error:
-        assert "forked" in str(error), error
-    else:
-        os._exit(1)
-    asyncio.run(store.open())
-    assert asyncio.run(store.allot_version("sql")) == 2
-    asyncio.run(store.close())
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert asyncio.run(store.allot_version("sql")) == 3
-asyncio.run(store.close())
-"""
-
-
 def test_a_store_after_a_fork(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", _FORKED, str(tmp_path / "x.db")]
+    command = [sys.executable, "-W", "ignore", "-c", FORKED + END, str(tmp_path / "x.db")]
     subprocess.run(command, check=True)
 
 
 # --- kill -9 --------------------------------------------------------------------------------
-_WRITER = """
-import asyncio, itertools, sys
-from lightspan.stores import open_store
-from lightspan.testing.store_suite import claim_one, make_call, make_report, make_rollout
-
-def say(*words):
-    print(*words, flush=True)
-
-async def one(store, round_number):
-    name = f"ro-{sys.argv[2]}-{round_number}"
-    await store.enqueue([make_rollout(name, run_id=name)])
-    say("queued", name)
-    attempt = await claim_one(store, run_id=name)
-    say("claimed", attempt.attempt_id)
-    for number in range(3):
-        assert await store.add_calls([make_call(attempt, number)]) == [False]
-        say("call", attempt.attempt_id, number)
-    assert await store.report([make_report(attempt)]) == [True]
-    say("reported", name)
-
-async def main():
-    async with open_store(sys.argv[1]) as store:
-        for turn in itertools.count():
-            await asyncio.gather(*(one(store, 10 * turn + i) for i in range(10)))
-
-asyncio.run(main())
-"""
-
-
 @pytest.mark.faults
 def test_kill_9_loses_nothing_that_was_acknowledged(
     tmp_path: Path, moments: Callable[[Any], random.Random]
@@ -451,13 +397,13 @@ def test_kill_9_loses_nothing_that_was_acknowledged(
     for turn in range(12):
         said += _write_and_kill(path, turn, lines=moments(turn).randrange(1, 400))
     assert len(said) > 100
-    asyncio.run(_check_acknowledged(path, said))
+    asyncio.run(check_acknowledged(lambda clock: SQLiteStore(path, clock=clock), said))
     assert _execute(path, "PRAGMA integrity_check") == [[("ok",)]]
 
 
 def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
     """What a writer said before it was killed, somewhere after so many lines."""
-    command = [sys.executable, "-c", _WRITER, str(path), str(turn)]
+    command = [sys.executable, "-c", WRITER, str(path), str(turn)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         said = [writer.stdout.readline() for _ in range(lines)]
@@ -465,25 +411,6 @@ def _write_and_kill(path: Path, turn: int, lines: int) -> list[list[str]]:
         said += writer.stdout.readlines()
     assert writer.returncode == -signal.SIGKILL
     return [line.split() for line in said if line.endswith("\n")]
-
-
-async def _check_acknowledged(path: Path, said: list[list[str]]) -> None:
-    clock = Clock()
-    clock.now = 1e12  # every lease has run out
-    async with SQLiteStore(path, clock=clock) as store:
-        for kind, name, *rest in said:
-            if kind == "queued":
-                assert await store.rollouts([name])
-            elif kind == "claimed":
-                assert (await store.attempt(name)).number == 1
-            elif kind == "call":
-                records = (await store.token_records([name]))[name]
-                assert [r.late for r in records if r.call_id == f"call-{rest[0]}"] == [False]
-            else:
-                [state] = await store.rollouts([name])
-                assert state.status is RolloutStatus.SUCCEEDED
-        await store.expire()
-        assert RolloutStatus.RUNNING not in await store.count()
 
 
 # --- what a move costs ----------------------------------------------------------------------
@@ -622,7 +549,6 @@ async def test_the_session_of_a_closed_store_refuses(tmp_path: Path) -> None:
 
 def test_every_query_and_every_table_is_used() -> None:
     """queries.sql holds nothing that the code does not ask for, and the code asks for no more."""
-    folder = Path(sqlite_file.__file__).parent
-    code = (folder / "tables.py").read_text()
-    unused = [name for name in sqlite_file.queries() if repr(name) not in code.replace('"', "'")]
+    code = Path(sqlite_tables.__file__).read_text() + Path(sql_tables.__file__).read_text()
+    unused = [name for name in sqlite_tables.queries() if repr(name) not in code.replace('"', "'")]
     assert unused == []

@@ -16,6 +16,7 @@ import pytest
 from lightspan.errors import NotFoundError, StoreClosedError
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores._encoding import pack_rollout
+from lightspan.stores._sql.jobs import GROUP_COST
 from lightspan.stores.sqlite import SQLiteStore, writer as sqlite_writer
 from lightspan.testing.conditions import until
 from lightspan.testing.store_suite import make_rollout, make_span, ref, start
@@ -207,7 +208,7 @@ async def test_more_than_fits_one_transaction(store: SQLiteStore) -> None:
     threads = spying(store)
     writes = [store.enqueue([make_rollout(f"ro-{n}-{i}") for i in range(100)]) for n in range(20)]
     await asyncio.gather(*writes)
-    assert len(threads) >= 20 * 100 // (sqlite_writer.GROUP_COST + 100)
+    assert len(threads) >= 20 * 100 // (GROUP_COST + 100)
     assert await store.count() == {RolloutStatus.QUEUED: 2000}
     assert store._opened._writer._unanswered == 0
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.cli import main
 from lightspan.errors import ConfigError, EngineError
 from lightspan.progress import SilentReporter
@@ -130,7 +130,11 @@ def test_they_are_exported_as_plain_texts(
         ("prompts", "-o", str(out)): "exists; prompts go into a new folder",
         ("prompts", "-o", str(out / "form.txt" / "x")): "cannot be written: Not a directory",
         ("prompts", "--prompt", "from"): "the run has the prompts rules, form, no 'from'",
-        ("spans", "--prompt", "form"): "--prompt form is of prompts, not of spans: leave it out",
+        (
+            "spans",
+            "--prompt",
+            "form",
+        ): "--prompt form applies only to prompts, not to spans: leave it out",
     }.items():
         assert main(["export", folder, *arguments]) == 1
         assert said.encode() in capsysbinary.readouterr().err

@@ -141,6 +141,8 @@ def test_explanations_come_back_with_their_advantage(folder: RunFolder) -> None:
     found = folder.explanations(1)
     assert found == {"at/call/0": _explanation("r")}
     assert found["at/call/0"].advantage == 1.5
+    folder.write_explanations(2, [])
+    assert [folder.is_explained(step) for step in (1, 2, 3)] == [True, True, False]
 
 
 def test_rewind_forgets_what_came_after_a_step(folder: RunFolder) -> None:

@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightspan.algorithms.alternate import Alternate
+    from lightspan.algorithms.apo import APO
     from lightspan.algorithms.gepa import GEPA
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
@@ -41,17 +43,21 @@ if TYPE_CHECKING:
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
     from lightspan.training.data import tasks_from_store
+    from lightspan.training.judge import Judge
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AIR": "lightspan.lightning.air",
+    "APO": "lightspan.algorithms.apo",
+    "Alternate": "lightspan.algorithms.alternate",
     "Command": "lightspan.runners.command.command",
     "Critic": "lightspan.learners.protocol",
     "DevReport": "lightspan.trainer",
     "GEPA": "lightspan.algorithms.gepa",
     "ExternalRunners": "lightspan.runners.external",
     "FitResult": "lightspan.trainer",
+    "Judge": "lightspan.training.judge",
     "LLM": "lightspan.schema.llm",
     "LightningRL": "lightspan.algorithms.lightning_rl",
     "LoRA": "lightspan.learners.protocol",
@@ -83,14 +89,17 @@ _HOME = {
 
 __all__ = [
     "AIR",
+    "APO",
     "GEPA",
     "LLM",
     "SFT",
+    "Alternate",
     "Command",
     "Critic",
     "DevReport",
     "ExternalRunners",
     "FitResult",
+    "Judge",
     "LightningRL",
     "LoRA",
     "LocalRunners",

@@ -68,6 +68,9 @@ class Trainer:
             `"trackio"`, or a sink of `lightspan.training.sinks`.
         reporter: where progress goes.
         lease_s: seconds of silence after which a runner's attempts are lost.
+        reward: who says what rollouts are worth, in place of the app: a `Judge`, a function of
+            `task`, `answer`, `episode` or `episodes` (`docs/rewards.md`), or the name of one
+            (`module:name`), which this process imports. What the app says is kept beside it.
 
     Raises:
         ConfigError: an option that cannot be honoured.

@@ -11,10 +11,10 @@ What is said: `_spans`, `_rollouts` and `_resources` are the original's records,
 agent's code sees: `_agents`, `_emit`, `_tracers`, `_logs`, `_environment`. Training: `_trainer`,
 where `_verl` says what a configuration means here, `_matched` is LightningRL for an `agent_match`,
 `_travel` brings an agent to the runners, and `_dev` tries one out with resources of its own.
-Algorithms of one's own: `_algorithms` over a `_store`, run by `_own` with `_runners`; the store
-shows what lightspan's holds by `_views`, in the words of `_records`, and finds it by `_queries`;
-`_adapters` and `_triplets` make data of spans; `_components` and `_events` help. `_instead` says
-what to use for names that are not there.
+Algorithms of one's own, and `_apo`: `_algorithms` over a `_store`, run by `_own` with `_runners`;
+the store shows what lightspan's holds by `_views`, in the words of `_records`, and finds it by
+`_queries`; `_adapters` and `_triplets` make data of spans; `_components` and `_events` help.
+`_instead` says what to use for names that are not there.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ from lightspan.agl._algorithms import (
     Baseline,
     FastAlgorithm,
     algo,
+)
+from lightspan.agl._apo import (
+    APO,
 )
 from lightspan.agl._components import (
     build_component,
@@ -160,6 +163,7 @@ from lightspan.agl._verl import (
 from lightspan.schema.spans import Attributes, AttributeValue
 
 __all__ = [
+    "APO",
     "LLM",
     "VERL",
     "Adapter",

@@ -15,7 +15,6 @@ _NO_SERVER: Final = (
 )
 
 INSTEAD: Final = {
-    "APO": "prompt optimisation is not there yet",
     "AgentLightningClient": _OLD_CLIENT,
     "AgentLightningServer": _OLD_CLIENT,
     "ClientServerExecutionStrategy": _ONE_WAY,

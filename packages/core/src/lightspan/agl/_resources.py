@@ -10,6 +10,7 @@ import msgspec
 from lightspan.agl._models import Model
 from lightspan.agl._rollouts import AttemptedRollout
 from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.schema.prompts import PromptTemplate as KeptTemplate
 
 MAIN_LLM = "main_llm"
 """The resource under which `VERL` offers the model that is trained."""
@@ -101,7 +102,8 @@ class PromptTemplate(Resource, tag="prompt_template"):
     engine: Literal["jinja", "f-string", "poml"] = "f-string"
 
     def format(self, **values: Any) -> str:
-        """Fill the placeholders.
+        """Fill the placeholders. Braces of the text's own stay (`Answer as {"a": 1}: {question}`),
+        which the original could not fill.
 
         Raises:
             UnsupportedError: another engine than f-string.
@@ -111,7 +113,21 @@ class PromptTemplate(Resource, tag="prompt_template"):
                 f"PromptTemplate(engine={self.engine!r}) cannot be filled here: use 'f-string', or "
                 "render `template` yourself"
             )
-        return self.template.format(**values)
+        try:
+            return self.template.format(**values)
+        except (KeyError, IndexError, ValueError):
+            filled = _filled(self.template, values)
+            if filled is None:
+                raise
+            return filled
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str | None:
+    """The text of lightspan's own template; None where that lacks a value too."""
+    try:
+        return KeptTemplate(template).format(**values)
+    except ConfigError:
+        return None
 
 
 ResourceUnion = LLM | ProxyLLM | PromptTemplate

@@ -99,7 +99,7 @@ class AttemptedRollout(Rollout, kw_only=True):
         super().__post_init__()
         if self.attempt.rollout_id != self.rollout_id:
             raise DataError(
-                f"AttemptedRollout: the attempt is of {self.attempt.rollout_id!r}, not of "
+                f"AttemptedRollout: the attempt belongs to {self.attempt.rollout_id!r}, not to "
                 f"{self.rollout_id!r}"
             )
 

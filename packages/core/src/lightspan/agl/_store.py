@@ -35,7 +35,7 @@ from lightspan.agl._views import LEASE_S, StoreViews
 from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
 from lightspan.schema import clock, records as r
 from lightspan.schema.prompts import PromptTemplate as KeptTemplate
-from lightspan.stores import open_store
+from lightspan.stores import open_store, public_url
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -662,7 +662,7 @@ class LightningStoreClient(LightningStore):
                 "here; use the store that the processes share, such as 'sqlite:///path/store.db'"
             )
         super().__init__(open_store(address))
-        self.server_address = address
+        self.server_address = public_url(address)
 
 
 def _refuse_changes(what: str, changed: Mapping[str, Any], instead: str) -> None:

@@ -154,7 +154,7 @@ class LightningSettings:
             )
         check_kind("critic", self.critic, Critic)
         if self.critic is not None and self.estimator != "ppo":
-            raise ConfigError(f'critic= is of estimator="ppo", not {self.estimator!r}')
+            raise ConfigError(f'critic= applies only to estimator="ppo", not {self.estimator!r}')
         check_kind("overlong", self.overlong, Overlong)
         free = math.inf if self.overlong is None else self.overlong.free
         if self.overlong is not None and self.max_tokens is not None and free >= self.max_tokens:
@@ -610,7 +610,7 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
         return rule
     if not isinstance(credit, str) or not isinstance(rule, RewardToGo):
         raise ConfigError(
-            f"gamma={gamma!r} is of credit="
+            f"gamma={gamma!r} applies only to credit="
             f"{' or '.join(repr(name) for name in CREDITS if name != 'terminal')}"
         )
     rule_of_gamma: Credit = msgspec.structs.replace(rule, gamma=gamma)

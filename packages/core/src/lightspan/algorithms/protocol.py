@@ -212,6 +212,16 @@ class Algorithm(Protocol):
         return None
 
     @property
+    def searches(self) -> int:
+        """Iterations in which no weights are updated, but prompts searched for."""
+        return 0
+
+    @property
+    def search_rollouts(self) -> int:
+        """Rollouts of all those together, at most."""
+        return 0
+
+    @property
     def base_model(self) -> str:
         """Starting weights of agents that are frozen as `"base"`."""
         return next(iter(self.policies().values())).model

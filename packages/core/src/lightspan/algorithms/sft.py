@@ -29,7 +29,7 @@ from lightspan.schema.checks import check_kind, check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.tokens import CallOutcome
-from lightspan.stores import open_store
+from lightspan.stores import open_store, public_url
 
 POLICY = "policy"
 
@@ -135,6 +135,7 @@ class SFT:
         if self.from_store is not None:
             Query.of(self.service, self.since, self.until)
             open_store(self.from_store)
+            self.from_store = public_url(self.from_store)
         elif chosen:
             raise ConfigError(f"{chosen} chooses from a store: give from_store= too")
         if self.turns not in get_args(Turns):
@@ -175,7 +176,7 @@ class SFT:
         Raises:
             CheckpointError: what it left cannot be read.
             ConfigError: no folder, demonstrations and `from_store` both or neither, or what a
-                Ctrl-C left is of other settings or demonstrations.
+                Ctrl-C left was made with other settings or demonstrations.
             DataError: a file that cannot be read, no demonstration, or one that does not end with
                 the assistant, answers or says nothing, is longer than the model's context, whose
                 earlier messages the chat template renders differently once an answer is there, or

@@ -68,7 +68,7 @@ class Unfinished:
             raise CheckpointError(f"cannot read {self.path}: {error}") from error
         if done.work != work:
             raise ConfigError(
-                f"{self.path} is of other settings or demonstrations: give those, or leave "
+                f"{self.path} was made with other settings or demonstrations: give those, or leave "
                 "resume= out to begin anew"
             )
         learner.load(self.path / _LEARNER)

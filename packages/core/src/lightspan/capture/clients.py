@@ -21,6 +21,11 @@ def is_clean(client: Any) -> bool:
     return getattr(client, _CLEAN, False)
 
 
+def mark_clean(client: Any) -> None:
+    """A client of ours, whose calls are no app's: they are neither recorded nor sent elsewhere."""
+    setattr(client, _CLEAN, True)
+
+
 def sync_client(sdk: Sdk, origin: str) -> Any:
     """The client of this process."""
     key = (sdk.name, origin)
@@ -78,7 +83,7 @@ def _bare(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
     else:
         client.auth_token = None  # older versions read it where a key is given too
     client._custom_headers = {}
-    setattr(client, _CLEAN, True)
+    mark_clean(client)
     return client
 
 

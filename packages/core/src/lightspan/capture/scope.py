@@ -5,7 +5,9 @@ agent; the innermost frame is the acting agent and the names of all frames are i
 whose hooks cannot push reliably registers a *resolver* instead, which is asked whenever somebody
 wants to know. What they are, `stack` says; it is offered here too.
 
-`acting` says who acts now; `pushed` and `resolved` are its two halves. Asking changes nothing. Who
+`acting` says who acts now. `pushed` and `resolved` are its two halves: who pushes or pops a frame
+must not count what a resolver adds, and code that runs at every call of an app's thread pool or
+queue must not ask resolvers. Asking changes nothing. Who
 begins to record a model call says so with `call_begins`, and then how it ended: a framework that
 heard of the same call leaves it to them, and records itself what nobody else saw answered.
 """

@@ -1,7 +1,8 @@
 """What capturing changes in the process as a whole: all of it is here.
 
-Who acts in a context is `scope`'s ContextVar; the rest of this folder is immutable, or belongs to
-one attempt.
+What holds in a context alone is a ContextVar where it is used: who acts (`scope`), and whom the
+work that was just taken from a queue is for (`strays`). The rest of this folder is immutable, or
+belongs to one attempt.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ ADVICE: Final = (
     "do it there: `context.run(…)` in a thread, `asyncio.create_task(…, context=context)` in a task"
 )
 
+# Beside `scope`'s ContextVar and not in it: these hold where nobody acts, too, in the worker that
+# takes what an attempt put into a queue.
 _giver: Final[ContextVar[Acting | None]] = ContextVar("lightspan_giver", default=None)
 """Who put what was last taken here, or had it put."""
 _Handle = weakref.ref[Any] | int

@@ -15,6 +15,7 @@ from lightspan.cli._query import add_query, read_query
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many, say
 from lightspan.schema.records import Mode
+from lightspan.stores import public_url
 from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
@@ -107,13 +108,13 @@ def _run(options: argparse.Namespace) -> None:
         is_given = value is not None and value is not False and value != []  # 0.0 is given
         if is_given and options.what not in honoured:
             raise ConfigError(
-                f"{_as_given(name, value)} is of {', '.join(honoured)}, not of {options.what}: "
-                "leave it out"
+                f"{_as_given(name, value)} applies only to {', '.join(honoured)}, not to "
+                f"{options.what}: leave it out"
             )
     acts = {"metrics": _send_metrics, "model": _copy_model, "prompts": _write_prompts}
     act = acts.get(options.what, _write)
     if read_query(options, options.run_folder) is not None and act is not _write:
-        source = f"{options.run_folder} is a store of production"
+        source = f"{public_url(options.run_folder)} is a store of production"
         raise ConfigError(f"{source}: only a run has {options.what} to export")
     act(options)
 

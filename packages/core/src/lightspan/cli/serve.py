@@ -1,4 +1,4 @@
-"""`lightspan serve`: the trained policies at one OpenAI-compatible endpoint."""
+"""`lightspan serve`: the trained policies, or a model, at one OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",
-        help="serve the policies of a complete run to apps",
+        help="serve the policies of a complete run, or a model, to apps",
         description="Serve the trained policies of a run at one endpoint, for OpenAI's clients and "
-        "Anthropic's, agents mapped as trained, and print the one line to change in the app. "
+        "Anthropic's, agents mapped as trained, and print the one line to change in the app. Or a "
+        "model without a run, in a folder as Hugging Face has it, which answers every agent. "
         "Sampling is what a request says; what cannot be honoured is refused, but for settings "
         "that only one provider's models have (such as verbosity): these are set aside, and "
         "counted.",
     )
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="a folder such as runs/sql")
+    parser.add_argument(
+        "run_folder",
+        type=Path,
+        metavar="RUN|MODEL",
+        help="a folder: of a run, such as runs/sql, or of a model",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="interface (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     parser.add_argument("--device", default="cpu", help='"cpu", "cuda" or "cuda:1" (cpu)')

@@ -185,11 +185,13 @@ class TrainedModel:
         own = self.saved_tensors()
         if set(own) != set(tensors):
             odd = sorted(set(own) ^ set(tensors))
-            raise CheckpointError(f"the checkpoint is of another model: weights differ: {odd[:5]}")
+            raise CheckpointError(
+                f"the checkpoint belongs to another model: weights differ: {odd[:5]}"
+            )
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"the checkpoint is of another model: {name} has shape "
+                    f"the checkpoint belongs to another model: {name} has shape "
                     f"{tuple(tensors[name].shape)}, here {tuple(tensor.shape)}"
                 )
         for name, tensor in own.items():
@@ -278,8 +280,8 @@ def adapter_base(folder: str | Path) -> str | None:
         raise ModelError(f"the adapter in {folder} cannot be read: {error}") from error
     if not base:
         raise ModelError(
-            f"the adapter in {folder} does not say which model it is of: write its folder or name "
-            f"into {ADAPTER_CONFIG}, as base_model_name_or_path"
+            f"the adapter in {folder} does not say which model it belongs to: write its folder or "
+            f"name into {ADAPTER_CONFIG}, as base_model_name_or_path"
         )
     return str(base)
 

@@ -112,7 +112,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
             check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
             if self.form != "clip":
                 raise ConfigError(
-                    f"PolicyLoss: dual_clip={self.dual_clip} is of form='clip'; form="
+                    f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip'; form="
                     f"{self.form!r} has none: leave it out, or None"
                 )
         check_number("PolicyLoss: kl", self.kl, low=0)
@@ -124,8 +124,8 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         check_choice("PolicyLoss: importance_level", self.importance_level, levels)
         if self.importance_cap is None and self.importance_level != "token":
             raise ConfigError(
-                f"PolicyLoss: importance_level={self.importance_level!r} is of the importance "
-                "weight: give importance_cap=2.0, say"
+                f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "
+                "importance weight: give importance_cap=2.0, say"
             )
 
     def _fill_in(self, defaults: _Defaults) -> None:

@@ -579,8 +579,8 @@ class TorchLearner(Learner):
             )
         if manifest["optimizer"]["name"] != own["optimizer"]["name"]:
             raise CheckpointError(
-                f"the checkpoint {folder} is of optimizer {manifest['optimizer']['name']}; this "
-                f"run has {own['optimizer']['name']}"
+                f"the checkpoint {folder} was made by optimizer "
+                f"{manifest['optimizer']['name']}; this run has {own['optimizer']['name']}"
             )
         if self._critic is None and "critic" in manifest:
             raise CheckpointError(
@@ -773,8 +773,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot read {path}: {error}; delete the checkpoint that it is of, and training goes "
-            "on from the one before it"
+            f"cannot read {path}: {error}; delete the checkpoint that it belongs to, and training "
+            "goes on from the one before it"
         ) from error
 
 

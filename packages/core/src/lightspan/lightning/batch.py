@@ -116,7 +116,7 @@ class BatchConfig:
         if self.weight not in WEIGHTS:
             raise ConfigError(f"weight={self.weight!r}: use one of {', '.join(WEIGHTS)}")
         if self.token_constant is not None and self.weight != "token":
-            raise ConfigError(f"token_constant is of weight='token', not {self.weight!r}")
+            raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
         constants = self.token_constant if self.token_constant is not None else {}
         values = constants.values() if isinstance(constants, Mapping) else [constants]
         if not all(0 < value < math.inf for value in values):
@@ -148,8 +148,8 @@ def _check_comparison(estimator: Estimator, credit: Credit) -> None:
         )
     if estimator not in fitting:
         raise ConfigError(
-            f"credit {credit.name} is of estimator={' or '.join(map(repr, fitting))}, not "
-            f"{estimator!r}"
+            f"credit {credit.name} applies only to estimator="
+            f"{' or '.join(map(repr, fitting))}, not {estimator!r}"
         )
 
 

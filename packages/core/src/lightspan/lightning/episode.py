@@ -36,7 +36,8 @@ from lightspan.schema.tokens import CallOutcome, TokenRecord
 
 CallKey = tuple[str, int]
 """(call id, choice), unique within an attempt."""
-RewardSource = Literal["returned", "emitted", "failure"]
+RewardSource = Literal["returned", "emitted", "failure", "scored"]
+"""Who gave a final reward: the app, `failure_reward`, or a judge or function in the app's place."""
 
 _APP_FAILED: Final = frozenset(
     {Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.BUDGET}
@@ -154,6 +155,8 @@ class Episode:
     dimensions: Mapping[str, float] = field(default_factory=dict)
     reward_source: RewardSource | None = None
     """None: no reward was given. With a source and no `reward`, NaN or so was."""
+    unscored: str = ""
+    """Why a judge or a function gave none."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
     """Calls written after the seal or under a lost lease: kept, and never among `calls`."""
@@ -234,8 +237,8 @@ def build_episode(
     """
     if attempt.rollout_id != rollout.rollout_id:
         raise DataError(
-            f"attempt {attempt.attempt_id} is of rollout {attempt.rollout_id}, "
-            f"not of {rollout.rollout_id}"
+            f"attempt {attempt.attempt_id} belongs to rollout {attempt.rollout_id}, "
+            f"not to {rollout.rollout_id}"
         )
     intake = _take_in(attempt.attempt_id, spans, records)
     rewards = _sort_rewards(intake)

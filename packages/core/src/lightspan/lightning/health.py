@@ -313,6 +313,8 @@ def seen_agents(episodes: Sequence[Episode]) -> set[str]:
 
 
 def _why_unscored(episode: Episode) -> str:
+    if episode.unscored:
+        return episode.unscored
     if episode.reward_source is None:
         if any(call.reward is not None for call in episode.calls):
             return 'rewards were emitted on calls only, which credit="discounted" pays for'

@@ -43,7 +43,7 @@ def read_options(
     if not url:
         return None
     if not open_store(url).capabilities.multi_process:
-        raise ConfigError(f"store {url!r} is of one process: nobody could read what is recorded")
+        raise ConfigError(f"store {url!r} lives in one process: nobody could read what is recorded")
     hook: Redact | str | None = redact or os.environ.get(REDACT_VARIABLE) or None
     if not isinstance(hook, str | None):
         check_hook(hook)

@@ -2,7 +2,7 @@
 
 Before: `dry_run` takes an app and a few tasks and says what `fit` would do, and `forecast` what
 memory and time it would take. After: a run's folder or a store of production goes in; `inspect`
-gives text about a run, a rollout or a call, `export` files for other programs. Both look through
-`views`, a rollout with its episode and with what became of each of its calls; `table` is a page of
-many.
+gives text about a run, a rollout or a call, `export` files for other programs, `rescore` what
+another reward would change. They look through `views`, a rollout with its episode and with what
+became of each of its calls; `table` is a page of many.
 """

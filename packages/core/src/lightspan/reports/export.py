@@ -31,7 +31,7 @@ from lightspan.algorithms.traces import Query, read_attempts, reward_bound, scor
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, Verdict
-from lightspan.reports.views import RolloutView, read_views, view_of
+from lightspan.reports.views import RolloutView, read_views, trained_rewards, view_of
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
@@ -132,7 +132,7 @@ def export_run(
     run = RunFolder(folder)
     config = run.read_config()
     if what == "tasks":
-        raise ConfigError(f"tasks are of a store that production wrote; {folder} is a run")
+        raise ConfigError(f"tasks come from a store that production wrote; {folder} is a run")
     url = config.get("store") or run.store_url
     return asyncio.run(
         _export(
@@ -224,8 +224,10 @@ async def _views(
     run: RunFolder, store: Store, config: Mapping[str, Any]
 ) -> AsyncIterator[RolloutView]:
     states = await store.rollouts(run_id=config.get("run_id"))
+    rewards = trained_rewards(run, config)
     for start in range(0, len(states), PORTION):
-        for view in await read_views(run, store, config, states[start : start + PORTION]):
+        portion = states[start : start + PORTION]
+        for view in await read_views(run, store, config, portion, rewards):
             yield view
 
 

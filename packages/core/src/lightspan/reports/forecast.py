@@ -410,6 +410,15 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
     selection_tasks: int = 0
     minibatches: int = 1
     checkpoint_every: int = 1
+    searches: int = 0
+    """Of the steps: those that search for prompts, and update no weights."""
+    search_rollouts: int = 0
+    """Of all these together, at most."""
+
+    @property
+    def updates(self) -> int:
+        """Steps that update weights."""
+        return self.steps - self.searches
 
     @property
     def step_rollouts(self) -> int:
@@ -417,7 +426,7 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def train_rollouts(self) -> int:
-        return self.steps * self.step_rollouts
+        return self.updates * self.step_rollouts + self.search_rollouts
 
     @property
     def val_rollouts(self) -> int:
@@ -464,9 +473,9 @@ def time_forecast(size: RunSize, speed: Speed, runners: int) -> TimeForecast:
     saves = math.ceil(size.steps / size.checkpoint_every) + 1 if size.steps else 0
     return TimeForecast(
         start_s=speed.start_s,
-        rollouts_s=size.steps * rollouts,
-        updates_s=size.steps * update,
-        publish_s=size.steps * speed.publish_s,
+        rollouts_s=size.updates * rollouts + batch_seconds(size.search_rollouts, speed, runners),
+        updates_s=size.updates * update,
+        publish_s=size.updates * speed.publish_s,
         save_s=saves * (speed.save_s or 0.0),
         evaluations_s=size.evaluations * batch_seconds(size.val_tasks, speed, runners)
         + size.comparisons * batch_seconds(size.selection_tasks, speed, runners),

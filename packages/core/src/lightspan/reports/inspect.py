@@ -10,20 +10,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import Found, read_searches
 from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
 from lightspan.reports.table import Page, TableRow, table_lines
-from lightspan.reports.views import RolloutView, read_views, view_of
+from lightspan.reports.views import RolloutView, read_views, trained_rewards, view_of
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import planned_of
+from lightspan.training.rewards import OWN
 from lightspan.training.symptoms import Watch
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
@@ -140,14 +141,15 @@ async def _inspect(
 ) -> list[str]:
     async with open_existing(config.get("store") or run.store_url) as store:
         states = await store.rollouts(run_id=config.get("run_id"))
+        rewards = trained_rewards(run, config)
         if rollout_id is None:
-            views = await read_views(run, store, config, states)
+            views = await read_views(run, store, config, states, rewards)
             return list(_run_lines(run, config, views, page))
         by_id = {state.rollout.rollout_id: state for state in states}
         chosen = by_id[_chosen(rollout_id, by_id, "rollout")]
-        (view,) = await read_views(run, store, config, [chosen])
+        (view,) = await read_views(run, store, config, [chosen], rewards)
         if call_id is None:
-            return list(_rollout_lines(view))
+            return [*_rollout_lines(view), *_reward_lines(run, view.episode)]
         return _lines_of_call(view, call_id)
 
 
@@ -192,6 +194,12 @@ def _run_lines(
         agents.update(call.agent_path for call in view.episode.calls)
     yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
     yield f"coverage of calls: {_counted(coverage)}"
+    for name in run.reward_names():
+        rewards = [scored.value for scored in run.rewards(name).values()]
+        known = [value for value in rewards if value is not None]
+        mean = f"{math.fsum(known) / len(known):.3f} of {len(known)}" if known else "-"
+        unscored = len(rewards) - len(known)
+        yield f"reward {name}: mean {mean}{f', {unscored} unscored' if unscored else ''}"
     overridden = Counter(
         key for view in views for call in view.episode.calls for key in _overrides(call)
     )
@@ -223,15 +231,22 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:
     """The candidates of a search for prompts, and what became of each prompt."""
-    found = read_found(run.path)
-    for number, candidate in enumerate(found.candidates if found is not None else ()):
-        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
-        chosen = ", chosen" if found is not None and number == found.chosen else ""
-        rewards = " ".join(map(_number, candidate.rewards.values()))
-        yield f"candidate {number}, {made}: selection {candidate.mean:.3f} ({rewards}){chosen}"
+    for name, found in read_searches(run.path).items():
+        if name:
+            yield f"search of step {int(name.removeprefix('step-'))}:"
+        yield from _candidate_lines(found)
     for name, prompt in run.prompts().items():
         yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
         yield from (f"  {line}" for line in prompt.diff().splitlines())
+
+
+def _candidate_lines(found: Found) -> Iterator[str]:
+    for number, candidate in enumerate(found.candidates):
+        made = f"of {', '.join(map(str, candidate.parents))}" if candidate.parents else "as given"
+        chosen = ", chosen" if number == found.chosen else ""
+        split = "selection" if candidate.is_whole else "a batch of selection"
+        rewards = " ".join(map(_number, candidate.rewards.values()))
+        yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
@@ -270,6 +285,10 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     )
     source = f" ({episode.reward_source})" if episode.reward_source else ""
     yield f"attempt {episode.attempt_id}: reward {_number(episode.reward)}{source}"
+    if episode.unscored:
+        yield f"  unscored: {episode.unscored}"
+    if episode.reward_source == "scored" and OWN in episode.dimensions:
+        yield f"  the app's own reward: {_number(episode.dimensions[OWN])}"
     if episode.message:
         yield f"  {episode.message}"
     yield from (f"  damaged: {reason}" for reason in episode.damage)
@@ -283,6 +302,15 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     yield f"coverage: {_counted(view.coverage.counts())}"
     for entry in view.coverage.entries:
         yield from _entry_lines(view, entry)
+
+
+def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
+    """What the rollout is worth under each reward that the run has beside the app's own."""
+    for name in run.reward_names():
+        scored = run.rewards(name).get(episode.rollout_id)
+        if scored is not None:
+            why = f": {scored.why}" if scored.why else ""
+            yield f"reward {name}: {_number(scored.value)}{why}"
 
 
 def _span_line(span: Span, entry: CallCoverage | None) -> str:

@@ -16,6 +16,7 @@ from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import make_routing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Scored, with_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,11 @@ def view_of(recorded: RecordedAttempt) -> RolloutView:
 
 
 async def read_views(
-    run: RunFolder, store: Store, config: Mapping[str, Any], states: Sequence[RolloutState]
+    run: RunFolder,
+    store: Store,
+    config: Mapping[str, Any],
+    states: Sequence[RolloutState],
+    rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
     """What became of these rollouts, judged by the run's settings; unclaimed ones are left out.
 
@@ -58,6 +63,7 @@ async def read_views(
         store: the run's.
         config: the run's settings (`RunFolder.read_config`).
         states: the rollouts, as `Store.rollouts` gives them.
+        rewards: see `trained_rewards`.
     """
     ids = [state.rollout.rollout_id for state in states]
     attempts = {attempt.rollout_id: attempt for attempt in await store.attempts(ids)}
@@ -69,6 +75,7 @@ async def read_views(
     }
     by_step = {step: run.explanations(step) for step in {s.rollout.step for s in states}}
     mismatches = {step: run.mismatches(step) for step in by_step}
+    explained = {step for step in by_step if run.is_explained(step)}
     views = []
     for state in states:
         attempt = attempts.get(state.rollout.rollout_id)
@@ -81,6 +88,12 @@ async def read_views(
             records.get(attempt.attempt_id, []),
             failure_reward=config.get("failure_reward"),
         )
+        if rewards is not None:
+            episode = with_reward(
+                episode,
+                rewards.get(episode.rollout_id),
+                failure_reward=config.get("failure_reward"),
+            )
         judge = partial(
             cover,
             episode,
@@ -89,15 +102,24 @@ async def read_views(
             step_rewards=_step_rewards(config),
         )
         explanations, unfit = by_step[state.rollout.step], mismatches[state.rollout.step]
-        coverage = _consumed(judge, explanations, unfit)
+        is_explained = state.rollout.step in explained
+        coverage = _consumed(judge, explanations, unfit, is_explained=is_explained)
         views.append(RolloutView(state, episode, coverage, explanations, unfit))
     return views
+
+
+def trained_rewards(run: RunFolder, config: Mapping[str, Any]) -> dict[str, Scored] | None:
+    """Rollout id → the reward that was learned from; None where that was the app's own."""
+    given = config.get("reward")
+    return run.rewards(str(given.get("name"))) if isinstance(given, dict) else None
 
 
 def _consumed(
     judge: Callable[..., Coverage],
     explanations: Mapping[str, Explanation],
     mismatches: Mapping[str, str],
+    *,
+    is_explained: bool,
 ) -> Coverage:
     """The coverage, with calls that no update of their step learned from as rejected. A step that
     is not done yet, or whose algorithm explains nothing, is left as it is.
@@ -106,9 +128,10 @@ def _consumed(
         judge: `cover` of the episode.
         explanations: of what the step's updates learned from.
         mismatches: what the learner could not compute under its grammar.
+        is_explained: whether the step said what it learned from, be it nothing.
     """
     coverage = judge()
-    if not explanations and not mismatches:
+    if not is_explained and not mismatches:
         return coverage
     # what engine and learner declared is not noted: what was learned from says it
     widest, known = judge(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
@@ -120,7 +143,7 @@ def _consumed(
     keys = {call.key: _key(coverage.attempt_id, call) for call in coverage.trained}
     unfit = (key for key, name in keys.items() if name in mismatches)
     coverage = coverage.reject(dict.fromkeys(unfit, Rejection.GRAMMAR_MISMATCH))
-    if not explanations:
+    if not is_explained:
         return coverage
     unused = (key for key, name in keys.items() if name not in known)
     return coverage.reject(dict.fromkeys(unused, Rejection.UNUSED))

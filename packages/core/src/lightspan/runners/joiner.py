@@ -20,7 +20,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
 from lightspan.schema.checks import check_number
 from lightspan.schema.records import Peer, PeerRole, new_id
-from lightspan.stores import open_store
+from lightspan.stores import open_store, public_url
 from lightspan.stores.event_loop import within
 from lightspan.stores.protocol import Store
 
@@ -51,6 +51,9 @@ class JoinOptions:
     """End after so many seconds without an attempt."""
     stay: bool = False
     """Wait for another training when one is complete."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store_url", public_url(self.store_url))
 
 
 async def join(options: JoinOptions, say: Say) -> None:

@@ -37,6 +37,7 @@ from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import at_second_interrupt
+from lightspan.stores.postgres.address import secrets_of
 
 log = logging.getLogger(__name__)
 
@@ -305,6 +306,7 @@ class LocalRunners:
         name = new_id("runner")
         plan = msgspec.structs.replace(
             self._plan,
+            store_secrets=secrets_of(self._plan.store_url),
             slots=slots,
             environment=self.isolation == "process",
             faults=os.path.join(self._faults, name),

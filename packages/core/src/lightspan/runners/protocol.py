@@ -16,6 +16,9 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a runner process has to know; it travels as plain data."""
 
     store_url: str
+    store_secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    """What opens the store besides its URL: it goes to processes that this one starts, by their
+    pipe, and is shown to nobody."""
     app: str
     """`module:name`."""
     run_id: str | None = None
@@ -30,6 +33,9 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The file where the process notes where it crashed."""
     joins: bool = False
     """Work for no run before being told which, and say how many attempts were claimed."""
+
+    def __repr__(self) -> str:
+        return f"RunnerPlan(store_url={self.store_url!r}, app={self.app!r}, run_id={self.run_id!r})"
 
 
 @runtime_checkable

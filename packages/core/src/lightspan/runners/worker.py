@@ -36,6 +36,7 @@ from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import keep_time
+from lightspan.stores.postgres.address import keep_secrets
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -109,6 +110,7 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     if plan.faults:
         with contextlib.suppress(OSError):  # a death will be told with less
             note_faults(plan.faults)
+    keep_secrets(plan.store_url, plan.store_secrets)
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
     threads.carry()  # before the app begins workers of its own
     try:

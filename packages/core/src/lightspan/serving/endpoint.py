@@ -1,4 +1,4 @@
-"""`lightspan serve`: the trained policies of a run at one OpenAI-compatible endpoint."""
+"""`lightspan serve`: a run's trained policies, or a model, at one OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
 from lightspan.schema.texts import add_key_variable
+from lightspan.serving.model_folder import is_model_folder, neither, served_model
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
 from lightspan.training.embedded import uses_base
@@ -84,7 +85,7 @@ class ServeOptions:
         """
         if self.upstream is None:
             if self.upstream_key_env is not None:
-                raise ConfigError("--upstream-key-env is of --upstream, which is missing")
+                raise ConfigError("--upstream-key-env applies only to --upstream, which is missing")
             return None
         check_url(self.upstream, "--upstream")
         endpoint = LLM(base_url=self.upstream, model="", api_key_env=self.upstream_key_env)
@@ -93,12 +94,17 @@ class ServeOptions:
 
 
 def load_served(folder: str | Path) -> tuple[Served, Path]:
-    """What a finished run says of how it is to be served, and its folder.
+    """What a finished run says of how it is to be served, or a model's folder is, and the folder.
 
     Raises:
-        ConfigError: it is no run, or not a complete one.
+        ConfigError: it is neither, or not a complete run.
+        ModelError: the model lacks something.
     """
     run = RunFolder(Path(folder))
+    if is_model_folder(run.path):
+        return served_model(run.path), run.path
+    if not run.is_used:
+        raise neither(run.path)
     run.read_config()
     return read_served(run.read_result(), run.path), run.path
 
@@ -146,18 +152,19 @@ def serve(
     reporter: Reporter | None = None,
     ready: Callable[[ServingGateway], None] | None = None,
 ) -> None:
-    """Serve a run until SIGINT or SIGTERM.
+    """Serve a run, or a model, until SIGINT or SIGTERM.
 
     Args:
-        folder: of a complete run, such as `runs/sql`.
+        folder: of a complete run, such as `runs/sql`, or of a model as Hugging Face has it, which
+            then answers every agent.
         options: how.
         reporter: where progress and the addresses go.
         ready: called once it answers.
 
     Raises:
-        ConfigError: no complete run, an unsafe address, a port that cannot be taken, an endpoint
-            that somebody else's run names (`check_upstreams`).
-        ModelError: a model or adapter cannot be loaded.
+        ConfigError: no complete run and no model, an unsafe address, a port that cannot be taken,
+            an endpoint that somebody else's run names (`check_upstreams`).
+        ModelError: a model or adapter cannot be loaded, or has no chat template.
         EngineError: the engine has died.
     """
     chosen, lines = options or ServeOptions(), reporter or default_reporter()
@@ -319,7 +326,11 @@ def _mapping(routing: Routing, options: ServeOptions) -> list[str]:
     """Which agent is answered by what."""
     lines = [f"  {rule.pattern} -> {_text(rule.target, options)}" for rule in routing.rules]
     rest = "every agent" if not lines else "other agents"
-    return ["agents, as in training:", *lines, f"  {rest} -> {_text(routing.default, options)}"]
+    return [
+        "agents, as in training:" if lines else "agents:",
+        *lines,
+        f"  {rest} -> {_text(routing.default, options)}",
+    ]
 
 
 def _text(target: Target, options: ServeOptions) -> str:

@@ -2,11 +2,11 @@
 
 In go rollouts to run and, from runners and the gateway, attempts with their spans, token records
 and rewards; out come claims and, for the learner, what was recorded. `protocol` says what a store
-does. `memory` is for one process, `sqlite` a file for every process of one machine. What both
-share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
-lease, `_encoding` turns records into bytes, `_signal` wakes who waits for a change. `event_loop`
-uses a store from plain code. Most code needs only `open_store`, which imports a store when it is
-opened.
+does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
+database for those of many. What all share: `_state_machine` moves rollouts and attempts, `_leases`
+gives, extends and loses an attempt's lease, `_encoding` turns records into bytes, `_signal` wakes
+who waits for a change; what those in SQL share is in `_sql`. `event_loop` uses a store from plain
+code. Most code needs only `open_store`, which imports a store when it is opened.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from lightspan.errors import ConfigError, NotFoundError, short_tracebacks
+from lightspan.stores.postgres import address
 from lightspan.stores.protocol import Store
 
-__all__ = ["names_store", "open_existing", "open_store"]
+__all__ = ["names_store", "open_existing", "open_store", "public_url"]
 
 _SUFFIXES: Final = (".db", ".sqlite")
 _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
-    "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db' "
-    "or a path that ends in .db or .sqlite"
+    "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "
+    "a path that ends in .db or .sqlite, or 'postgresql://user@host/database'"
 )
 
 
@@ -33,12 +34,20 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """The store that a URL names, not opened yet: use it in `async with`, or call its `open`.
 
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
-    `kill -9`, at the price of one disk flush per transaction.
+    `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
+    a schema of a database (`lightspan[postgres]`), `lightspan` or the one of `?schema=…`.
 
     Raises:
-        ConfigError: the URL names no store.
+        ConfigError: the URL names no store, or what it needs is not installed.
     """
-    text = os.fspath(url)
+    return _named(os.fspath(url), create=True)
+
+
+def _named(text: str, *, create: bool) -> Store:
+    if text.startswith(address.SCHEME):
+        from lightspan.stores.postgres.store import PostgresStore
+
+        return PostgresStore(text, create=create)
     if text in ("memory:", "memory://"):
         from lightspan.stores.memory import MemoryStore
 
@@ -54,9 +63,9 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 
     Raises:
         ConfigError: the URL names no store.
-        NotFoundError: it names a file that does not exist.
+        NotFoundError: it names a file that does not exist. A database says so when it is opened.
     """
-    store = open_store(url)
+    store = _named(os.fspath(url), create=False)
     path: Path | None = getattr(store, "path", None)
     if path is not None and not os.path.exists(path):  # `Path.exists` raises for some paths
         raise NotFoundError(f"there is no store {path}: nothing was recorded there")
@@ -65,7 +74,19 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 
 def names_store(text: str) -> bool:
     """Whether a text looks like a store's URL or file rather than a folder."""
-    return text.startswith(("memory:", "sqlite:")) or text.partition("?")[0].endswith(_SUFFIXES)
+    schemes = ("memory:", "sqlite:", address.SCHEME)
+    return text.startswith(schemes) or text.partition("?")[0].endswith(_SUFFIXES)
+
+
+def public_url(url: str | os.PathLike[str]) -> str:
+    """A store's URL as it may be shown and written down: without its password, which this process
+    remembers, so that it opens the same store.
+
+    Raises:
+        ConfigError: a `postgresql://` URL that cannot be read.
+    """
+    text = os.fspath(url)
+    return address.read_address(text).url if text.startswith(address.SCHEME) else text
 
 
 def _sqlite_path(url: str) -> tuple[str, bool]:

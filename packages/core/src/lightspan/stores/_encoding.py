@@ -165,7 +165,7 @@ def unpack_record(
 def _check_owner(owner: str, what: str, attempt_id: str) -> None:
     """Raise `DataError` where something is written to one attempt and names another."""
     if owner not in ("", attempt_id):
-        raise DataError(f"{what} is of attempt {owner!r} but was written to {attempt_id!r}")
+        raise DataError(f"{what} belongs to attempt {owner!r} but was written to {attempt_id!r}")
 
 
 def _encode(what: str, value: object) -> bytes:

@@ -145,7 +145,7 @@ def check_begun(items: Iterable[Begun]) -> None:
     for (rollout, _), attempt in items:
         if rollout.mode is not Mode.PRODUCTION:
             raise IllegalMoveError(
-                f"rollout {rollout.rollout_id!r} is of mode {rollout.mode}: it has to be enqueued "
+                f"rollout {rollout.rollout_id!r} has mode {rollout.mode}: it has to be enqueued "
                 f"and claimed; only production starts by itself"
             )
         first = (attempt.rollout_id, attempt.number, attempt.epoch, attempt.status)
@@ -174,7 +174,7 @@ def new_ones(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollo
     for item in items:
         if item.rollout.mode is Mode.PRODUCTION:
             raise IllegalMoveError(
-                f"rollout {item.rollout.rollout_id!r} is of mode production: nobody runs it again; "
+                f"rollout {item.rollout.rollout_id!r} has mode production: nobody runs it again; "
                 f"enqueue a rollout of its task (lightspan.tasks_from_store)"
             )
     return _unknown(tables, items)

@@ -6,10 +6,11 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from lightspan.engines.protocol import TokenEngine
-from lightspan.errors import RewardError
+from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.progress import Reporter
 from lightspan.runners.protocol import Runners
@@ -25,6 +26,8 @@ from lightspan.schema.records import (
 from lightspan.stores import open_existing
 from lightspan.stores.event_loop import run_sync
 from lightspan.stores.protocol import Store
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import with_reward
 
 EXPIRE_S: Final = 2.0
 """How often leases are looked at while waiting."""
@@ -186,6 +189,31 @@ def stored_episodes(
             return await read_episodes(store, states, failure_reward=failure_reward)
 
     return run_sync(read())
+
+
+def rewarded_episodes(
+    folder: str | os.PathLike[str], name: str, *, mode: Mode | None = None
+) -> list[Episode]:
+    """The episodes of a run that were scored under one of its rewards (`Trainer(reward=)`,
+    `lightspan rescore --write`), with that reward; to imitate the best of them, say.
+
+    Args:
+        folder: of the run.
+        name: of the reward.
+        mode: as for `stored_episodes`.
+
+    Raises:
+        ConfigError: the folder is no run, or has no such reward.
+        StoreError: its store cannot be read.
+    """
+    run = RunFolder(Path(folder))
+    config, rewards = run.read_config(), run.rewards(name)
+    if not rewards:
+        has = ", ".join(run.reward_names()) or "none beside the app's own"
+        raise ConfigError(f"the run in {folder} has no reward {name!r}; it has {has}")
+    url = config.get("store") or run.store_url
+    found = stored_episodes(url, run_id=config.get("run_id"), mode=mode)
+    return [with_reward(e, rewards[e.rollout_id]) for e in found if e.rollout_id in rewards]
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:

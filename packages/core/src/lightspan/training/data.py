@@ -1,10 +1,9 @@
-"""Tasks, from a sequence of JSON values, a JSONL file, or what production was asked; and epochs."""
+"""Tasks, from a sequence of JSON values, a JSONL file, or what production was asked."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.traces import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError, short_tracebacks
 from lightspan.schema.records import Json, fingerprint, task_id
-from lightspan.stores import open_existing
+from lightspan.stores import open_existing, public_url
 from lightspan.stores.event_loop import run_sync
 
 
@@ -110,34 +110,6 @@ def _checked(task: Any, where: str) -> Json:
         ) from error
 
 
-class Epochs:
-    """Tasks in shuffled epochs: none is used again before all were used.
-
-    Args:
-        tasks: those of one epoch.
-        seed: for the order. Each epoch derives its own, so that a resumed run finds any place
-            without going through the epochs before it.
-    """
-
-    def __init__(self, tasks: Sequence[Json], seed: int) -> None:
-        self.tasks = tasks
-        self._seed = seed
-        self._epoch = -1
-        self._order: list[int] = []
-
-    def take(self, start: int, count: int) -> list[Json]:
-        """The tasks at the places `start` and following; places go on over all epochs."""
-        return [self._at(place) for place in range(start, start + count)]
-
-    def _at(self, place: int) -> Json:
-        epoch, position = divmod(place, len(self.tasks))
-        if epoch != self._epoch:
-            self._order = list(range(len(self.tasks)))
-            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
-            self._epoch = epoch
-        return self.tasks[self._order[position]]
-
-
 @short_tracebacks
 def tasks_from_store(
     store: str | os.PathLike[str],
@@ -180,7 +152,7 @@ def tasks_from_store(
 
     tasks = [task for task in run_sync(read()) if task is not None]
     if not tasks:
-        raise DataError(f"store {os.fspath(store)} has no such attempt with a known input")
+        raise DataError(f"store {public_url(store)} has no such attempt with a known input")
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 

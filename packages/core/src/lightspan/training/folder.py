@@ -17,7 +17,9 @@ import msgspec
 from lightspan.errors import ConfigError, StoreError
 from lightspan.lightning.advantages import Explanation
 from lightspan.schema.prompts import LearnedPrompt
+from lightspan.training.lines import append, read
 from lightspan.training.results import Evaluation
+from lightspan.training.rewards import Kept, Scored
 
 T = TypeVar("T")
 
@@ -26,6 +28,7 @@ METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
 PROMPTS: Final = "prompts.json"
 JOURNAL: Final = "journal"
+REWARDS: Final = "rewards"
 LOCK: Final = "lock"
 
 EvaluationKind = Literal["eval", "selection"]
@@ -229,6 +232,10 @@ class RunFolder:
         """`attempt/call/choice` → explanation; empty where none was kept."""
         return self._decoded(_explanations(step), dict[str, Explanation]) or {}
 
+    def is_explained(self, step: int) -> bool:
+        """Whether a step said what it learned from, be it nothing."""
+        return (self.path / _explanations(step)).exists()
+
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
         """Keep why the learner could not compute calls of a step under their grammar."""
         self.write(_mismatches(step), msgspec.json.encode(mismatches))
@@ -248,13 +255,43 @@ class RunFolder:
                 f"{path} is damaged: {error}; restore a copy, or delete it"
             ) from error
 
+    # --- rewards from elsewhere than the app ------------------------------------------------
+    def add_rewards(self, name: str, rewards: Mapping[str, Scored]) -> None:
+        """Keep what rollouts are worth under a reward; the last that was said of one counts.
+
+        Args:
+            rewards: by rollout id.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        append(self._rewards(name), [_kept(key, scored) for key, scored in rewards.items()])
+
+    def rewards(self, name: str) -> dict[str, Scored]:
+        """Rollout id → what it is worth under the reward; empty if the run has none of this name.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        return {each.rollout_id: each for each in read(self._rewards(name), Kept)}
+
+    def reward_names(self) -> list[str]:
+        """The rewards that the run has beside the app's own."""
+        return sorted(path.stem for path in (self.path / REWARDS).glob("*.jsonl"))
+
+    def _rewards(self, name: str) -> Path:
+        if Path(name).name != name:  # it may stand in a file of somebody else's
+            raise ConfigError(f"{self.path}: a reward cannot be called {name!r}")
+        return self.path / REWARDS / f"{name}.jsonl"
+
     def rewind(self, step: int) -> None:
         """Forget what came after a checkpoint: it did not happen. -1 forgets everything."""
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.write(METRICS, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
         if step < 0:  # another run was here
             (self.path / PROMPTS).unlink(missing_ok=True)
-            shutil.rmtree(self.path / JOURNAL, ignore_errors=True)
+            for name in (JOURNAL, REWARDS):
+                shutil.rmtree(self.path / name, ignore_errors=True)
         for name in (*_EVALUATIONS.values(), "explanations", "mismatches"):
             for path in (self.path / name).glob("step-*.json"):
                 if int(path.stem.removeprefix("step-")) > step:
@@ -278,6 +315,11 @@ class _Result(msgspec.Struct):
     steps: int
     seconds: dict[str, float] = {}
     kept: _KeptStep | None = None
+
+
+def _kept(rollout_id: str, scored: Scored) -> Kept:
+    fields = {name: getattr(scored, name) for name in ("value", "dimensions", "why")}
+    return Kept(rollout_id=rollout_id, **fields)
 
 
 def _read(path: Path) -> bytes | None:

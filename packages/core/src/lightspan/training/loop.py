@@ -120,7 +120,7 @@ class TrainingLoop:
         self._state.step += 1
         self._meter.start_step()
         metrics = await self._session.algorithm.run_step(self._session)
-        metrics = {**metrics, **self._meter.end_step()}
+        metrics = {**metrics, **self._meter.end_step(), **self._session.reward_metrics()}
         line = self._line("train", metrics)
         self._folder.add_metrics(line)
         self._sinks.add(line)
@@ -188,7 +188,7 @@ class TrainingLoop:
         self._meter.charge()
         evaluation = await session.evaluate(tasks, weights=weights)
         self._meter.charge("_evaluation")
-        line = self._line(kind, evaluation.metrics())
+        line = self._line(kind, {**evaluation.metrics(), **session.reward_metrics()})
         folder.add_evaluation(evaluation, line)
         self._sinks.add(line)
         split = "held-out" if kind == "eval" else kind

@@ -122,8 +122,7 @@ def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, li
             endpoint = routing.target(call.agent_path).endpoint
             given = {} if endpoint is None else endpoint.sampling  # whatever the app asks
             asked = given.get("temperature", call.span.attributes.get(c.REQUEST_TEMPERATURE))
-            is_said = isinstance(asked, int | float)
-            found[call.agent_path].add(float(asked) if is_said else None)
+            found[call.agent_path].add(float(asked) if isinstance(asked, int | float) else None)
     return {
         agent: sorted(values, key=lambda value: math.inf if value is None else value)
         for agent, values in sorted(found.items())

@@ -43,13 +43,14 @@ from lightspan.training.embedded import check_chat_templates, check_parts, make_
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
+from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
 from lightspan.training.settings import TrainerSettings
 
 T = TypeVar("T")
 
 
 class Session:
-    """Algorithms see it as `lightspan.algorithms.World`.
+    """All that is open while a run trains, evaluates or is tried out; the `World` of its algorithm.
 
     Args:
         settings: of the trainer.
@@ -96,6 +97,7 @@ class Session:
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
+        self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -195,6 +197,13 @@ class Session:
         self.collector = Collector(
             self.store, self.runners, engine, self.reporter, self.algorithm.failure_reward
         )
+        if self.settings.scorer is not None:
+            self._rewards = await self._open_rewards(self.settings.scorer)
+
+    async def _open_rewards(self, scorer: Scorer) -> Rewards:
+        place = Place(self.folder.path, keeps=True, note=self.note)
+        scoring = await self._stack.enter_async_context(scorer.opened(place))
+        return Rewards(scorer, scoring, self.folder, self.algorithm.failure_reward)
 
     async def _restore(self, checkpoint: Path) -> None:
         if self._learner is not None:
@@ -217,8 +226,12 @@ class Session:
         return saved
 
     async def take_weights(self, step: int) -> None:
-        """Go back to the weights of a step, whose checkpoint there is, and serve them."""
-        await self.learn(partial(self.learner.load, self._saved(step) / checkpoints.LEARNER))
+        """Go back to the weights of a step, whose checkpoint there is, and serve them; where
+        prompts learn too, to those of that step."""
+        saved = self._saved(step)
+        if self.algorithm.learned_prompts():
+            self.algorithm.load_state(checkpoints.load_state(saved).algorithm)
+        await self.learn(partial(self.learner.load, saved / checkpoints.LEARNER))
         await self.publish()
 
     async def _open_engine(self) -> None:
@@ -333,6 +346,10 @@ class Session:
         ids = await self._resources_ids(len(tasks), resources)
         planned = self._planned(tasks, group_size, mode, ids)
         episodes = await self.collector.run(planned, self._title(mode))
+        if self._rewards is not None:
+            episodes = await self._rewards.apply([each.task for each in planned], episodes)
+            if mode is Mode.VAL and (own := own_reward(episodes)):
+                self.note(f"the app's own reward there: {own}")
         await self.budget.count(self.store, planned)
         self._health.look(episodes)
         return episodes
@@ -399,6 +416,10 @@ class Session:
         }
         await self.learner.publish(self.engine, fresh)
         self.state.versions = fresh
+
+    def reward_metrics(self) -> dict[str, float]:
+        """What a scorer was asked since this was asked last; empty where the app gives rewards."""
+        return {} if self._rewards is None else self._rewards.metrics()
 
     def note(self, text: str) -> None:
         """See `World`."""

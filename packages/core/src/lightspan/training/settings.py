@@ -21,7 +21,9 @@ from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
+from lightspan.stores import public_url
 from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Scorer, as_scorer
 from lightspan.training.sinks import MetricSink, checked_sinks
 
 P = ParamSpec("P")
@@ -65,6 +67,7 @@ class TrainerSettings:
     sinks: Sequence[str | MetricSink] = ()
     reporter: Reporter | None = None
     lease_s: float = 30.0
+    reward: Scorer | Callable[..., Any] | str | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 0:
@@ -85,14 +88,20 @@ class TrainerSettings:
         if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
-            raise ConfigError("engine_options are of the embedded engine: leave engine= out")
+            raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
         if self.learner is not None and self.learner_options:
-            raise ConfigError("learner_options are of the embedded learner: leave learner= out")
+            raise ConfigError(
+                "learner_options apply only to the embedded learner: leave learner= out"
+            )
         if self.engine is None or self.learner is None:
             check_device_name(self.device)
         self._check_policies()
+        if self.reward is not None:
+            object.__setattr__(self, "reward", as_scorer(self.reward))
         # one name stands for a list of it, and an iterator would be used up by the check
         object.__setattr__(self, "sinks", checked_sinks(self.sinks))
+        if self.store is not None:  # a password in it is shown and written nowhere
+            object.__setattr__(self, "store", public_url(self.store))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
 
@@ -155,6 +164,11 @@ class TrainerSettings:
             return 'keep="best"'
         return "" if self.patience is None else f"patience={self.patience}"
 
+    @property
+    def scorer(self) -> Scorer | None:
+        """Who gives rewards in the app's place; None: the app does."""
+        return None if self.reward is None else as_scorer(self.reward)
+
     @cached_property
     def run_folder(self) -> RunFolder:
         """That of the run; a fresh one where none was given."""
@@ -201,6 +215,7 @@ class TrainerSettings:
             **self.algorithm.config(),
             **{name: getattr(self, name) for name in RECORDED},
             "store": self.store_url if elsewhere else None,
+            "reward": None if self.scorer is None else self.scorer.config(),
         }
 
 

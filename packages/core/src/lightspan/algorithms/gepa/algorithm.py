@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Final
+from importlib.metadata import version
 
 import msgspec
 
-from lightspan.algorithms.gepa.journal import Journal
-from lightspan.algorithms.gepa.reflection import Reflector
-from lightspan.algorithms.gepa.search import Found, Search, Split
+from lightspan.algorithms.gepa.search import Search
+from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split, keep_found, split_tasks
+from lightspan.algorithms.prompts.journal import Journal
+from lightspan.algorithms.prompts.options import (
+    check_installed,
+    check_prompts,
+    check_reflection,
+)
+from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
-from lightspan.errors import ConfigError, DataError, how_to_install, short_constructor
-from lightspan.progress import many
-from lightspan.runners.app import INJECTED
-from lightspan.schema.checks import check_number, check_url, check_whole
+from lightspan.errors import short_constructor
+from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
-from lightspan.schema.records import Json, task_id
-from lightspan.schema.resources import ROUTING
+from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
-
-JOURNAL: Final = "journal"
-"""The folder in the run's."""
-CANDIDATES: Final = "candidates.json"
-"""In it: what the search found."""
 
 
 @short_constructor
@@ -83,17 +78,10 @@ class GEPA(Algorithm):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for module in ("gepa", "openai"):
-            if find_spec(module) is None:
-                raise ModuleNotFoundError(
-                    f"GEPA needs {module!r}: {how_to_install('prompts')}", name=module
-                )
+        check_installed("GEPA", ["gepa", "openai"])
         self.prompts = dict(self.prompts)  # the user's own may change later
-        _check_prompts(self.prompts)
-        if not isinstance(self.reflection, LLM):
-            raise ConfigError(f"reflection={self.reflection!r:.100}: use LLM(base_url=…, model=…)")
-        check_url(self.reflection.base_url, "the reflection model's base URL")
-        self.reflection.api_key()  # before any rollout
+        check_prompts(self.prompts)
+        check_reflection("reflection", self.reflection)
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
         for name in ("max_reflections", "max_tokens"):
@@ -173,7 +161,8 @@ class GEPA(Algorithm):
             note=world.note,
         )
         try:
-            journal = Journal(world.path / JOURNAL)
+            library = f"gepa {version('gepa')}"
+            journal = Journal(world.path / JOURNAL / "gepa.jsonl", library)
             try:
                 found = await Search(self, world, split, journal, reflector).run()
             finally:
@@ -182,17 +171,9 @@ class GEPA(Algorithm):
             await reflector.close()
         self.found = found
         keep_found(found, world.path)
-        best = found.candidates[found.chosen]
-        what = "the prompts stay as they are" if not found.chosen else f"candidate {found.chosen}"
-        world.note(
-            f"{found.ended}. Of {many(len(found.candidates), 'candidate')} {what}: {best.mean:.3f} "
-            f"on the selection split, {found.candidates[0].mean:.3f} before; the highest of "
-            "several is high by luck too: what counts is the held-out reward"
-        )
-        if found.unusable:
-            asked = many(found.reflections, "answer")
-            world.note(f"{found.unusable} of {asked} of the reflection model were of no use")
-        return _metrics(found)
+        for text in found.notes():
+            world.note(text)
+        return found.metrics()
 
     def split(self, tasks: Sequence[Json]) -> Split:
         """The training tasks in two parts; equal ones are one.
@@ -200,68 +181,4 @@ class GEPA(Algorithm):
         Raises:
             DataError: there are too few.
         """
-        distinct = {task_id(task): task for task in tasks}
-        count = max(1, round(self.selection * len(distinct)))
-        if count >= len(distinct):
-            raise DataError(
-                f"selection={self.selection:g} of {many(len(distinct), 'distinct training task')} "
-                "leaves none to reflect on: give more tasks, or a smaller share"
-            )
-        names = random.Random(f"{self.seed}/selection").sample(list(distinct), count)
-        taken = set(names)
-        return Split(
-            feedback=[task for name, task in distinct.items() if name not in taken],
-            selection=[distinct[name] for name in names],
-        )
-
-
-def keep_found(found: Found, run: Path) -> None:
-    """Write what a search found into a run's folder, where people and programs read it."""
-    path = run / JOURNAL / CANDIDATES
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-
-
-def read_found(run: Path) -> Found | None:
-    """What the search of a run found; None if it found nothing yet, or there was none.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
-    path = run / JOURNAL / CANDIDATES
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Found)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-
-
-def _metrics(found: Found) -> Metrics:
-    metrics: Metrics = {
-        "rollouts": found.rollouts,
-        "scored": found.rollouts - found.unscored,
-        "failed": found.failed,
-        "candidates": len(found.candidates),
-        "reflections": found.reflections,
-        "reflections/unusable": found.unusable,
-        "tokens": found.tokens,
-        "selection/before": found.candidates[0].mean,
-        "selection/best": found.candidates[found.chosen].mean,
-    }
-    return metrics if found.mean is None else {**metrics, "reward": found.mean}
-
-
-def _check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
-    if not prompts:
-        raise ConfigError("prompts={} names no prompt to learn")
-    taken = {*INJECTED, ROUTING} - {"prompt"}
-    for name, template in prompts.items():
-        if not isinstance(template, PromptTemplate):
-            raise ConfigError(
-                f"prompts[{name!r}] is a {type(template).__name__}: use PromptTemplate(text)"
-            )
-        if not name.isidentifier() or name in taken:
-            raise ConfigError(
-                f"prompts[{name!r}]: the app gets it as an argument of this name, and that is "
-                + ("taken" if name in taken else "no name of an argument")
-            )
+        return split_tasks(tasks, self.selection, self.seed)

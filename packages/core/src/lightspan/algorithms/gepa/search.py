@@ -13,27 +13,26 @@ It is called by its public `optimize` alone. Three things of it are kept away fr
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import math
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import msgspec
-
-from lightspan.algorithms.gepa import reflection
-from lightspan.algorithms.gepa.feedback import Seen, seen_of
-from lightspan.algorithms.gepa.journal import Evaluation, Journal, Reflection
+from lightspan.algorithms.gepa.questions import question
+from lightspan.algorithms.prompts.candidates import Candidate, Found, Split
+from lightspan.algorithms.prompts.feedback import Seen
+from lightspan.algorithms.prompts.journal import Evaluation, Journal
+from lightspan.algorithms.prompts.reflection import Unusable, other_template
+from lightspan.algorithms.prompts.trials import Question, Trial, Trials
 from lightspan.errors import ConfigError, RewardError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Json, task_id
+from lightspan.schema.records import Json
 
 if TYPE_CHECKING:
     from lightspan.algorithms.gepa.algorithm import GEPA
-    from lightspan.algorithms.gepa.reflection import Reflector
+    from lightspan.algorithms.prompts.reflection import Reflector
     from lightspan.algorithms.protocol import World
 
 T = TypeVar("T")
@@ -49,49 +48,6 @@ STEPS: Final = 2.0**24
 one candidate better than its equal."""
 MERGED_ON: Final = 5
 """Tasks that the library tries a merged candidate on."""
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts that went into the pool, and how they did on the selection split."""
-
-    templates: dict[str, str]
-    """Prompt → template."""
-    parents: list[int]
-    """Places of those that it was made of; none for the prompts as they were given."""
-    rewards: dict[str, float | None]
-    """Task of the selection split → reward; None: unscored."""
-    mean: float
-    """Of these, an unscored one taken for `failure_reward`."""
-    rollouts: int
-    """Done until it was known."""
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found."""
-
-    candidates: list[Candidate]
-    chosen: int
-    """The first one with the highest mean."""
-    ended: str
-    """Why the search ended."""
-    rollouts: int
-    unscored: int
-    failed: int
-    mean: float | None
-    """Of the rewards of all rollouts."""
-    reflections: int
-    unusable: int
-    """Answers of the reflection model that were no other text."""
-    tokens: int
-
-
-class Split(NamedTuple):
-    """The training tasks in two parts."""
-
-    feedback: list[Json]
-    """What reflections see."""
-    selection: list[Json]
-    """What candidates are compared by."""
 
 
 class _Ended(BaseException):
@@ -122,8 +78,8 @@ class Search:
         self._settings = settings
         self._world = world
         self._split = split
-        self._journal = journal
         self._reflector = reflector
+        self._trials = Trials(world, settings.prompts, journal, settings.failure_reward)
         self._names = list(settings.prompts)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -132,11 +88,8 @@ class Search:
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._candidates: list[Candidate] = []
-        self._compared: dict[str, Evaluation] = {}
+        self._compared: dict[tuple[str, ...], Evaluation] = {}
         """Of each candidate, the last evaluation on the selection split."""
-        self._rewards: list[float] = []
-        self._rollouts = self._unscored = self._failed = 0
-        self._reflections = self._unusable = self._tokens = 0
         self._ended = ""
 
     async def run(self) -> Found:
@@ -176,7 +129,7 @@ class Search:
         thread.join()
         if self._error is not None:
             raise self._error
-        return self._found()
+        return self._trials.found(self._candidates, self._chosen, self._ended)
 
     # --- budgets ----------------------------------------------------------------------------
     @property
@@ -198,20 +151,20 @@ class Search:
 
     def _stops(self, state: Any) -> bool:
         """Whether the library begins no further iteration."""
-        settings, best = self._settings, self._candidates[self._chosen]
-        perfect, left = settings.perfect_reward, settings.max_rollouts - self._rollouts
+        settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
+        perfect, left = settings.perfect_reward, settings.max_rollouts - trials.rollouts
         rewards = best.rewards.values()
         if perfect is not None and all(r is not None and r >= perfect for r in rewards):
             self._ended = "the selection split has the perfect reward on every task"
         elif left < self._iteration:
             self._ended = (
-                f"{self._rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, and "
-                f"another candidate may take {self._iteration}"
+                f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
+                f"and another candidate may take {self._iteration}"
             )
-        elif _is_used_up(self._reflections + settings.proposals - 1, settings.max_reflections):
+        elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
             self._ended = f"max_reflections={settings.max_reflections} is used up"
-        elif _is_used_up(self._tokens, settings.max_tokens):
-            self._ended = f"max_tokens={settings.max_tokens} is used up: {self._tokens} tokens"
+        elif _is_used_up(trials.tokens, settings.max_tokens):
+            self._ended = f"max_tokens={settings.max_tokens} is used up: {trials.tokens} tokens"
         return bool(self._ended)
 
     # --- in the library's thread ------------------------------------------------------------
@@ -254,15 +207,31 @@ class Search:
         """The library asks for the scores of several candidates, which run side by side."""
         from gepa.core.adapter import EvaluationBatch
 
-        evaluations = self._asked(self._evaluations(items))
+        trials = [
+            Trial(batch[0].split, self._named(texts), [item.task for item in batch])
+            for texts, batch in items
+        ]
         batches = []
-        for evaluation in evaluations:
-            self._count(evaluation)
-            scores = [_score(self._reward(seen)) for seen in evaluation.seen]
+        for evaluation in self._asked(self._trials.evaluate(trials)):
+            self._look_at(evaluation)
+            scores = [_score(self._trials.reward(seen)) for seen in evaluation.seen]
             outputs = [None] * len(scores)
             batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
             batches.append(batch)
         return batches
+
+    def _look_at(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation on the selection split; rewards that are too large end the search."""
+        rewards = [seen.reward for seen in evaluation.seen if seen.reward is not None]
+        largest = max(map(abs, rewards), default=0.0)
+        if largest >= SHIFT / 2:
+            self._error = RewardError(
+                f"a reward of {largest:g} is too large to compare exactly: scale rewards below "
+                f"{SHIFT / 2:g}"
+            )
+            raise _Ended
+        if evaluation.split == "selection":
+            self._compared[_name(evaluation.candidate)] = evaluation
 
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
@@ -282,29 +251,25 @@ class Search:
         for number in components_to_update:
             name, template = self._names[number], self._template(number, candidate)
             seen = [record["seen"] for record in reflective_dataset[number]]
-            asked = reflection.question(name, template, seen)
-            was_known = self._journal.is_replaying
-            entry = self._asked(self._reflection(name, asked))
-            self._reflections += 1
-            self._tokens += entry.input_tokens + entry.output_tokens
+            asked = Question(name, question(name, template, seen), self._reflector)
+            was_known = self._trials.is_replaying
+            [entry] = self._asked(self._trials.reflect([asked]))
             try:
-                text = reflection.new_text(entry.answer, entry.finish_reason)
-                changed = template.rewritten(text).template
-                if changed == template.template:
-                    raise reflection.Unusable("the prompt is what it was")
-                texts[number] = changed
-            except (reflection.Unusable, ConfigError) as why:
-                self._unusable += 1
+                changed = other_template(template, entry.answer, entry.finish_reason)
+                texts[number] = changed.template
+            except Unusable as why:
+                self._trials.unusable += 1
                 if not was_known:
-                    self._say(f"reflection {self._reflections} on {name!r} is of no use: {why}")
+                    count = self._trials.reflections
+                    self._say(f"reflection {count} on {name!r} is of no use: {why}")
         return texts
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
         """The library took a candidate into its pool."""
-        number = event["candidate_idx"]
-        last = self._compared[_key(self._named(event["candidate"]), [])]
+        number, trials = event["candidate_idx"], self._trials
+        last = self._compared[_name(self._named(event["candidate"]))]
         rewards = {seen.task_id: seen.reward for seen in last.seen}
-        mean = math.fsum(map(self._reward, last.seen)) / len(last.seen)
+        mean = trials.mean_of(last.seen)
         parents = [parent for parent in event["parent_ids"] if parent is not None]
         self._candidates.append(
             Candidate(
@@ -312,16 +277,16 @@ class Search:
                 parents=parents,
                 rewards=rewards,
                 mean=mean,
-                rollouts=self._rollouts,
+                rollouts=trials.rollouts,
             )
         )
-        if self._journal.is_replaying:
+        if trials.is_replaying:
             return
         made = "the prompts as they are" if not parents else f"candidate {number}, of {parents}"
         self._say(
             f"{made}: {mean:.3f} on {many(len(rewards), 'task')} of the selection split; best "
-            f"{self._candidates[self._chosen].mean:.3f}; {self._rollouts} of "
-            f"{self._settings.max_rollouts} rollouts, {many(self._reflections, 'reflection')}"
+            f"{self._candidates[self._chosen].mean:.3f}; {trials.rollouts} of "
+            f"{self._settings.max_rollouts} rollouts, {many(trials.reflections, 'reflection')}"
         )
 
     # --- what the library's thread asks -----------------------------------------------------
@@ -350,113 +315,11 @@ class Search:
     def _say(self, text: str) -> None:
         self._loop.call_soon_threadsafe(self._world.note, text)
 
-    # --- in the event loop ------------------------------------------------------------------
-    async def _evaluations(
-        self, items: Sequence[tuple[Texts, Sequence[_Item]]]
-    ) -> list[Evaluation]:
-        """Those that the journal has, then the others, all at once."""
-        known: list[Evaluation] = []
-        keys = [
-            _key(self._named(texts), [task_id(i.task) for i in batch]) for texts, batch in items
-        ]
-        for key in keys:
-            entry = self._journal.replayed(key, Evaluation)
-            if entry is None:
-                break
-            known.append(entry)
-        fresh = await self._rolled_out(keys[len(known) :], items[len(known) :])
-        for evaluation in fresh:
-            self._journal.add(evaluation)
-        return [*known, *fresh]
-
-    async def _rolled_out(
-        self, keys: Sequence[str], items: Sequence[tuple[Texts, Sequence[_Item]]]
-    ) -> list[Evaluation]:
-        pairs = [(texts, item) for texts, batch in items for item in batch]
-        if not pairs:
-            return []
-        resources = [
-            {name: self._template(number, texts) for number, name in enumerate(self._names)}
-            for texts, _ in pairs
-        ]
-        episodes = await self._world.rollouts(
-            [item.task for _, item in pairs], 1, resources=resources
-        )
-        seen = [seen_of(e, item.task) for e, (_, item) in zip(episodes, pairs, strict=True)]
-        evaluations = []
-        for key, (texts, batch) in zip(keys, items, strict=True):
-            mine, seen = seen[: len(batch)], seen[len(batch) :]
-            evaluations.append(
-                Evaluation(key=key, split=batch[0].split, candidate=self._named(texts), seen=mine)
-            )
-        return evaluations
-
-    async def _reflection(self, name: str, asked: str) -> Reflection:
-        key = _key({"asked": asked}, [])
-        entry = self._journal.replayed(key, Reflection)
-        if entry is not None:
-            return entry
-        answer = await self._reflector.ask(asked)
-        entry = Reflection(
-            key=key,
-            prompt=name,
-            asked=asked,
-            answer=answer.text,
-            finish_reason=answer.finish_reason,
-            input_tokens=answer.input_tokens,
-            output_tokens=answer.output_tokens,
-        )
-        self._journal.add(entry)
-        return entry
-
     # --- what came of it --------------------------------------------------------------------
-    def _count(self, evaluation: Evaluation) -> None:
-        rewards = [seen.reward for seen in evaluation.seen]
-        scored = [reward for reward in rewards if reward is not None]
-        if not scored and not self._rollouts:
-            self._error = RewardError(
-                "no rollout of the prompts as they are has a reward, so there is nothing to "
-                f"compare: the first one says {evaluation.seen[0].text[-300:]!r}"
-            )
-            raise _Ended
-        largest = max(map(abs, scored), default=0.0)
-        if largest >= SHIFT / 2:
-            self._error = RewardError(
-                f"a reward of {largest:g} is too large to compare exactly: scale rewards below "
-                f"{SHIFT / 2:g}"
-            )
-            raise _Ended
-        if evaluation.split == "selection":
-            self._compared[_key(evaluation.candidate, [])] = evaluation
-        self._rewards += scored
-        self._rollouts += len(rewards)
-        self._unscored += len(rewards) - len(scored)
-        self._failed += sum(seen.failed for seen in evaluation.seen)
-        self._tokens += sum(seen.tokens for seen in evaluation.seen)
-
-    def _reward(self, seen: Seen) -> float:
-        """What a rollout counts for where candidates are compared, which takes a number."""
-        return self._settings.failure_reward if seen.reward is None else seen.reward
-
     @property
     def _chosen(self) -> int:
         means = [candidate.mean for candidate in self._candidates]
         return means.index(max(means))
-
-    def _found(self) -> Found:
-        scored = len(self._rewards)
-        return Found(
-            candidates=self._candidates,
-            chosen=self._chosen,
-            ended=self._ended,
-            rollouts=self._rollouts,
-            unscored=self._unscored,
-            failed=self._failed,
-            mean=math.fsum(self._rewards) / scored if scored else None,
-            reflections=self._reflections,
-            unusable=self._unusable,
-            tokens=self._tokens,
-        )
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}
@@ -482,7 +345,6 @@ def _score(reward: float) -> float:
     return SHIFT + round(reward * STEPS) / STEPS
 
 
-def _key(texts: Mapping[str, str], ids: Sequence[str]) -> str:
-    """What is asked, as a name."""
-    said = json.dumps([dict(texts), list(ids)], ensure_ascii=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:24]
+def _name(texts: Mapping[str, str]) -> tuple[str, ...]:
+    """A candidate, as a key."""
+    return tuple(texts.values())

@@ -63,7 +63,7 @@ def named_endpoint(base_url: str | None, model: str | None) -> LLM | None:
     endpoint = environment_endpoint(model)
     if endpoint is None:
         raise ConfigError(
-            f"--endpoint-model {model} is of no endpoint: give --base-url, or set OPENAI_BASE_URL "
+            f"--endpoint-model {model} names no endpoint: give --base-url, or set OPENAI_BASE_URL "
             "or OPENAI_API_KEY"
         )
     return endpoint

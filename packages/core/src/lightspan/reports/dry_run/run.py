@@ -328,6 +328,8 @@ class DryRun:
             selection_tasks=0 if self.selection is None else len(self.selection),
             minibatches=self._algorithm.minibatches,
             checkpoint_every=settings.checkpoint_every,
+            searches=self._algorithm.searches,
+            search_rollouts=self._algorithm.search_rollouts,
         )
 
     @property

@@ -189,11 +189,14 @@ def cost_lines(costs: CostReport) -> Iterator[str]:
     size = costs.size
     yield "WHAT FIT WOULD CALL"
     evaluations = f" + {size.evaluations} x {size.val_tasks} evaluated" if size.evaluations else ""
+    searched = ""
+    if size.searches:
+        searched = f"{size.search_rollouts:,} at most in {many(size.searches, 'search phase')} + "
     if size.comparisons:
         evaluations += f" + {size.comparisons} x {size.selection_tasks} compared"
     yield (
-        f"  {costs.rollouts:,} rollouts: {many(size.steps, 'step')} x {size.tasks_per_step} tasks "
-        f"x {size.group_size}{evaluations}"
+        f"  {costs.rollouts:,} rollouts: {searched}{many(size.updates, 'step')} x "
+        f"{size.tasks_per_step} tasks x {size.group_size}{evaluations}"
     )
     rows = [
         [f"tool {tool.name}", f"{tool.calls_per_rollout:.2f}", _about(tool.expected_calls), ""]

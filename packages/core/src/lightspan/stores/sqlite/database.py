@@ -1,55 +1,24 @@
-"""What an open SQLite store has: a writer, a reader, and the moves bound to their tables."""
+"""What an open SQLite store has: a writer and a reader, each with a connection."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from lightspan.errors import StoreClosedError
-from lightspan.schema.records import Claim, Report
-from lightspan.stores import _leases, _state_machine
-from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._sql.database import OpenDatabase
+from lightspan.stores._sql.jobs import Work
 from lightspan.stores.sqlite import file
-from lightspan.stores.sqlite.tables import ReadTables, WriteTables
-from lightspan.stores.sqlite.writer import GROUP_COST, Work, Writer
+from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
+from lightspan.stores.sqlite.writer import Writer
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK: Final = 128
-"""Items that one transaction takes at most of one call."""
-_PAGE: Final = 4096
 
-
-def cost_of(item: object) -> int:
-    """What an item costs; what is packed says how many bytes it has."""
-    return 1 + int(getattr(item, "size", 0)) // _PAGE
-
-
-def in_chunks(items: Sequence[T]) -> Iterator[tuple[list[T], int]]:
-    """The items cut so that each chunk fits a short transaction, with what each costs."""
-    chunk: list[T] = []
-    cost = 0
-    for item in items:
-        chunk.append(item)
-        cost += cost_of(item)
-        if len(chunk) == CHUNK or cost >= GROUP_COST:
-            yield chunk, cost
-            chunk, cost = [], 0
-    if chunk:
-        yield chunk, cost
-
-
-class OpenDatabase:
-    """Two connections and their threads, of one process.
-
-    The writer's methods take items and answer per item (`writer.Work`); they run in a
-    transaction, in its thread or an event loop's.
-    """
+class SQLiteDatabase(OpenDatabase):
+    """Two connections and their threads, of one process: the work runs in the writer's, or in an
+    event loop's."""
 
     def __init__(
         self,
@@ -58,9 +27,7 @@ class OpenDatabase:
         clock: Callable[[], float],
         on_move: Callable[[], None],
     ) -> None:
-        self.pid: Final = os.getpid()
         self._path = path
-        self._clock = clock
         self._on_move = on_move
         writing = file.connect(path, power_loss=power_loss)
         try:
@@ -68,28 +35,14 @@ class OpenDatabase:
         except BaseException:
             writing.close()
             raise
-        self.tables: Final = WriteTables(writing)
-        self.reader: Final = ReadTables(self._reading)
-        self.enqueue: Final = self._timed(_state_machine.enqueue)
-        self.start: Final = self._timed(_state_machine.start)
-        self.heartbeat: Final = self._timed(_leases.heartbeat)
-        self.report: Final = self._timed(_state_machine.report)
-        self.cancel: Final = self._timed(_state_machine.cancel)
-        self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
+        self.tables = SQLiteWriteTables(writing, clock)
+        super().__init__(self.tables, self.tables, SQLiteReadTables(self._reading, clock))
         self._writer = Writer(
             writing, path, self.tables.begin, self._committed, small_here=not power_loss
         )
 
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
-        """Have the writer do it (`Writer.write`)."""
         return self._writer.write(work, items, cost)
-
-    def read(self, query: Callable[[], R]) -> Future[R]:
-        """Have the reader do it."""
-        try:
-            return self._read_thread.submit(self._query, query)
-        except RuntimeError:  # all that an executor says when it was shut down
-            raise StoreClosedError from None
 
     def _query(self, query: Callable[[], R]) -> R:
         try:
@@ -100,7 +53,6 @@ class OpenDatabase:
             raise file.explain(error, self._path) from error
 
     def stop(self) -> None:
-        """Finish what is under way and let go of the file."""
         self._read_thread.shutdown()
         self._reading.close()
         self._writer.stop()
@@ -108,42 +60,3 @@ class OpenDatabase:
     def _committed(self) -> None:
         if self.tables.moved:
             self._on_move()
-
-    # --- the writer's work ----------------------------------------------------------------
-    def _timed(self, move: Callable[[WriteTables, Sequence[T], float], list[R]]) -> Work[T, R]:
-        """The move over these tables, at the time of the store's clock."""
-        return lambda items: move(self.tables, items, self._clock())
-
-    def claim(self, items: Sequence[ClaimRequest]) -> list[list[Claim] | None]:
-        """Per request its claims; None if so many leases had run out that there may be more."""
-        now = self._clock()
-        if _leases.expire(self.tables, CHUNK, now) == CHUNK:
-            return [None] * len(items)
-        return [_leases.claim(self.tables, request, now) for request in items]
-
-    def expire(self, limits: Sequence[int]) -> list[int]:
-        return [_leases.expire(self.tables, limit, self._clock()) for limit in limits]
-
-    def mark_damaged(self, items: Sequence[tuple[str, str]]) -> list[None]:
-        return _state_machine.mark_damaged(self.tables, items)
-
-    def announce(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
-        now = self._clock()
-        return self.tables.put_peers([(peer_id, now, body) for peer_id, body in items])
-
-    # --- the reader's checks of a batch that is too large for one transaction -------------
-    def check_new(self, items: Sequence[PackedRollout]) -> None:
-        """Raises `ConflictError`."""
-        _state_machine.new_ones(self.reader, items)
-
-    def check_reports(self, items: Sequence[Report]) -> None:
-        """Raises `IllegalMoveError` or `NotFoundError`."""
-        _state_machine.check_reports(self.reader, items)
-
-    def check_spans(self, items: Sequence[PackedSpan]) -> None:
-        """Raises `NotFoundError`."""
-        _state_machine.find_attempts(self.reader, [item.attempt_id for item in items])
-
-    def check_calls(self, items: Sequence[PackedCall]) -> None:
-        """Raises `NotFoundError`."""
-        self.check_spans([item.span for item in items])

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,6 +24,7 @@ import msgspec
 from lightspan import __version__
 from lightspan.errors import DataError, LightspanError, StoreError, StoreFormatError
 from lightspan.schema import clock
+from lightspan.stores._sql.statements import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
@@ -280,18 +280,4 @@ def _number(db: sqlite3.Connection, pragma: str) -> int:
 @cache
 def schema() -> list[str]:
     """The statements of schema.sql. Read once: an upgrade may replace it while we run."""
-    lines = _text("schema.sql").splitlines()
-    code = "\n".join(line for line in lines if not line.startswith("--"))
-    return [statement for statement in code.split(";") if statement.strip()]
-
-
-@cache
-def queries() -> dict[str, str]:
-    """The queries of queries.sql by name."""
-    _, *parts = _text("queries.sql").split("-- name: ")
-    named = (part.split("\n", 1) for part in parts)
-    return {name.strip(): query.strip() for name, query in named}
-
-
-def _text(name: str) -> str:
-    return resources.files("lightspan.stores.sqlite").joinpath(name).read_text(encoding="utf-8")
+    return statements_of(read_text("lightspan.stores.sqlite", "schema.sql"))

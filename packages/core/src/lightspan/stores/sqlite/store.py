@@ -8,51 +8,22 @@ What was acknowledged survives `kill -9`; with `power_loss=True` it survives a p
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
-from lightspan.errors import StoreClosedError
 from lightspan.schema import clock
-from lightspan.schema.records import (
-    Attempt,
-    AttemptRef,
-    Claim,
-    Mode,
-    Peer,
-    Report,
-    Rollout,
-    RolloutState,
-    RolloutStatus,
-)
-from lightspan.schema.resources import NamedResources, encode_resources, resources_id
-from lightspan.schema.spans import Span
-from lightspan.schema.tokens import CallOutcome, TokenRecord
-from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
-from lightspan.stores._leases import ClaimRequest
-from lightspan.stores._signal import Signal
-from lightspan.stores._state_machine import Begun, check_begun
-from lightspan.stores.protocol import Changes, PolicyVersion, Store, StoreCapabilities, StoredCall
-from lightspan.stores.sqlite.database import CHUNK, OpenDatabase, cost_of, in_chunks
-from lightspan.stores.sqlite.writer import Work
+from lightspan.stores._sql.store import SQLStore
+from lightspan.stores.protocol import StoreCapabilities
+from lightspan.stores.sqlite.database import SQLiteDatabase
 
-P = ParamSpec("P")
-T = TypeVar("T")
-R = TypeVar("R")
-
-# `watch` looks at the file again after such a pause, because SQLite tells no process what another
-# has written; a change of this process's own wakes it at once.
-_SHORTEST_POLL_S: Final = 0.002
-_LONGEST_POLL_S: Final = 0.02
-
-_inherited: Final[list[OpenDatabase]] = []
-"""Databases of a parent process. Kept for good: to close one here, as the garbage collector would,
-drops the parent's locks on the file."""
+_POLLS_S: Final = (0.002, 0.02)
+"""Between two looks of `watch` at the file, because SQLite tells no process what another has
+written; a change of this process's own wakes it at once."""
 
 
-class SQLiteStore(Store):
+class SQLiteStore(SQLStore[SQLiteDatabase]):
     """A store in a SQLite file. Open it in each process that uses it; after a fork, again."""
 
     def __init__(
@@ -65,8 +36,7 @@ class SQLiteStore(Store):
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
         self._clock = clock
-        self._signal = Signal()
-        self._database: OpenDatabase | None = None
+        super().__init__(str(self.path), _POLLS_S)
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -77,202 +47,5 @@ class SQLiteStore(Store):
         option = "?power_loss=true" if self._power_loss else ""
         return f"sqlite://{self.path}{option}"
 
-    async def open(self) -> None:
-        if self._database is not None and self._database.pid != os.getpid():
-            _inherited.append(self._database)
-            self._database = None
-        if self._database is None:
-            self._database = await asyncio.to_thread(
-                OpenDatabase, self.path, self._power_loss, self._clock, self._signal.notify
-            )
-
-    async def close(self) -> None:
-        database, self._database = self._database, None
-        if database is not None and database.pid == os.getpid():
-            try:
-                await asyncio.to_thread(database.stop)
-            except RuntimeError:  # the interpreter is on its way out, and starts nothing any more
-                database.stop()
-        self._signal.notify()
-
-    @property
-    def _opened(self) -> OpenDatabase:
-        database = self._database
-        if database is None:
-            raise StoreClosedError(f"store {self.path} is closed: open it first")
-        if database.pid != os.getpid():
-            raise StoreClosedError(
-                f"store {self.path} was opened before this process was forked: open it again here"
-            )
-        return database
-
-    async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a query of the reader in its thread."""
-        return await asyncio.wrap_future(self._opened.read(lambda: query(*args, **kwargs)))
-
-    async def _write(
-        self,
-        work: Work[T, R],
-        items: Sequence[T],
-        *,
-        check: Callable[[Sequence[T]], object] | None = None,
-    ) -> list[R]:
-        """Write items chunk by chunk, each chunk in one short transaction.
-
-        `work` refuses a chunk as a whole; where there are several, `check` refuses all of them
-        before the first is written.
-        """
-        database = self._opened
-        if len(items) == 1:
-            return await database.write(work, items, cost_of(items[0]))
-        chunks = list(in_chunks(items))
-        if check is not None and len(chunks) > 1:
-            await self._read(check, items)
-        answers: list[R] = []
-        for chunk, cost in chunks:
-            answers += await database.write(work, chunk, cost)
-        return answers
-
-    # --- resources and policies -----------------------------------------------------------
-    async def put_resources(self, resources: NamedResources) -> str:
-        name = resources_id(resources)
-        await self._write(self._opened.tables.put_resources, [(name, encode_resources(resources))])
-        return name
-
-    async def get_resources(self, resources_id: str) -> NamedResources:
-        return await self._read(self._opened.reader.resources, resources_id)
-
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
-        work = self._opened.tables.allot_versions
-        [version] = await self._write(work, [(policy, run_id, step)])
-        return version
-
-    async def policy_versions(self, policy: str) -> list[PolicyVersion]:
-        return await self._read(self._opened.reader.policy_versions, policy)
-
-    # --- rollouts -------------------------------------------------------------------------
-    async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        packed = [pack_rollout(rollout) for rollout in rollouts]
-        database = self._opened
-        await self._write(database.enqueue, packed, check=database.check_new)
-
-    async def start(self, claims: Sequence[Claim]) -> None:
-        begun = [Begun(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
-        await self._write(self._opened.start, begun, check=check_begun)
-
-    async def claim(
-        self,
-        runner_id: str,
-        slots: int,
-        lease_s: float,
-        run_id: str | None = None,
-        idle: bool = True,
-    ) -> list[Claim]:
-        claims: list[Claim] = []
-        while True:
-            wanted = max(0, min(slots - len(claims), CHUNK))
-            request = ClaimRequest(runner_id, wanted, lease_s, run_id, idle and not claims)
-            [claimed] = await self._write(self._opened.claim, [request])
-            if claimed is None:  # leases had run out; there may be more
-                continue
-            claims += claimed
-            if len(claimed) < wanted or len(claims) >= slots or claims[0].alone:
-                return claims
-
-    async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
-        items = [(ref, lease_s) for ref in attempts]
-        mine = await self._write(self._opened.heartbeat, items)
-        return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
-
-    async def report(self, reports: Sequence[Report]) -> list[bool]:
-        database = self._opened
-        return await self._write(database.report, reports, check=database.check_reports)
-
-    async def expire(self) -> int:
-        total = 0
-        while True:
-            [lost] = await self._write(self._opened.expire, [CHUNK])
-            total += lost
-            if lost < CHUNK:
-                return total
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        database = self._opened
-        check = database.reader.check_rollouts
-        return sum(await self._write(database.cancel, rollout_ids, check=check))
-
-    async def rollouts(
-        self,
-        rollout_ids: Sequence[str] | None = None,
-        *,
-        run_id: str | None = None,
-        mode: Mode | None = None,
-        step: int | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        limit: int | None = None,
-    ) -> list[RolloutState]:
-        filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
-        return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
-
-    async def watch(
-        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
-    ) -> Changes:
-        deadline = clock.monotonic() + timeout_s
-        pause = _SHORTEST_POLL_S
-        with self._signal.waiter() as waiter:
-            while True:
-                changes = await self._read(self._opened.reader.changes, cursor, run_id)
-                left = deadline - clock.monotonic()
-                if changes.rollouts or left <= 0:
-                    return changes
-                await waiter.wait(min(left, pause))
-                pause = min(1.5 * pause, _LONGEST_POLL_S)
-
-    async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
-        return await self._read(self._opened.reader.count, run_id)
-
-    # --- who works with it ----------------------------------------------------------------
-    async def announce(self, peer: Peer) -> None:
-        await self._write(self._opened.announce, [(peer.peer_id, pack_peer(peer))])
-
-    async def withdraw(self, peer_id: str) -> None:
-        await self._write(self._opened.tables.drop_peers, [peer_id])
-
-    async def peers(self) -> list[Peer]:
-        return await self._read(self._opened.reader.peers, self._clock())
-
-    # --- attempts and what they did -------------------------------------------------------
-    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return await self._read(self._opened.reader.attempts, rollout_ids)
-
-    async def attempt(self, attempt_id: str) -> Attempt:
-        return await self._read(self._opened.reader.attempt, attempt_id)
-
-    async def claim_of_token(self, call_token: str) -> Claim | None:
-        if not call_token.isascii():  # whatever a client sent; SQLite takes UTF-8 only
-            return None
-        return await self._read(self._opened.reader.claim_of_token, call_token)
-
-    async def mark_damaged(self, attempt_id: str, reason: str) -> None:
-        await self._write(self._opened.mark_damaged, [(attempt_id, reason)])
-
-    async def add_spans(self, attempt: AttemptRef, spans: Sequence[Span]) -> int:
-        packed = [pack_span(attempt, span) for span in spans]
-        database = self._opened
-        if not packed:  # nothing to write: that the attempt exists is checked all the same
-            await self.attempt(attempt.attempt_id)
-        return sum(await self._write(database.tables.add_spans, packed, check=database.check_spans))
-
-    async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
-        packed = [pack_call(call) for call in calls]
-        database = self._opened
-        return await self._write(database.tables.add_calls, packed, check=database.check_calls)
-
-    async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        await self._write(self._opened.tables.mark_calls, [(attempt_id, call_id, outcome)])
-
-    async def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
-        return await self._read(self._opened.reader.spans, attempt_ids)
-
-    async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
-        return await self._read(self._opened.reader.token_records, attempt_ids)
+    def _start(self) -> SQLiteDatabase:
+        return SQLiteDatabase(self.path, self._power_loss, self._clock, self._signal.notify)

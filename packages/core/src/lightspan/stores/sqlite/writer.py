@@ -10,29 +10,33 @@ also moves the write-ahead log into the file, which waits for the disk too.
 A task that writes again, with no other task's write in between, is taken to be the only one that
 writes: its small writes wait for no group and no turn of the loop, but for one in `_AT_ONCE`.
 
-A transaction stays short (other processes wait for the same lock): it takes a limited amount of
-work, and stops early when its time is up. Neighbouring jobs of one kind become one call, so that a
-hundred small writes are a handful of SQL statements: each statement gives up the interpreter lock,
-and in a busy process getting it back can take 5 ms.
+What a transaction takes, `_sql.jobs` says. Few statements count here: each gives up the interpreter
+lock, and in a busy process getting it back can take 5 ms.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
 import sqlite3
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from lightspan.errors import StoreClosedError, StoreError
 from lightspan.schema import clock
+from lightspan.stores._sql.jobs import (
+    Committer,
+    Job,
+    Work,
+    Write,
+    answers_of,
+    first_jobs,
+    tell,
+)
 from lightspan.stores.sqlite import file
 
 if sys.platform == "linux":
@@ -41,14 +45,8 @@ if sys.platform == "linux":
 T = TypeVar("T")
 R = TypeVar("R")
 
-Work = Callable[[Sequence[T]], list[R]]
-"""Writes items inside a transaction and answers for each. Runs again if the transaction fails."""
-
-GROUP_COST: Final = 256
-"""About how much work one transaction takes: items, plus 4 kB pages of data."""
 SMALL_COST: Final = 16
 """A group up to this is written in the event loop's thread: about 0.2 ms."""
-_TRANSACTION_S: Final = 0.004
 _AT_ONCE: Final = 8
 """Of so many writes that one task makes in succession, one lets the event loop turn."""
 _LONG_S: Final = 0.01
@@ -64,38 +62,7 @@ _PAGES: Final = 3
 """About how many pages a transaction changes beside those of its items."""
 
 
-class _Write:
-    """Items to write."""
-
-    __slots__ = ("cost", "items", "work")
-
-    def __init__(self, work: Work[Any, Any], items: Sequence[Any], cost: int) -> None:
-        self.work = work
-        self.items = items
-        self.cost = cost
-
-
-class _Job(_Write):
-    """Items to write, and who waits for the answers."""
-
-    __slots__ = ("future", "loop")
-
-    def __init__(
-        self,
-        work: Work[Any, Any],
-        items: Sequence[Any],
-        cost: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(work, items, cost)
-        self.loop = loop
-        self.future: asyncio.Future[list[Any]] = loop.create_future()
-
-
-_Answer = list[Any] | BaseException
-
-
-class Writer:
+class Writer(Committer):
     """One connection, used by a thread of its own or by the event loops, one at a time.
 
     Args:
@@ -115,6 +82,7 @@ class Writer:
         *,
         small_here: bool = True,
     ) -> None:
+        super().__init__()
         self._db = db
         self._path = path
         self._on_begin = on_begin
@@ -124,9 +92,8 @@ class Writer:
         self._log_pages = 0
         self._lock = threading.Lock()
         """Guards what is below; whoever waits for `_turn` does not hold it."""
-        self._groups: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+        self._groups: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         """What each event loop has submitted in its present turn."""
-        self._handed: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
         self._unanswered = 0
         """Jobs that were handed to the thread and are not answered yet."""
         self._here_from = 0.0 if small_here else float("inf")
@@ -152,7 +119,7 @@ class Writer:
             if self._closed:
                 raise StoreClosedError
             at_once = self._is_alone(task, cost)
-            answers = self._write_here([_Write(work, items, cost)]) if at_once else []
+            answers = self._write_here([Write(work, items, cost)]) if at_once else []
         return answers[0] if answers else await self.submit(work, items, cost)
 
     def _is_alone(self, task: asyncio.Task[Any] | None, cost: int) -> bool:
@@ -178,7 +145,7 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise StoreClosedError
-            job = _Job(work, items, cost, loop)
+            job = Job(work, items, cost, loop)
             group = self._groups.setdefault(loop, [])
             group.append(job)
             if len(group) == 1:  # tasks that are ready to run may add to it first
@@ -202,20 +169,20 @@ class Writer:
             answers = self._write_here(group) if self._is_small(group) else []
             if len(answers) < len(group) or self._log_pages > _LOG_PAGES:
                 self._hand_over(group[len(answers) :])
-        _tell(zip(group, answers, strict=False))
+        tell(zip(group, answers, strict=False))
 
-    def _is_small(self, group: Sequence[_Job]) -> bool:
+    def _is_small(self, group: Sequence[Job]) -> bool:
         return self._can_write_here() and sum(job.cost for job in group) <= SMALL_COST
 
     def _can_write_here(self) -> bool:
         """False where something waits for the thread, which may be the log."""
         return self._unanswered == 0 and self._log_pages <= _LOG_PAGES
 
-    def _hand_over(self, group: list[_Job]) -> None:
+    def _hand_over(self, group: list[Job]) -> None:
         self._unanswered += len(group)
         self._handed.put(group)
 
-    def _write_here(self, group: Sequence[_Write]) -> list[list[Any]]:
+    def _write_here(self, group: Sequence[Write]) -> list[list[Any]]:
         """The answers of the first jobs; the rest is for the thread."""
         begun = clock.monotonic()
         if begun < self._here_from or not self._turn.acquire(blocking=False):
@@ -239,7 +206,7 @@ class Writer:
         while going:
             jobs, going = self._take()
             while jobs:
-                jobs = jobs[self._commit(_first(jobs)) :]
+                jobs = jobs[self._commit(first_jobs(jobs)) :]
                 if jobs or not self._handed.empty():
                     time.sleep(_BREATH_S)
             if self._log_pages > _LOG_PAGES:
@@ -248,51 +215,22 @@ class Writer:
                     file.shorten_log(self._db)
         self._db.close()
 
-    def _take(self) -> tuple[list[_Job], bool]:
-        """The next jobs, and those that wait behind them, up to a limit; False when it is over."""
-        jobs: list[_Job] = []
-        group = self._handed.get()
-        while group is not None:
-            jobs += group
-            if self._handed.empty() or sum(job.cost for job in jobs) >= GROUP_COST:
-                return jobs, True
-            group = self._handed.get()
-        return jobs, False
-
-    def _commit(self, jobs: Sequence[_Job]) -> int:
-        """Write the first of these jobs together; returns how many. Answers their futures."""
-        wanted = [job for job in jobs if not job.future.cancelled()]
-        try:
-            answers: Sequence[_Answer] = self._write(wanted)
-        except BaseException as error:
-            if len(wanted) > 1:  # one of them is to blame, perhaps: the others must not pay for it
-                return sum(self._commit([job]) for job in jobs)
-            answers = [self._explained(error)]
-        done = len(jobs) if len(answers) == len(wanted) else jobs.index(wanted[len(answers)])
+    def _settled(self, number: int) -> None:
         with self._lock:
-            self._unanswered -= done
-        _tell_loops(zip(wanted, answers, strict=False))
-        return done
+            self._unanswered -= number
 
-    def _write(self, jobs: Sequence[_Job]) -> list[list[Any]]:
-        if not jobs:
-            return []
+    def _write(self, jobs: Sequence[Job]) -> list[list[Any]]:
         with self._turn:
             file.begin(self._db)
             return self._transaction(jobs)
 
     # --- in the thread that has the turn --------------------------------------------------
-    def _transaction(self, jobs: Sequence[_Write]) -> list[list[Any]]:
+    def _transaction(self, jobs: Sequence[Write]) -> list[list[Any]]:
         """Write the first jobs, and commit, in a transaction just begun; returns their answers."""
-        answers: list[list[Any]] = []
         changes = self._db.total_changes
-        end = clock.monotonic() + _TRANSACTION_S
         try:
             self._on_begin()
-            for same in _by_work(jobs):
-                answers += _together(same)
-                if len(answers) < len(jobs) and clock.monotonic() > end:
-                    break
+            answers = answers_of(jobs)
             self._db.execute("COMMIT")
         except BaseException:
             file.roll_back(self._db)
@@ -320,45 +258,3 @@ def _waits() -> float:
     if sys.platform != "linux":
         return float("nan")
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-
-
-def _first(jobs: Sequence[_Job]) -> Sequence[_Job]:
-    """As many of them as fit one transaction."""
-    costs = accumulate(job.cost for job in jobs)
-    return jobs[: 1 + sum(cost < GROUP_COST for cost in costs)]
-
-
-def _by_work(jobs: Sequence[_Write]) -> Iterable[Sequence[_Write]]:
-    """Neighbours of one kind."""
-    if len(jobs) == 1:
-        return [jobs]
-    return (list(same) for _, same in groupby(jobs, key=lambda job: job.work))
-
-
-def _together(jobs: Sequence[_Write]) -> list[list[Any]]:
-    """The answers of each of several jobs of one kind, done as one."""
-    work = jobs[0].work
-    if len(jobs) == 1:
-        return [work(jobs[0].items)]
-    answers = iter(work([item for job in jobs for item in job.items]))
-    return [[next(answers) for _ in job.items] for job in jobs]
-
-
-def _tell_loops(answered: Iterable[tuple[_Job, _Answer]]) -> None:
-    """Answer from another thread: each event loop is woken once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, _Answer]]] = {}
-    for job, answer in answered:
-        by_loop.setdefault(job.loop, []).append((job, answer))
-    for loop, pairs in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # it is closed: nobody waits any more
-            loop.call_soon_threadsafe(_tell, pairs)
-
-
-def _tell(answered: Iterable[tuple[_Job, _Answer]]) -> None:
-    for job, answer in answered:
-        if job.future.done():
-            continue  # cancelled: nobody waits any more
-        if isinstance(answer, BaseException):
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)

@@ -17,9 +17,9 @@ compared.
 
 A cell that a framework cannot have is in `IMPOSSIBLE`, with its reason; it must then really fail.
 
-The table's rows are data (`scenarios`); `plays` runs them, `checks` says what must hold, `base`
-what a subclass gives. Tests by subject: `table_tests`, `concurrency_tests`, `service_tests`,
-`install_tests`, `company_tests`.
+The table's rows are data (`scenarios`, with the span `trees` that they leave); `plays` runs them,
+those of another `process` too, `checks` says what must hold, `base` what a subclass gives. Tests by
+subject: `table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `company_tests`.
 """
 
 from __future__ import annotations

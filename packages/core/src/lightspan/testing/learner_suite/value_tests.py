@@ -1,4 +1,4 @@
-"""What every learner with a critic must do; a part of `LearnerSuite`, skipped by those without."""
+"""What every learner with a critic must do; skipped by those without."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.learners.protocol import Critic, Learner, LoRA, Optimizer, PolicyLoss
 from lightspan.lightning.rows import Response, Row
+from lightspan.testing.learner_suite.base import LearnerTests
 
 LOSS = PolicyLoss()
 MOVING = Optimizer(learning_rate=1e-3)
@@ -104,11 +105,8 @@ def _flat(lists: Sequence[Sequence[float]]) -> list[float]:
     return [value for values in lists for value in values]
 
 
-class ValueSuite:
-    """See the module."""
-
-    def make_learner(self, models: Mapping[str, Any], **options: Any) -> Learner:
-        raise NotImplementedError
+class ValueTests(LearnerTests):
+    """Values, and updates with a critic."""
 
     def make_critic(self, models: Mapping[str, Any], **options: Any) -> Learner:
         """A learner with a critic; skips the test where there is none."""
@@ -338,4 +336,4 @@ class ValueSuite:
                 ask([promptless])
 
 
-__all__ = ["ValueSuite", "make_call_rows", "make_prompt_rows", "make_row", "without_targets"]
+__all__ = ["ValueTests", "make_call_rows", "make_prompt_rows", "make_row", "without_targets"]

@@ -1,14 +1,14 @@
-"""The reflection model: what it is asked, and how it is waited for."""
+"""A reflection model: how it is asked and waited for, and the text in its answer."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightspan.algorithms.gepa.feedback import Seen, examples
-from lightspan.errors import EngineError, how_to_install
+from lightspan.capture.clients import mark_clean
+from lightspan.errors import ConfigError, EngineError, how_to_install
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 
@@ -23,33 +23,6 @@ LONGEST_PAUSE_S: Final = 60.0
 _HOPELESS: Final = ("insufficient_quota", "billing_not_active")
 """Codes of a 429 that no waiting helps."""
 
-_QUESTION: Final = """\
-You improve one text of an application that asks language models: the prompt called "{name}". \
-An application fills it in and sends it; you see below what came of it.
-
-The prompt as it is, between the marks:
-<prompt>
-{text}
-</prompt>
-{rules}
-These runs used it. Each shows the task, what was asked and answered, what went wrong, and the \
-reward, of which more is better:
-
-{runs}
-
-Find out what the runs with little reward lacked and what the others did right. Write a prompt \
-with which such tasks would be done better: say clearly what is to be done and in which form it \
-is to be answered, and put down what the runs show about this kind of task, rules and facts \
-included, since the model that reads the prompt sees none of this. Do not put the answers of these \
-very tasks in.
-
-Answer with the whole new prompt between <prompt> and </prompt>, and nothing after it."""
-
-_RULES: Final = """\
-It has placeholders that the application fills: {fields}. The new prompt must have each of them, \
-written in exactly this way; other text in braces is not filled.
-"""
-
 
 class Unusable(Exception):
     """An answer that is no other text; says why."""
@@ -62,13 +35,6 @@ class Answer(NamedTuple):
     finish_reason: str
     input_tokens: int
     output_tokens: int
-
-
-def question(name: str, template: PromptTemplate, seen: Sequence[Seen]) -> str:
-    """What the model is asked."""
-    fields = template.fields
-    rules = _RULES.format(fields=", ".join(fields)) if fields else ""
-    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(seen))
 
 
 _MARKED: Final = re.compile(r"<prompt>(.*)</prompt>", re.DOTALL)
@@ -89,14 +55,32 @@ def new_text(answer: str, finish_reason: str) -> str:
     raise Unusable(f"the answer has no <prompt>…</prompt>: {answer[:80]!r}")
 
 
+def other_template(template: PromptTemplate, answer: str, finish_reason: str) -> PromptTemplate:
+    """The template that an answer proposes in place of this one.
+
+    Raises:
+        Unusable: it proposes none, or one that lost a placeholder.
+    """
+    text = new_text(answer, finish_reason)
+    try:
+        changed = template.rewritten(text)
+    except ConfigError as error:
+        raise Unusable(str(error)) from error
+    if changed == template:
+        raise Unusable("the prompt is what it was")
+    return changed
+
+
 class Reflector:
     """Asks the model.
 
     Args:
         llm: the endpoint.
-        timeout_s: of one question.
+        timeout_s: of one question; None for what the client has.
         patience_s: how long in all a question is put off (429).
         note: told when there is something to wait for.
+        client: of somebody else, who closes it; None for one of its own, which it closes.
+        role: what the model is called where people read of it.
 
     Raises:
         ModuleNotFoundError: the OpenAI SDK is missing.
@@ -104,24 +88,40 @@ class Reflector:
     """
 
     def __init__(
-        self, llm: LLM, *, timeout_s: float, patience_s: float, note: Callable[[str], None]
+        self,
+        llm: LLM,
+        *,
+        timeout_s: float | None,
+        patience_s: float,
+        note: Callable[[str], None],
+        client: openai.AsyncOpenAI | None = None,
+        role: str = "reflection model",
     ) -> None:
         try:
             from openai import AsyncOpenAI
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"GEPA needs {error.name!r}: {how_to_install('prompts')}", name=error.name
+                f"the {role} needs {error.name!r}: {how_to_install('prompts')}", name=error.name
             ) from error
         self._llm = llm
         self._patience_s = patience_s
         self._note = note
-        # its own retries do not say that they wait, and give up a 429 soon
-        self._client = AsyncOpenAI(
-            base_url=llm.base_url, api_key=llm.api_key(), timeout=timeout_s, max_retries=0
-        )
+        self._role = role
+        # a client's own retries do not say that they wait, and give up a 429 soon
+        options: Any = {"max_retries": 0}
+        if timeout_s is not None:
+            options["timeout"] = timeout_s
+        self._owned = client is None
+        if client is None:
+            client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key(), **options)
+        else:
+            client = client.with_options(**options)
+        self._client = client
+        mark_clean(client)
 
     async def close(self) -> None:
-        await self._client.close()
+        if self._owned:
+            await self._client.close()
 
     async def ask(self, text: str) -> Answer:
         """What the model answers.
@@ -140,7 +140,7 @@ class Reflector:
                 if error.code in _HOPELESS or waited + wait > self._patience_s:
                     raise self._failed(error) from error
                 if not waited:
-                    self._note(f"the reflection model is busy (429): waiting {wait:.0f} s")
+                    self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
                 waited += wait
             except (openai.APIConnectionError, openai.InternalServerError) as error:
                 tries += 1
@@ -169,7 +169,7 @@ class Reflector:
 
     @property
     def _where(self) -> str:
-        return f"the reflection model {self._llm.model} at {self._llm.base_url}"
+        return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
     def _failed(self, error: openai.OpenAIError) -> EngineError:
         return EngineError(

@@ -1,31 +1,28 @@
-"""The journal of a run: every evaluation and every reflection, one JSON line each, in order.
+"""The journal of a search: every evaluation and every reflection, one JSON line each, in order.
 
-The library decides by a seed and by what it is answered. So a run that goes on asks the same
-questions again, and is answered from here as long as there are answers: its candidates are equal,
-and no rollout and no reflection is done twice. The library's own state is a pickle, which is not
-used.
+A search decides by a seed and by what it is answered. So one that goes on asks the same questions
+again, and is answered from here as long as there are answers: its candidates are equal, and no
+rollout and no reflection is done twice.
 """
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
 import msgspec
 
-from lightspan.algorithms.gepa.feedback import Seen
+from lightspan.algorithms.prompts.feedback import Seen
 from lightspan.errors import CheckpointError, StoreError
-
-NAME: Final = "gepa.jsonl"
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     """What the journal is of."""
 
     library: str
-    """The version of `gepa`: another one may ask other questions."""
+    """What decides, and its version: another one may ask other questions."""
     format: int = 1
 
 
@@ -38,10 +35,11 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     candidate: dict[str, str]
     """Prompt → template."""
     seen: list[Seen]
+    """One per task, in their order."""
 
 
 class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
-    """What the reflection model was asked, and its answer."""
+    """What a reflection model was asked, and its answer."""
 
     key: str
     prompt: str
@@ -59,16 +57,20 @@ _LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection)
 
 
 class Journal:
-    """The journal in a folder, which is made where there is none.
+    """A journal in a file, whose folder is made where there is none.
+
+    Args:
+        path: of the file.
+        library: see `Header`.
 
     Raises:
-        CheckpointError: it is damaged, or of another version of the library.
+        CheckpointError: it is damaged, or was begun by another version of the library.
         StoreError: it cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
-        header = Header(library=version("gepa"))
+    def __init__(self, path: Path, library: str) -> None:
+        self.path = path
+        header = Header(library=library)
         entries = self._read()
         self._known = [entry for entry in entries if not isinstance(entry, Header)]
         self._place = 0
@@ -78,7 +80,7 @@ class Journal:
                 "on otherwise than the other; install that version of gepa, or start anew"
             )
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file: IO[bytes] = self.path.open("ab")
         except OSError as error:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -90,22 +92,26 @@ class Journal:
         """Whether what is asked next was answered already."""
         return self._place < len(self._known)
 
-    def replayed(self, key: str, kind: type[_E]) -> _E | None:
-        """The answer to what is asked now; None if it was not asked yet.
+    def replayed(self, keys: Sequence[str], kind: type[_E]) -> list[_E | None]:
+        """The answers to what is asked now, all at once and perhaps answered in another order; None
+        for what was not answered yet.
 
         Raises:
             CheckpointError: something else was asked at this place.
         """
-        if not self.is_replaying:
-            return None
-        entry = self._known[self._place]
-        if not isinstance(entry, kind) or entry.key != key:
-            raise CheckpointError(
-                f"{self.path}: entry {self._place + 1} is not what is asked now, so the run cannot "
-                "go on as it began: start anew in another folder"
-            )
-        self._place += 1
-        return entry
+        found: list[_E | None] = [None] * len(keys)
+        while self.is_replaying and None in found:
+            entry = self._known[self._place]
+            open_places = (n for n, key in enumerate(keys) if found[n] is None and key == entry.key)
+            place = next(open_places, None)
+            if not isinstance(entry, kind) or place is None:
+                raise CheckpointError(
+                    f"{self.path}: entry {self._place + 1} is not what is asked now, so the run "
+                    "cannot go on as it began: start anew in another folder"
+                )
+            found[place] = entry
+            self._place += 1
+        return found
 
     def add(self, entry: Entry) -> None:
         """Keep an answer; it survives whatever happens next.

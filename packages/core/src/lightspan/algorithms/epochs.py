@@ -1,0 +1,36 @@
+"""Epochs: the order in which tasks are used."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from lightspan.schema.records import Json
+
+
+class Epochs:
+    """Tasks in shuffled epochs: none is used again before all were used.
+
+    Args:
+        tasks: those of one epoch.
+        seed: for the order. Each epoch derives its own, so that a resumed run finds any place
+            without going through the epochs before it.
+    """
+
+    def __init__(self, tasks: Sequence[Json], seed: int | str) -> None:
+        self.tasks = tasks
+        self._seed = seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def take(self, start: int, count: int) -> list[Json]:
+        """The tasks at the places `start` and following; places go on over all epochs."""
+        return [self._at(place) for place in range(start, start + count)]
+
+    def _at(self, place: int) -> Json:
+        epoch, position = divmod(place, len(self.tasks))
+        if epoch != self._epoch:
+            self._order = list(range(len(self.tasks)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+            self._epoch = epoch
+        return self.tasks[self._order[position]]

@@ -1,0 +1,86 @@
+"""PromptSearch: an algorithm that learns prompts in one step, whatever decides what is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lightspan.algorithms.prompts.candidates import Found, Split, keep_found, split_tasks
+from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.records import Json
+from lightspan.schema.routing import Routing
+
+
+class PromptSearch(Algorithm):
+    """Searches for prompts that do better than those given. No weights are trained: calls go where
+    the app points them, with the app's own key.
+
+    A subclass has these as settings, and `search`.
+    """
+
+    prompts: Mapping[str, PromptTemplate]
+    selection: float
+    max_rollouts: int
+    found: Found | None = None
+    """What the search found; None before its end."""
+
+    async def search(self, world: World, split: Split) -> Found:
+        """The search, from its beginning or from what its journal has of it."""
+        raise NotImplementedError
+
+    # --- what a trainer asks ----------------------------------------------------------------
+    @property
+    def tasks_per_step(self) -> int:
+        return self.max_rollouts
+
+    @property
+    def total_steps(self) -> int:
+        return 1
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {}
+
+    def routing(self) -> Routing:
+        return Routing()
+
+    def resources(self) -> dict[str, PromptTemplate]:
+        """The prompts: as they were given, and when the search is over as they were chosen."""
+        if self.found is None:
+            return dict(self.prompts)
+        chosen = self.found.candidates[self.found.chosen].templates
+        return {
+            name: PromptTemplate(chosen[name], engine=given.engine)
+            for name, given in self.prompts.items()
+        }
+
+    def learned_prompts(self) -> dict[str, LearnedPrompt]:
+        after = self.resources()
+        return {
+            name: LearnedPrompt(before=given, after=after[name])
+            for name, given in self.prompts.items()
+        }
+
+    def state(self) -> dict[str, Json]:
+        return {"found": msgspec.to_builtins(self.found)}
+
+    def load_state(self, state: dict[str, Json]) -> None:
+        self.found = msgspec.convert(state["found"], Found | None)
+
+    # --- its one step -----------------------------------------------------------------------
+    async def run_step(self, world: World) -> Metrics:
+        """The whole search."""
+        self.found = found = await self.search(world, self.split(world.tasks))
+        keep_found(found, world.path)
+        for text in found.notes():
+            world.note(text)
+        return found.metrics()
+
+    def split(self, tasks: Sequence[Json]) -> Split:
+        """The training tasks in two parts; equal ones are one.
+
+        Raises:
+            DataError: there are too few.
+        """
+        return split_tasks(tasks, self.selection, self.seed)

@@ -1,0 +1,157 @@
+-- Named queries in the words of every store; `statements` says what stands for values.
+
+-- name: put_resources
+INSERT INTO resources (resources_id, body)
+VALUES (?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: get_resources
+SELECT body FROM resources WHERE resources_id = ?
+
+-- name: last_version
+SELECT coalesce(max(version), 0) FROM policies WHERE policy = ?
+
+-- name: insert_version
+INSERT INTO policies (policy, version, run_id, step)
+VALUES (?, ?, ?, ?)
+
+-- name: policy_versions
+SELECT policy, version, run_id, step FROM policies WHERE policy = ? ORDER BY version
+
+-- name: put_peer
+INSERT INTO peers (peer_id, seen_at, body)
+VALUES (?, ?, ?)
+ON CONFLICT (peer_id) DO UPDATE SET seen_at = excluded.seen_at, body = excluded.body
+
+-- name: drop_peer
+DELETE FROM peers WHERE peer_id = ?
+
+-- name: forget_peers
+DELETE FROM peers WHERE seen_at < ?
+
+-- name: peers
+SELECT seen_at, body FROM peers WHERE seen_at >= ? ORDER BY peer_id
+
+-- name: bodies
+SELECT rollout_id, body
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE rollout_id IN (?...)
+
+-- name: insert_rollouts
+INSERT INTO rollouts (position, rollout_id, run_id, queued, mode, step, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_bodies
+INSERT INTO rollout_bodies (position, body)
+VALUES (?, ?)
+
+-- name: progress
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, queued
+FROM rollouts
+WHERE rollout_id IN (?...)
+
+-- name: update_rollouts
+UPDATE rollouts
+SET status = ?, change = ?, infrastructure_tries = ?, attempts = ?, attempt_id = ?, finished_at = ?
+WHERE rollout_id = ?
+
+-- name: update_queue
+UPDATE rollouts
+SET queued = ?, status = ?, change = ?, infrastructure_tries = ?, attempts = ?, attempt_id = ?, finished_at = ?
+WHERE rollout_id = ?
+
+-- name: ends_of_runs
+SELECT (SELECT min(run_id) FROM rollouts), (SELECT max(run_id) FROM rollouts)
+
+-- name: queued
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, queued, body
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE position IN (
+    WITH RECURSIVE runs (run_id) AS (
+        SELECT min(run_id) FROM rollouts
+        UNION ALL
+        SELECT (SELECT min(run_id) FROM rollouts WHERE rollouts.run_id > runs.run_id)
+        FROM runs WHERE runs.run_id IS NOT NULL
+    )
+    SELECT first.position
+    FROM runs JOIN rollouts AS first ON first.position IN (
+        SELECT position FROM rollouts
+        WHERE rollouts.run_id = runs.run_id AND queued = :queued
+        ORDER BY position LIMIT :limit
+    )
+)
+ORDER BY position LIMIT :limit
+
+-- name: queued_of_run
+SELECT rollout_id, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts, attempt_id, finished_at, queued, body
+FROM rollouts JOIN rollout_bodies USING (position)
+WHERE run_id = :run_id AND queued = :queued
+ORDER BY position LIMIT :limit
+
+-- name: states
+SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
+FROM rollouts JOIN rollout_bodies USING (position)
+
+-- name: known_rollouts
+SELECT rollout_id FROM rollouts WHERE rollout_id IN (?...)
+
+-- name: count
+SELECT status, count(*) FROM rollouts GROUP BY status
+
+-- name: count_of_run
+SELECT status, count(*) FROM rollouts WHERE run_id = ? GROUP BY status
+
+-- name: attempts_by_id
+SELECT attempt_id, rollout_id, number, epoch, status, runner_id, call_token, lease_until, started_at, ended_at, reward, outcome, message, damage
+FROM attempts
+WHERE attempt_id IN (?...)
+
+-- name: insert_attempts
+INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, damage, position, previous)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT position << 20 FROM rollouts WHERE rollout_id = ?) + ?, (SELECT attempt_id FROM rollouts WHERE rollout_id = ?))
+
+-- name: update_attempts
+UPDATE attempts
+SET status = ?, lease_until = ?, ended_at = ?, reward = ?, outcome = ?, message = ?, damage = ?
+WHERE attempt_id = ?
+
+-- name: writers
+SELECT attempt_id, position, epoch, status FROM attempts
+WHERE attempt_id IN (?...)
+
+-- name: insert_spans
+INSERT INTO spans (attempt, span_id, call_id, late, body)
+VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_records
+INSERT INTO token_records (attempt, call_id, choice, sequence_start, late, head, prompt, response, logprobs)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: span_is_late
+SELECT late FROM spans WHERE attempt = ? AND span_id = ?
+
+-- name: span_of
+SELECT late, body FROM spans WHERE attempt = ? AND span_id = ?
+
+-- name: replace_span
+UPDATE spans SET late = ?, body = ? WHERE attempt = ? AND span_id = ?
+
+-- name: drop_records
+DELETE FROM token_records WHERE attempt = ? AND call_id = ?
+
+-- name: has_records
+SELECT 1 FROM token_records WHERE attempt = ? AND call_id = ? LIMIT 1
+
+-- name: drop_outcome
+DELETE FROM call_outcomes WHERE attempt = ? AND call_id = ?
+
+-- name: has_call
+SELECT EXISTS (SELECT 1 FROM token_records WHERE attempt = :attempt AND call_id = :call_id)
+    OR EXISTS (SELECT 1 FROM spans WHERE attempt = :attempt AND call_id = :call_id)
+
+-- name: put_outcome
+INSERT INTO call_outcomes (attempt, call_id, outcome)
+VALUES (?, ?, ?)
+ON CONFLICT (attempt, call_id) DO UPDATE SET outcome = excluded.outcome

@@ -1,0 +1,383 @@
+"""The tables of a store in SQL: the writer's, for the state machine, and the reader's queries.
+
+A store's own module says how its database is asked (`Tables` below, abstract), and where it goes
+its own way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from lightspan.errors import NotFoundError
+from lightspan.schema.records import (
+    Attempt,
+    AttemptStatus,
+    Claim,
+    Peer,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+)
+from lightspan.schema.resources import NamedResources, decode_resources
+from lightspan.schema.spans import Span
+from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores import _state_machine
+from lightspan.stores._encoding import (
+    PackedCall,
+    PackedRollout,
+    PackedSpan,
+    supersedes,
+    unpack_peer,
+    unpack_record,
+    unpack_rollout,
+    unpack_span,
+)
+from lightspan.stores._leases import attempt_of_token
+from lightspan.stores._sql.rows import (
+    ALONE,
+    QUEUED,
+    Writing,
+    attempt_row,
+    moving,
+    progress_row,
+    queue_row,
+    read_attempt,
+    read_progress,
+    read_state,
+    record_rows,
+    rollout_row,
+    span_row,
+)
+from lightspan.stores._state_machine import Progress, check_known, find_attempts
+from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion
+
+_AFTER_RUNNING: Final = frozenset(
+    {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
+)
+"""What a rollout becomes only from running: the queue stays as it is."""
+
+_FILTERS: Final = {
+    "rollout_ids": "rollout_id IN (:rollout_ids...)",
+    # sorted as a list of positions, not as rows with their tasks
+    "run_id": "position IN (SELECT position FROM rollouts WHERE run_id = :run_id)",
+    "mode": "mode = :mode",
+    "step": "step = :step",
+    "status": "status IN (:status...)",
+    "cursor": "change > :cursor",
+    "watched_run": "run_id = :watched_run",
+}
+
+
+@dataclass(slots=True)
+class Ends:
+    """What a transaction goes on from."""
+
+    change: int
+    """The last one."""
+    position: int
+    """Of the last rollout."""
+
+
+class SQLTables(ABC):
+    """A connection that is asked queries by their names."""
+
+    filters: ClassVar[Mapping[str, str]] = _FILTERS
+
+    @abstractmethod
+    def now(self) -> float:
+        """The time by the store's clock."""
+
+    @abstractmethod
+    def _queries(self) -> Mapping[str, str]:
+        """By name."""
+
+    @abstractmethod
+    def _queries_of_one(self) -> Mapping[str, str]:
+        """Those that take a list, for a list of one."""
+
+    @abstractmethod
+    def _translate(self, query: str) -> str:
+        """A query in the shared words, in those of the database."""
+
+    @abstractmethod
+    def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        """The rows that a query returns."""
+
+    @abstractmethod
+    def _list(self, values: Sequence[str]) -> Any:
+        """A list as one value of a query."""
+
+    def _pack_text(self, text: str) -> Any:
+        """A text of any characters, as it is kept."""
+        return text
+
+    def _read_text(self, kept: Any) -> str:
+        return str(kept)
+
+    def _ask(self, name: str, *values: Any) -> list[Any]:
+        return self._run(self._queries()[name], values)
+
+    def _ask_of(self, name: str, ids: Sequence[str]) -> list[Any]:
+        """A query that takes nothing but ids: for one, without the list's cost."""
+        if len(ids) == 1:
+            return self._run(self._queries_of_one()[name], ids)
+        return self._ask(name, self._list(ids))
+
+    def _read_attempt(self, row: Sequence[Any]) -> Attempt:
+        return read_attempt(row, self._read_text)
+
+    def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
+        return dict(self._ask_of("bodies", rollout_ids))
+
+    def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
+        return {
+            row[0]: self._read_attempt(row) for row in self._ask_of("attempts_by_id", attempt_ids)
+        }
+
+
+class WriteTables(SQLTables, _state_machine.Tables):
+    """The writer's view, inside a transaction that somebody else begins and commits."""
+
+    moved = False
+    """True if this transaction changed the status of a rollout."""
+
+    @abstractmethod
+    def _known_ends(self) -> Ends:
+        """The ends, as this transaction has moved them."""
+
+    @abstractmethod
+    def _insert(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Insert rows; returns how many were new."""
+
+    @abstractmethod
+    def _update(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a query for each of these values."""
+
+    def put_resources(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
+        self._insert("put_resources", items)
+        return [None] * len(items)
+
+    def allot_versions(self, items: Sequence[tuple[str, str, int]]) -> list[int]:
+        """Per (policy, run id, step) the policy's next version."""
+        return [self._allot_version(*item) for item in items]
+
+    def _allot_version(self, policy: str, run_id: str, step: int) -> int:
+        version = int(self._ask("last_version", policy)[0][0]) + 1
+        self._insert("insert_version", [(policy, version, run_id, step)])
+        return version
+
+    def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
+        """Keep the spans that are not there; per span, True if what is kept is late."""
+        attempts = self._writings([item.attempt_id for item in items])
+        rows = [span_row(attempts[item.attempt_id], item) for item in items]
+        if self._insert("insert_spans", rows) == len(rows):
+            return [bool(late) for _, _, _, late, _ in rows]
+        return [bool(self._ask("span_is_late", row[0], row[1])[0][0]) for row in rows]
+
+    def add_calls(self, items: Sequence[PackedCall]) -> list[bool]:
+        """Keep the calls that are not there, finished; per call, True if what is kept is late."""
+        attempts = self._writings([item.span.attempt_id for item in items])
+        spans = [span_row(attempts[item.span.attempt_id], item.span) for item in items]
+        if self._insert("insert_spans", spans) < len(spans):
+            return [self._add_known_call(attempts[item.span.attempt_id], item) for item in items]
+        rows = [row for item in items for row in record_rows(attempts[item.span.attempt_id], item)]
+        self._insert("insert_records", rows)
+        return [bool(late) for _, _, _, late, _ in spans]
+
+    def _add_known_call(self, attempt: Writing, call: PackedCall) -> bool:
+        """Keep a call whose span is there: perhaps this very one, perhaps an earlier try of it."""
+        position, span_id, call_id, late, body = span_row(attempt, call.span)
+        [(kept_late, kept)] = self._ask("span_of", position, span_id)
+        if kept != body:
+            if supersedes(call.span, late, kept, bool(kept_late)):
+                self._ask("drop_records", position, call_id)
+                self._ask("drop_outcome", position, call_id)
+                self._ask("replace_span", late, body, position, span_id)
+                kept_late = late
+            elif self._ask("has_records", position, call_id):
+                return bool(kept_late)
+        self._insert("insert_records", record_rows(attempt, call))
+        return bool(kept_late)
+
+    def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
+        """Per (peer id, time, body)."""
+        for peer_id, seen_at, body in items:
+            self._ask("forget_peers", seen_at - PEER_KEPT_S)
+            self._ask("put_peer", peer_id, seen_at, body)
+        return [None] * len(items)
+
+    def drop_peers(self, peer_ids: Sequence[str]) -> list[None]:
+        for peer_id in peer_ids:
+            self._ask("drop_peer", peer_id)
+        return [None] * len(peer_ids)
+
+    def _writings(self, attempt_ids: Sequence[str]) -> dict[str, Writing]:
+        attempts = {
+            attempt_id: Writing(position, epoch, AttemptStatus(status).final)
+            for attempt_id, position, epoch, status in self._ask_writers(attempt_ids)
+        }
+        check_known("attempt", attempt_ids, attempts)
+        return attempts
+
+    def _ask_writers(self, attempt_ids: Sequence[str]) -> list[Any]:
+        """What decides whether a write is late, until the transaction ends."""
+        return self._ask_of("writers", attempt_ids)
+
+    def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
+        for attempt_id, call_id, outcome in items:
+            self._mark_call(attempt_id, call_id, outcome)
+        return [None] * len(items)
+
+    def _mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
+        for _, position, _, _ in self._ask_writers([attempt_id]):
+            if call_id and self._has_call(position, call_id):
+                self._ask("put_outcome", position, call_id, str(outcome))
+                return
+        raise NotFoundError(f"this store knows no call {call_id!r} of {attempt_id!r}")
+
+    def _has_call(self, position: int, call_id: str) -> bool:
+        wanted = {"attempt": position, "call_id": call_id}
+        return bool(self._run(self._queries()["has_call"], wanted)[0][0])
+
+    # --- _state_machine.Tables ------------------------------------------------------------
+    def next_change(self) -> int:
+        ends = self._known_ends()
+        ends.change += 1
+        self.moved = True
+        return ends.change
+
+    def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
+        ends = self._known_ends()
+        numbered = list(enumerate(rows, ends.position + 1))
+        ends.position += len(rows)
+        self._insert("insert_rollouts", [rollout_row(n, *row) for n, row in numbered])
+        self._insert("insert_bodies", [(n, new.body) for n, (new, _) in numbered])
+
+    def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
+        return {row[0]: read_progress(row) for row in self._ask_of("progress", rollout_ids)}
+
+    def update_rollouts(self, rows: Sequence[Progress]) -> None:
+        reported = [row for row in rows if row.status in _AFTER_RUNNING]
+        others = [row for row in rows if row.status not in _AFTER_RUNNING]
+        self._update("update_rollouts", [progress_row(row) for row in reported])
+        self._update("update_queue", [queue_row(row) for row in others])
+
+    def take_queued(
+        self, limit: int, run_id: str | None, alone: bool = False
+    ) -> list[tuple[Progress, Rollout]]:
+        if limit <= 0:
+            return []
+        if run_id is None:  # mostly there is one run, and its own query does less
+            [(first, last)] = self._ask("ends_of_runs")
+            run_id = first if first == last else None
+        query = self._queries()["queued" if run_id is None else "queued_of_run"]
+        queued = ALONE if alone else QUEUED
+        rows = self._run(query, {"limit": limit, "run_id": run_id, "queued": queued})
+        return [(read_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
+
+    def insert_attempts(self, rows: Sequence[Attempt]) -> None:
+        self._insert("insert_attempts", [attempt_row(one, self._pack_text) for one in rows])
+
+    def update_attempts(self, rows: Sequence[Attempt]) -> None:
+        changes = [(*moving(attempt, self._pack_text), attempt.attempt_id) for attempt in rows]
+        self._update("update_attempts", changes)
+
+    def expired(self, now: float, limit: int) -> list[Attempt]:
+        return [self._read_attempt(row) for row in self._ask("expired", now, limit)]
+
+
+class ReadTables(SQLTables):
+    """The reader's view: whatever was committed."""
+
+    def resources(self, resources_id: str) -> NamedResources:
+        rows = self._ask("get_resources", resources_id)
+        if not rows:
+            raise NotFoundError(f"this store knows no resources {resources_id!r}")
+        return decode_resources(rows[0][0])
+
+    def policy_versions(self, policy: str) -> list[PolicyVersion]:
+        return [
+            PolicyVersion(policy=name, version=version, run_id=run_id, step=step)
+            for name, version, run_id, step in self._ask("policy_versions", policy)
+        ]
+
+    def peers(self) -> list[Peer]:
+        now = self.now()
+        rows = self._ask("peers", now - PEER_KEPT_S)
+        return [unpack_peer(body, now - seen_at) for seen_at, body in rows]
+
+    def rollouts(
+        self, rollout_ids: Sequence[str] | None, limit: int | None, filters: dict[str, Any]
+    ) -> list[RolloutState]:
+        """Those that match, in the order in which they were enqueued."""
+        if rollout_ids is not None:
+            filters = {**filters, "rollout_ids": self._list(rollout_ids)}
+            self.check_rollouts(rollout_ids)
+        if filters.get("status") is not None:
+            filters = {**filters, "status": self._list([str(s) for s in filters["status"]])}
+        return self._states(filters, "position", limit)
+
+    def changes(self, cursor: int, run_id: str | None) -> Changes:
+        """Everything after the cursor. The last number is read first: what moves between the two
+        queries is seen again next time, never missed.
+        """
+        last = int(self._ask("last_change")[0][0])
+        if last <= cursor:
+            return Changes(cursor=cursor, rollouts=[])
+        states = self._states({"cursor": cursor, "watched_run": run_id}, "change", None)
+        return Changes(cursor=max([last, *(state.change for state in states)]), rollouts=states)
+
+    def _states(self, filters: dict[str, Any], order: str, limit: int | None) -> list[RolloutState]:
+        values = {name: value for name, value in filters.items() if value is not None}
+        query = self._queries()["states"]
+        if values:
+            conditions = " AND ".join(self.filters[name] for name in values)
+            query += self._translate(f" WHERE {conditions}")
+        query += f" ORDER BY {order}"
+        if limit is not None:
+            query += f" LIMIT {limit:d}"
+        return [read_state(row) for row in self._run(query, values)]
+
+    def count(self, run_id: str | None) -> dict[RolloutStatus, int]:
+        rows = self._ask("count") if run_id is None else self._ask("count_of_run", run_id)
+        return {RolloutStatus(status): number for status, number in rows}
+
+    def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        return [
+            self._read_attempt(row)
+            for row in self._ask("attempts_of_rollouts", self._list(rollout_ids))
+        ]
+
+    def attempt(self, attempt_id: str) -> Attempt:
+        return find_attempts(self, [attempt_id])[attempt_id]
+
+    def check_rollouts(self, rollout_ids: Sequence[str]) -> None:
+        """Raises `NotFoundError`."""
+        stored = {row[0]: row for row in self._ask("known_rollouts", self._list(rollout_ids))}
+        check_known("rollout", rollout_ids, stored)
+
+    def claim_of_token(self, call_token: str) -> Claim | None:
+        for attempt in self.attempts_by_id([attempt_of_token(call_token)]).values():
+            # in constant time: how long a wrong guess takes must not tell how much of it is right
+            if not secrets.compare_digest(attempt.call_token.encode(), call_token.encode()):
+                return None
+            body = self.bodies([attempt.rollout_id])[attempt.rollout_id]
+            return Claim(rollout=unpack_rollout(body), attempt=attempt)
+        return None
+
+    def spans(self, attempt_ids: Sequence[str]) -> dict[str, list[Span]]:
+        spans: dict[str, list[Span]] = {attempt_id: [] for attempt_id in attempt_ids}
+        for attempt_id, body, late, outcome in self._ask("spans", self._list(list(spans))):
+            spans[attempt_id].append(unpack_span(body, bool(late), outcome))
+        return spans
+
+    def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+        records: dict[str, list[TokenRecord]] = {attempt_id: [] for attempt_id in attempt_ids}
+        rows = self._ask("token_records", self._list(list(records)))
+        for attempt_id, head, *arrays, late, outcome in rows:
+            records[attempt_id].append(unpack_record(head, arrays, bool(late), outcome))
+        return records

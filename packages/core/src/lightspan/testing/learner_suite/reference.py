@@ -1,0 +1,195 @@
+"""What a learner is compared with: losses as formulas read, a plain step, what came of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightspan.engines.protocol import (
+    ChatTokenizer,
+    EngineCapabilities,
+    GenerationRequest,
+    TokenChunk,
+    TokenEngine,
+)
+from lightspan.errors import (
+    NotFoundError,
+)
+from lightspan.learners.protocol import Learner, Loss, Optimizer, PolicyLoss, SFTLoss
+from lightspan.lightning.rows import Row
+
+
+def reference_loss(
+    model: Any,
+    rows: Sequence[Row],
+    loss: Loss,
+    *,
+    base: Any = None,
+    old: Sequence[Sequence[float]] | None = None,
+) -> Tensor:
+    """Σ weight · loss, token by token, as the formulas read (`lightspan.learners.losses`)."""
+    total = torch.zeros(())
+    for number, row in enumerate(rows):
+        logits = model(torch.tensor([row.ids])).logits[0]
+        others = base(torch.tensor([row.ids])).logits[0].detach() if base is not None else None
+        distributions = {
+            place: (logits[place - 1] / row.temperatures[place]).log_softmax(-1)
+            for place, trained in enumerate(row.mask)
+            if trained
+        }
+        logprobs = {place: found[row.ids[place]] for place, found in distributions.items()}
+        before = row.logprobs if old is None else old[number]
+        for place, distribution in distributions.items():
+            logprob = logprobs[place]
+            if isinstance(loss, SFTLoss):
+                total = total - row.weights[place] * logprob
+                continue
+            value = _of_form(row, place, logprobs, before, loss)
+            if old is not None and loss.importance_cap is not None:
+                places = [place] if loss.importance_level == "token" else _call(row, place)
+                weight = math.exp(sum(before[at] - row.logprobs[at] for at in places))
+                value = value * min(weight, loss.importance_cap)
+            if others is not None:
+                temperature = row.temperatures[place]
+                reference = (others[place - 1] / temperature).log_softmax(-1)[row.ids[place]]
+                value = value + loss.kl * _kl(logprob - reference, loss.kl_estimator)
+            entropy = -(distribution.exp() * distribution).sum()
+            total = total + row.weights[place] * (value - loss.entropy * entropy)
+    return total
+
+
+def _call(row: Row, place: int) -> list[int]:
+    """The places of the call that a token is of."""
+    for start, length in row.responses:
+        if start <= place < start + length:
+            return list(range(start, start + length))
+    raise AssertionError(place)
+
+
+def _of_form(
+    row: Row,
+    place: int,
+    logprobs: Mapping[int, Tensor],
+    before: Sequence[float],
+    loss: PolicyLoss,
+) -> Tensor:
+    advantage = row.advantages[place]
+    if loss.form == "gspo":
+        places = _call(row, place)
+        mean = sum((logprobs[at] - before[at] for at in places), torch.zeros(())) / len(places)
+        if loss.importance_cap is not None and loss.importance_level == "token":
+            # tokens of a call weigh differently: the paper's GSPO-token is the definition
+            mean = mean.detach() + logprobs[place] - logprobs[place].detach()
+        return _clipped(mean.exp(), advantage, loss)
+    ratio = (logprobs[place] - before[place]).exp()
+    if loss.form == "cispo":
+        weight = min(max(float(ratio.detach()), 1 - loss.clip_low), 1 + loss.clip_high)
+        return -weight * advantage * logprobs[place]
+    return _clipped(ratio, advantage, loss)
+
+
+def _clipped(ratio: Tensor, advantage: float, loss: PolicyLoss) -> Tensor:
+    value = -advantage * ratio
+    if advantage > 0 and ratio > 1 + loss.clip_high:
+        value = torch.tensor(-advantage * (1 + loss.clip_high))
+    if advantage < 0 and ratio < 1 - loss.clip_low:
+        value = torch.tensor(-advantage * (1 - loss.clip_low))
+    if advantage < 0 and loss.dual_clip is not None:
+        ceiling = torch.tensor(-loss.dual_clip * advantage)
+        value = ceiling if value > ceiling else value
+    return value
+
+
+def _kl(x: Tensor, estimator: str) -> Tensor:
+    return {"k1": x, "k2": x**2 / 2, "k3": (-x).exp() - 1 + x}[estimator]
+
+
+def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0
+    )
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, model: Any, total: Tensor, limit: float | None = None
+) -> float:
+    """Take the step, with a gradient of norm `limit` at most; what the norm was."""
+    optimizer.zero_grad()
+    total.backward()  # type: ignore[no-untyped-call]
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+    if limit is not None and norm > limit:
+        for parameter in model.parameters():
+            parameter.grad.mul_(limit / norm)
+    optimizer.step()
+    return norm
+
+
+class WeightSink(TokenEngine):
+    """Stands for an engine: keeps what is published."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, dict[str, Tensor]] = {}
+        self.versions: dict[str, int] = {}
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(exact_tokens=True)
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def policies(self) -> dict[str, int]:
+        return self.versions
+
+    def tokenizer(self, policy: str) -> ChatTokenizer:
+        raise NotFoundError(policy)
+
+    async def generate(
+        self, request: GenerationRequest, *, stream: bool
+    ) -> AsyncIterator[TokenChunk]:
+        for _ in range(0):
+            yield TokenChunk(ids=[], logprobs=[], version=0)
+        raise NotFoundError(request.policy)
+
+    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+        self.weights[policy] = dict(weights)
+        self.versions[policy] = version
+
+    def usage(self) -> dict[str, float]:
+        return {}
+
+
+async def published(learner: Learner, policy: str = "writer") -> dict[str, Tensor]:
+    """The policy's weights as an engine gets them."""
+    sink = WeightSink()
+    await learner.publish(sink, {policy: 1})
+    return sink.weights[policy]
+
+
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Euclidean distance between two sets of weights."""
+    assert set(first) == set(second)
+    return math.sqrt(sum(float((first[n] - second[n]).square().sum()) for n in first))
+
+
+def moved_scores(
+    scores: Sequence[Sequence[float]], rows: Sequence[Row], rng: random.Random
+) -> list[list[float]]:
+    """Earlier scores than these: each call's tokens moved, by as much wherever the call is."""
+    by: dict[tuple[int, ...], list[float]] = {}
+    moved = [list(row) for row in scores]
+    for row, values in zip(rows, moved, strict=True):
+        for start, length in row.responses:
+            key = *row.ids[: start + length], round(1e9 * row.advantages[start])
+            if key not in by:
+                together = rng.uniform(-0.2, 0.2)
+                by[key] = [together + rng.uniform(-0.2, 0.2) for _ in range(length)]
+            for place, change in enumerate(by[key], start):
+                values[place] += change
+    return moved

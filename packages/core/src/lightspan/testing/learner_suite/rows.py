@@ -1,0 +1,199 @@
+"""Rows to learn from, made at random, whose recorded log-probabilities differ from the model's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightspan.lightning.rows import Response, Row
+
+VOCABULARY = 405
+
+
+def make_rows(
+    model: Any, count: int = 12, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
+) -> list[Row]:
+    """Random rows of several turns whose recorded log-probs give ratios of about 0.5 to 2."""
+    rng = random.Random(seed)
+    rows = []
+    for number in range(count):
+        size = rng.randint(6, 40)
+        first = rng.randint(1, size - 2)
+        mask = [place >= first and rng.random() < 0.7 for place in range(size)]
+        mask[-1] = True
+        temperature = rng.choice([0.5, 0.7, 1.0, 1.5])
+        rows.append(
+            Row(
+                rollout_id=f"ro-{number // 2}",
+                policy=policy,
+                ids=[rng.randrange(5, VOCABULARY) for _ in range(size)],
+                mask=mask,
+                advantages=[rng.uniform(-2, 2) if m else 0.0 for m in mask],
+                weights=[rng.uniform(0.01, 0.1) if m else 0.0 for m in mask],
+                logprobs=[0.0] * size,
+                versions=[0] * size,
+                temperatures=[temperature if m else 1.0 for m in mask],
+            )
+        )
+    return [_recorded(model, row, rng, off_policy) for row in rows]
+
+
+def make_branching_rows(
+    model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7, long: int = 0
+) -> list[Row]:
+    """Random rows that begin alike, as those of a group do: answers to one prompt, histories that
+    branch at several depths, a row inside another, and equal rows with other advantages. Trained
+    tokens lie in the common parts too. Ratios and temperatures are those of `make_rows`.
+
+    Args:
+        long: tokens of a further history, which four rows leave at several depths; 0 for none.
+    """
+    rng = random.Random(seed)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randrange(5, VOCABULARY) for _ in range(rng.randint(low, high))]
+
+    prompt, other = some(8, 12), some(5, 8)
+    history = prompt + some(10, 20)
+    sequences = [prompt + some(1, 9) for _ in range(4)]
+    sequences += [history[:size] + some(2, 15) for size in (len(history), 14, 17, 17)]
+    sequences += [history, history, history[:11], other, other + some(6, 6)]
+    if long:
+        far = prompt + some(long, long)
+        sequences += [far, *(far[: size * long // 5] + some(20, 60) for size in range(1, 5))]
+        sequences.append(far[:30] + some(120, 120))
+    rows = [random_row(ids, rng, f"ro-{number}", policy) for number, ids in enumerate(sequences)]
+    return [_recorded(model, row, rng, off_policy) for row in rows]
+
+
+def make_call_rows(
+    model: Any, *, seed: int = 0, policy: str = "writer", off_policy: float = 0.7
+) -> list[Row]:
+    """Random rows of several calls each, as exact prefix merging makes them, some of which begin
+    alike: an answer that two rows share, a call that follows another without a token between, a
+    long one, equal rows with other advantages. Each call has its advantage, weight, temperature,
+    and its own distance from the model, of which its tokens' stray by `off_policy`."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(5, VOCABULARY) for _ in range(count)]
+
+    prompt, answer, other = some(9), some(6), some(5)
+    follow, long = [(some(4), some(7)), ([], some(1)), (some(3), some(5))], some(60)
+    chains = [
+        [(prompt, answer), *follow],
+        [(prompt, answer), *follow],
+        [(prompt, answer), follow[0], (some(2), some(4))],
+        [(prompt, answer)],
+        [(prompt, some(3)), ([], some(8))],
+        [(prompt, long)],
+        [(prompt, long[:20]), ([], long[20:]), (some(1), some(2))],
+        [(other, some(1))],
+    ]
+    rows = [_call_row(chain, rng, f"ro-{n}", policy) for n, chain in enumerate(chains)]
+    recorded = [_recorded(model, row, rng, off_policy) for row in rows]
+    return [_apart(row, rng, off_policy) for row in recorded]
+
+
+def _call_row(
+    chain: Sequence[tuple[list[int], list[int]]], rng: random.Random, rollout_id: str, policy: str
+) -> Row:
+    """A row of calls, each (what is new in its prompt, its answer)."""
+    ids: list[int] = []
+    values: dict[str, list[Any]] = {
+        name: [] for name in ("mask", "advantages", "weights", "temperatures")
+    }
+    responses = []
+    for new, answer in chain:
+        responses.append(Response(len(ids) + len(new), len(answer)))
+        ids = [*ids, *new, *answer]
+        sampled = True, rng.uniform(-2, 2), rng.uniform(0.01, 0.1), rng.choice([0.5, 0.7, 1.0, 1.5])
+        for (name, found), none, own in zip(
+            values.items(), (False, 0.0, 0.0, 1.0), sampled, strict=True
+        ):
+            values[name] = [*found, *[none] * len(new), *[own] * len(answer)]
+    return Row(
+        rollout_id=rollout_id,
+        policy=policy,
+        ids=ids,
+        **dict[str, Any](values),
+        logprobs=[0.0] * len(ids),
+        versions=[0] * len(ids),
+        responses=tuple(responses),
+    )
+
+
+def _apart(row: Row, rng: random.Random, off_policy: float) -> Row:
+    """The row with each call's log-probs moved together."""
+    logprobs = list(row.logprobs)
+    for start, length in row.responses:
+        by = rng.uniform(-off_policy, off_policy) / 2
+        for place in range(start, start + length):
+            logprobs[place] += by
+    return replace(row, logprobs=logprobs)
+
+
+def split_rows(rows: Sequence[Row]) -> list[Row]:
+    """The same calls, a row for each."""
+    return [
+        _only(row, number) for row in rows for number in range(len(row.responses)) if any(row.mask)
+    ]
+
+
+def _only(row: Row, number: int) -> Row:
+    start, length = row.responses[number]
+    end = start + length
+    mask = [place >= start for place in range(end)]
+    return replace(
+        row,
+        ids=row.ids[:end],
+        mask=mask,
+        advantages=[a if m else 0.0 for a, m in zip(row.advantages, mask, strict=False)],
+        weights=[w if m else 0.0 for w, m in zip(row.weights, mask, strict=False)],
+        logprobs=[x if m else 0.0 for x, m in zip(row.logprobs, mask, strict=False)],
+        versions=row.versions[:end],
+        temperatures=[t if m else 1.0 for t, m in zip(row.temperatures, mask, strict=False)],
+        responses=(Response(start, length),),
+    )
+
+
+def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
+    mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
+    mask[-1] = True
+    return Row(
+        rollout_id=rollout_id,
+        policy=policy,
+        ids=ids,
+        mask=mask,
+        advantages=[rng.uniform(-2, 2) if m else 0.0 for m in mask],
+        weights=[rng.uniform(0.01, 0.1) if m else 0.0 for m in mask],
+        logprobs=[0.0] * len(ids),
+        versions=[0] * len(ids),
+        temperatures=[rng.choice([0.5, 0.7, 1.0, 1.5]) if m else 1.0 for m in mask],
+    )
+
+
+def _recorded(model: Any, row: Row, rng: random.Random, off_policy: float) -> Row:
+    """The row with log-probs of a behaviour policy at some distance from the model."""
+    with torch.no_grad():
+        own = token_logprobs(model, row).tolist()
+    return replace(
+        row,
+        logprobs=[
+            min(value + rng.uniform(-off_policy, off_policy), -1e-3) if m else 0.0
+            for value, m in zip(own, row.mask, strict=True)
+        ],
+    )
+
+
+def token_logprobs(model: Any, row: Row) -> Tensor:
+    """[len(ids)] log-probability of each token given those before it; 0 for the first."""
+    logits = model(torch.tensor([row.ids])).logits[0, :-1]
+    scaled = logits / torch.tensor(row.temperatures)[1:, None]
+    found = scaled.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0]
+    return torch.cat([torch.zeros(1), found])

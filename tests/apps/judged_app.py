@@ -1,0 +1,116 @@
+"""An app whose answers somebody else scores, and functions that do.
+
+python judged_app.py FOLDER APP_URL JUDGE_URL
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+
+import lightspan
+from lightspan import LLM, Judge, PromptTemplate, Trainer
+from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.lightning.episode import Episode
+from lightspan.lightning.transcript import answer_of
+from lightspan.schema.routing import Routing
+
+
+@lightspan.rollout
+def counts(task: dict[str, Any], style: PromptTemplate) -> float:
+    """Asks its own model; its own reward is always the same."""
+    client = openai.OpenAI(base_url=task["url"], api_key="own-key", max_retries=0)
+    messages: Any = [{"role": "user", "content": style.format(q=task["q"])}]
+    with lightspan.agent("counter"):
+        client.chat.completions.create(model="own", messages=messages)
+    if task.get("fails"):
+        raise ValueError("the app failed")
+    return 0.25
+
+
+def counted(request: Any) -> str:
+    """The app's own model: as many as the question has letters, and one more if it shouts."""
+    text = request.last_text
+    return f"number {len(text) + text.isupper()}"
+
+
+def tasks(url: str, *numbers: int) -> list[dict[str, Any]]:
+    return [{"q": "q" * n, "url": url} for n in numbers]
+
+
+class Sees(Algorithm):
+    """Runs each task three times, with three texts, and remembers what it was told."""
+
+    texts = ("{q}", "{q}!", "{q}!!")
+
+    def __init__(self) -> None:
+        self.rewards: list[float | None] = []
+        self.episodes: list[Episode] = []
+
+    @property
+    def tasks_per_step(self) -> int:
+        return 2
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {}
+
+    def routing(self) -> Routing:
+        return Routing()
+
+    def resources(self) -> dict[str, PromptTemplate]:
+        return {"style": PromptTemplate("{q}")}
+
+    async def run_step(self, world: World) -> Metrics:
+        given = world.next_tasks(2)
+        offers = [{"style": PromptTemplate(text)} for text in self.texts for _ in given]
+        self.episodes = await world.rollouts(given * 3, 2, resources=offers)
+        self.rewards = [episode.reward for episode in self.episodes]
+        return {"rollouts": len(self.episodes)}
+
+
+# --- reward functions -------------------------------------------------------------------------
+def length(task: Any, answer: str) -> dict[str, float]:
+    """A function of what it asks for by name."""
+    assert answer.startswith("number ")
+    return {"reward": float(answer.split()[1]), "letters": float(len(task["q"]))}
+
+
+async def ranked(episodes: Sequence[Episode]) -> list[float]:
+    """A function of a whole group."""
+    numbers = [float(answer_of(episode).split()[1]) for episode in episodes]
+    return [number - min(numbers) for number in numbers]
+
+
+def moody(answer: str) -> Any:
+    """By the answer: raises, returns None, NaN or a number."""
+    number = int(answer.split()[1])
+    if number == 1:
+        raise LookupError("nothing to compare with")
+    return {2: None, 3: float("nan")}.get(number, 1.0)
+
+
+def texts(answer: str) -> Any:
+    return "good"
+
+
+def too_few(episodes: Sequence[Episode]) -> Any:
+    return [1.0]
+
+
+def train(folder: Path, app_url: str, judge_url: str) -> Any:
+    trainer = Trainer(
+        Sees(),
+        runners=2,
+        steps=2,
+        folder=folder,
+        reward=Judge("More is better.", LLM(base_url=judge_url, model="wise"), concurrency=1),
+    )
+    return trainer.fit(counts, tasks(app_url, 1, 2, 3, 4), resume=folder.exists())
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]), *sys.argv[2:4])

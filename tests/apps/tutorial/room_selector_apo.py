@@ -1,0 +1,41 @@
+"""Learn the prompt: `room_selector_apo.py`. Only the import differs."""
+
+from __future__ import annotations
+
+from openai import AsyncOpenAI
+from room_selector import (  # type: ignore[import-not-found]
+    RoomTask,
+    load_train_val_dataset,
+    prompt_template_baseline,
+    room_selector,
+)
+
+import lightspan.agl as agl
+
+
+def main() -> None:
+    agl.setup_logging()
+    openai_client = AsyncOpenAI()
+    algo = agl.APO[RoomTask](
+        openai_client,
+        val_batch_size=4,
+        gradient_batch_size=2,
+        beam_width=2,
+        branch_factor=2,
+        beam_rounds=2,
+        _poml_trace=True,
+    )
+    trainer = agl.Trainer(
+        algorithm=algo,
+        n_runners=4,
+        initial_resources={"prompt_template": prompt_template_baseline()},
+        adapter=agl.TraceToMessages(),
+    )
+    dataset_train, dataset_val = load_train_val_dataset()
+    trainer.fit(agent=room_selector, train_dataset=dataset_train, val_dataset=dataset_val)
+    best = algo.get_best_prompt()
+    print(f"best prompt ({best.engine}): {best.template}")
+
+
+if __name__ == "__main__":
+    main()

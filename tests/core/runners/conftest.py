@@ -1,0 +1,29 @@
+"""What tests of runs share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from lightspan.capture import threads, wire
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "")  # so that monkeypatch restores it
+    monkeypatch.delenv("OPENAI_API_KEY")
+    yield
+    threads.stop_carrying()
+    wire.uninstall()
+    wire.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    async with open_store("memory:") as store:
+        yield store

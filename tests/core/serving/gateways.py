@@ -1,0 +1,76 @@
+"""A serving gateway over a scripted engine, and how the tests ask it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+
+from lightspan.engines.protocol import GenerationRequest
+from lightspan.gateway.calls import ServedCall
+from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.serving.visitors import (
+    ServingGateway,
+)
+from lightspan.testing.gateway_suite import MESSAGES, shared_tokenizer
+from lightspan.testing.scripted_engine import ScriptedEngine
+
+ROUTING = Routing(
+    rules=[
+        Rule("writer", Target(route=Route.POLICY, policy="sql")),
+        Rule("planner", Target(route=Route.POLICY, policy="plan")),
+        Rule("checker", Target(route=Route.BASE, policy="base")),
+        Rule("judge*", Target(route=Route.SHARED, policy="sql")),
+    ]
+)
+
+
+def says_who(request: Any) -> str:
+    return f"I am {request.policy}"
+
+
+def make_engine(script: Any = says_who) -> ScriptedEngine:
+    policies = {"sql": 4, "plan": 2, "base": 0}
+    return ScriptedEngine(shared_tokenizer(), script, policies=policies)
+
+
+@asynccontextmanager
+async def serving(script: Any = says_who, **options: Any) -> AsyncIterator[ServingGateway]:
+    gateway = ServingGateway(make_engine(script), options.pop("routing", ROUTING), **options)
+    async with gateway:
+        yield gateway
+
+
+def calls_of(gateway: ServingGateway) -> list[ServedCall]:
+    [account] = gateway.terms.accounts()
+    return list(account.calls.values())
+
+
+def asked_of(gateway: ServingGateway) -> list[GenerationRequest]:
+    engine = gateway._intake._engine
+    assert isinstance(engine, ScriptedEngine)
+    return engine.requests
+
+
+def client_of(gateway: ServingGateway, path: str = "/v1", **options: Any) -> openai.AsyncOpenAI:
+    known = {"base_url": gateway.url + path, "api_key": "unused", "max_retries": 0}
+    return openai.AsyncOpenAI(**{**known, **options})
+
+
+async def ask(gateway: ServingGateway, path: str = "/v1", **fields: Any) -> str:
+    async with client_of(gateway, path) as client:
+        body = {"model": "sql", "messages": MESSAGES, **fields}
+        answer = await client.chat.completions.create(**body)
+        return str(answer.choices[0].message.content)
+
+
+async def get(gateway: ServingGateway, path: str, **headers: str) -> tuple[int, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(gateway.url + path, headers=headers) as response,
+    ):
+        return response.status, json.loads(await response.read())

@@ -1,0 +1,90 @@
+"""What the tests of stores that several processes share run in others: URLs and files alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from lightspan.schema.records import RolloutStatus
+from lightspan.stores.protocol import Store
+from lightspan.testing.store_suite import Clock
+
+FORKED: Final = """
+import asyncio, os, sys
+from lightspan.stores import open_store
+from lightspan.errors import StoreClosedError
+
+store = open_store(sys.argv[1])
+asyncio.run(store.open())
+assert asyncio.run(store.allot_version("sql")) == 1
+child = os.fork()
+if child == 0:
+    try:
+        asyncio.run(store.count())
+    except StoreClosedError as error:
+        assert "forked" in str(error), error
+    else:
+        os._exit(1)
+    asyncio.run(store.open())
+    assert asyncio.run(store.allot_version("sql")) == 2
+    asyncio.run(store.close())
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert asyncio.run(store.allot_version("sql")) == 3
+"""
+"""`FORKED STORE`: the parent's store goes on after the child has closed its own."""
+
+END: Final = "asyncio.run(store.close())"
+
+WRITER: Final = """
+import asyncio, itertools, sys
+from lightspan.errors import StoreError
+from lightspan.stores import open_store
+from lightspan.testing.store_suite import claim_one, make_call, make_report, make_rollout
+
+def say(*words):
+    print(*words, flush=True)
+
+async def one(store, round_number):
+    name = f"ro-{sys.argv[2]}-{round_number}"
+    await store.enqueue([make_rollout(name, run_id=name)])
+    say("queued", name)
+    attempt = await claim_one(store, run_id=name)
+    say("claimed", attempt.attempt_id)
+    for number in range(3):
+        assert await store.add_calls([make_call(attempt, number)]) == [False]
+        say("call", attempt.attempt_id, number)
+    assert await store.report([make_report(attempt)]) == [True]
+    say("reported", name)
+
+async def main():
+    async with open_store(sys.argv[1]) as store:
+        for turn in itertools.count():
+            await asyncio.gather(*(one(store, 10 * turn + i) for i in range(10)))
+
+try:
+    asyncio.run(main())
+except StoreError:  # somebody has killed the server
+    pass
+"""
+"""`WRITER STORE NAME`: says what was acknowledged, as soon as it was, and never ends by itself."""
+
+
+async def check_acknowledged(make_store: Callable[[Clock], Store], said: list[list[str]]) -> None:
+    """Everything that writers said is there."""
+    clock = Clock()
+    clock.now = 1e12  # every lease has run out
+    async with make_store(clock) as store:
+        for kind, name, *rest in said:
+            if kind == "queued":
+                assert await store.rollouts([name])
+            elif kind == "claimed":
+                assert (await store.attempt(name)).number == 1
+            elif kind == "call":
+                records = (await store.token_records([name]))[name]
+                assert [r.late for r in records if r.call_id == f"call-{rest[0]}"] == [False]
+            else:
+                [state] = await store.rollouts([name])
+                assert state.status is RolloutStatus.SUCCEEDED
+        await store.expire()
+        assert RolloutStatus.RUNNING not in await store.count()

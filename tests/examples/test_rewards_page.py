@@ -1,0 +1,86 @@
+"""docs/rewards.md, executed from its text: every file written, every command run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import blocks  # type: ignore[import-not-found]
+
+from lightspan.testing.scripted import Request, ScriptedServer
+
+pytestmark = pytest.mark.slow
+
+DESK = """
+import openai
+
+import lightspan
+from lightspan import PromptTemplate
+
+ROUTER = PromptTemplate("Which desk? {mail}")
+TASKS = [{"mail": f"bill {n}", "want": "accounts"} for n in range(6)]
+
+
+@lightspan.rollout
+def route(task, router: PromptTemplate = ROUTER):
+    messages = [{"role": "user", "content": router.format(mail=task["mail"])}]
+    openai.OpenAI().chat.completions.create(model="own", messages=messages)
+    return 0.0
+"""
+
+
+def says(request: Request) -> str:
+    """The app's model, the one that reflects and the judge."""
+    text = request.last_text
+    if request.body["model"] == "own":
+        return "accounts" if "kindly" in text else "No."
+    if "You judge" not in text:
+        return "<prompt>\nAnswer kindly. {mail}\n</prompt>"
+    shown = re.findall(r"\[\[rollout (\w)[^\]]*\]\]\n(.*?)\n\[\[end", text, re.DOTALL)
+    return json.dumps({letter: 9 if "answer: accounts" in said else 2 for letter, said in shown})
+
+
+def test_the_page(tmp_path: Path) -> None:
+    commands: list[str] = []
+    (tmp_path / "desk.py").write_text(DESK)
+    with ScriptedServer(says) as server:
+        for language, name, text in blocks("rewards.md"):
+            if language == "sh":
+                commands += text.splitlines()
+                continue
+            (tmp_path / name).write_text(text.replace("https://api.openai.com/v1", server.url))
+        environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
+        _run("python learn.py", tmp_path, environment)
+        exact, kind, short = [_run(command, tmp_path, environment) for command in commands]
+    learned = json.loads((tmp_path / "runs/kind/prompts.json").read_bytes())
+    assert learned["router"]["after"]["template"] == "Answer kindly. {mail}"
+    assert exact.startswith("runs/kind: the reward exact in place of judge\n")
+    assert " would have another reward, the most changed:\n" in exact
+    assert json.loads(kind)["changes"] == []  # the same judge says the same
+    assert json.loads(kind)["spent"] == {"calls": 0, "tokens": 0}
+    assert short.endswith("kept in the run as the reward shortest, beside the others\n")
+    assert (tmp_path / "runs/kind/rewards/shortest.jsonl").exists()
+
+
+def _run(command: str, folder: Path, environment: dict[str, str]) -> str:
+    # a program finds what lies beside it
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
+    program, *rest = shlex.split(command)
+    module = {"python": [], "lightspan": ["-m", "lightspan.cli"]}[program]
+    done = subprocess.run(
+        [sys.executable, *module, *rest],
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

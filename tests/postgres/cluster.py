@@ -1,0 +1,143 @@
+"""A PostgreSQL server of the tests' own, from the programs that the machine has."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psutil
+import psycopg
+
+OWNER: Final = "lightspan"
+"""The cluster's superuser."""
+PASSWORD: Final = "s3cret/@:%&ü"
+"""Of the role `locked`, which alone has to say one."""
+_FOLDERS: Final = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/opt/homebrew/opt/postgresql*/bin",
+)
+_HBA: Final = "local all locked scram-sha-256\nlocal all all trust\n"
+
+
+def programs() -> Path | None:
+    """The folder of the newest `initdb` and `postgres` here, None if there are none."""
+    found = [Path(folder) for pattern in _FOLDERS for folder in sorted(glob.glob(pattern))]
+    on_path = shutil.which("initdb")
+    found += [Path(on_path).parent] if on_path else []
+    whole = [
+        folder for folder in found if all((folder / p).exists() for p in ("initdb", "postgres"))
+    ]
+    return whole[-1] if whole else None
+
+
+class Cluster:
+    """A server on a socket in a temporary folder; nothing of it is left at the end.
+
+    Args:
+        programs: the folder of PostgreSQL's.
+        place: where the temporary folder is made; None for where it is fast.
+    """
+
+    def __init__(self, programs: Path, place: str | None = None) -> None:
+        self._programs = programs
+        self._user = _user()
+        self.folder = Path(tempfile.mkdtemp(prefix="lightspan-pg-", dir=place or _place()))
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        if self._user is not None:
+            os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
+        data = str(self.folder / "data")
+        # a fresh cluster that a power loss damages is made anew
+        self._run("initdb", "-D", data, "-U", OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")
+        (self.folder / "data" / "pg_hba.conf").write_text(_HBA)
+        self.start()
+        with self.connect() as db:
+            db.execute(f"CREATE ROLE locked LOGIN PASSWORD '{PASSWORD}'".encode())
+            db.execute("GRANT CREATE ON DATABASE postgres TO locked")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None and self._server.poll() is None:
+            self._server.send_signal(signal.SIGQUIT)
+            self._server.wait()
+        shutil.rmtree(self.folder)
+
+    def url(self, schema: str, user: str = OWNER) -> str:
+        """Of a store in a schema."""
+        return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
+
+    def connect(self, user: str = OWNER, **options: Any) -> psycopg.Connection[Any]:
+        """A session beside those of the stores."""
+        return psycopg.connect(
+            host=str(self.folder), user=user, dbname="postgres", autocommit=True, **options
+        )
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [
+                    *(str(self._programs / "postgres"), "-D", str(self.folder / "data")),
+                    *("-k", str(self.folder), "-c", "listen_addresses="),
+                ],
+                cwd=self.folder,
+                user=self._user,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        while True:
+            try:
+                self.connect().close()
+            except psycopg.OperationalError:
+                if self._server.poll() is not None:
+                    raise RuntimeError((self.folder / "log").read_text()) from None
+                time.sleep(0.02)
+            else:
+                return
+
+    def restart(self) -> None:
+        """Stop it as for maintenance, which ends every session, and start it."""
+        assert self._server is not None
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait()
+        self.start()
+
+    def kill(self) -> None:
+        """kill -9 of all its processes, at once."""
+        assert self._server is not None
+        server = psutil.Process(self._server.pid)
+        server.suspend()  # it starts no other one meanwhile
+        for process in (*server.children(recursive=True), server):
+            process.kill()
+        self._server.wait()
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command = [str(self._programs / name), *arguments]
+        subprocess.run(command, user=self._user, cwd=self.folder, check=True, capture_output=True)
+
+
+def _place() -> str | None:
+    """In memory, if there is plenty: what a kill takes is not on its way to a disk."""
+    memory = Path("/dev/shm")
+    is_large = memory.is_dir() and shutil.disk_usage(memory).free > 2 << 30
+    return str(memory) if is_large and os.access(memory, os.W_OK) else None
+
+
+def _user() -> str | None:
+    """Who runs it: PostgreSQL refuses root."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in names)

@@ -1,0 +1,51 @@
+"""A server for the tests of this folder, which they share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.postgres.cluster import Cluster, programs
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Path:
+    """The programs of PostgreSQL. Without them a developer's tests are skipped, and those of
+    continuous integration fail."""
+    found = programs()
+    if found is None:
+        reason = "no PostgreSQL server here: apt-get install postgresql"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster(postgres: Path) -> Iterator[Cluster]:
+    with Cluster(postgres) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make_url(cluster: Cluster) -> Iterator[Callable[..., str]]:
+    """URLs of stores in schemas that no other test has, dropped at the end: recovery after a crash
+    takes long where thousands of tables lie around."""
+    schemas: list[str] = []
+
+    def make(name: str = "x", user: str = "lightspan") -> str:
+        schemas.append(f"{name}_{next(_numbers)}")
+        return cluster.url(schemas[-1], user)
+
+    yield make
+    with cluster.connect() as db:
+        for schema in schemas:
+            db.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+@pytest.fixture
+def url(make_url: Callable[..., str]) -> str:
+    return make_url()

@@ -1,0 +1,57 @@
+"""kill -9 of the server: what was acknowledged is there when it is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.stores.programs import WRITER, check_acknowledged
+from tests.postgres.cluster import Cluster
+
+from lightspan.stores.postgres.store import PostgresStore
+
+_IMPATIENT = """
+from lightspan.stores.postgres import writer
+writer.OUT_OF_REACH_S = 0.0
+"""
+
+
+@pytest.mark.faults
+def test_kill_9_of_all_processes_keeps_what_was_acknowledged(
+    postgres: Path, moments: Callable[[Any], random.Random]
+) -> None:
+    """Three times at random moments, under two writers each."""
+    said: list[list[str]] = []
+    with Cluster(postgres) as cluster:
+        url = cluster.url("x")
+        for turn in range(3):
+            said += _write_and_kill(cluster, url, turn, moments(turn).randrange(1, 300))
+            cluster.start()
+        assert len(said) > 100
+        asyncio.run(check_acknowledged(lambda clock: PostgresStore(url, clock=clock), said))
+
+
+def _write_and_kill(cluster: Cluster, url: str, turn: int, lines: int) -> list[list[str]]:
+    """What two writers said until the server was killed, somewhere after so many lines of one."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _IMPATIENT + WRITER, url, f"{turn}-{number}"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    first = writers[0].stdout
+    assert first is not None
+    said = [first.readline() for _ in range(lines)]
+    cluster.kill()
+    for writer in writers:
+        said += writer.communicate()[0].splitlines(keepends=True)
+        assert writer.returncode == 0
+    return [line.split() for line in said]

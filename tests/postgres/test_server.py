@@ -1,0 +1,397 @@
+"""What only a server can get wrong: its settings, its tables, who may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.postgres.cluster import PASSWORD, Cluster
+
+from lightspan import __version__
+from lightspan.errors import DataError, NotFoundError, StoreError, StoreFormatError
+from lightspan.schema.records import Mode, RolloutStatus
+from lightspan.stores import open_existing, open_store
+from lightspan.stores._sql import tables as sql_tables
+from lightspan.stores.postgres import migrations, tables as postgres_tables
+from lightspan.stores.postgres.address import read_address
+from lightspan.stores.postgres.store import PostgresStore
+from lightspan.testing.store_suite import (
+    LEASE_S,
+    make_call,
+    make_peer,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+    start,
+)
+
+
+def schema_of(url: str) -> str:
+    return read_address(url).schema
+
+
+async def refused(url: str, *words: str, kind: type[StoreError] = StoreError) -> str:
+    """Opening raises this, naming the server's socket, the database and these words."""
+    with pytest.raises(kind) as caught:
+        await PostgresStore(url).open()
+    for word in ("/postgres?host=", *words):
+        assert word in str(caught.value)
+    return str(caught.value)
+
+
+# --- opening ------------------------------------------------------------------------------
+async def test_it_survives_and_says_so(url: str) -> None:
+    store = open_store(url)
+    assert store.url == url
+    capabilities = store.capabilities
+    assert (capabilities.durable, capabilities.multi_process) == (True, True)
+    assert capabilities.power_loss
+    async with store:
+        await store.enqueue([make_rollout()])
+    async with open_store(store.url) as again:
+        assert await again.count() == {RolloutStatus.QUEUED: 1}
+
+
+async def test_a_reader_makes_no_store(cluster: Cluster, url: str) -> None:
+    with pytest.raises(NotFoundError, match="nothing was recorded there"):
+        await open_existing(url).open()
+    with cluster.connect() as db:
+        assert db.execute("SELECT to_regnamespace(%s)", (schema_of(url),)).fetchone() == (None,)
+    async with open_store(url), open_existing(url) as reader:
+        assert await reader.count() == {}
+
+
+_OPEN = """
+import asyncio, sys
+from lightspan.stores import open_store
+
+async def main():
+    store = open_store(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    async with store:
+        print(await store.allot_version("sql"))
+
+asyncio.run(main())
+"""
+
+
+def test_processes_that_open_an_empty_database_at_once(url: str) -> None:
+    command = [sys.executable, "-c", _OPEN, url]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = [process.communicate()[0] for process in processes]
+    assert sorted(answers) == ["1\n", "2\n", "3\n"]
+
+
+# --- versions -----------------------------------------------------------------------------
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements of a version 2, as a later lightspan may have."""
+    statements = ["ALTER TABLE peers ADD COLUMN home TEXT"]
+    first = migrations.migration
+    monkeypatch.setattr(
+        migrations, "migration", lambda number: statements if number == 2 else first(number)
+    )
+    return statements
+
+
+def migrate(cluster: Cluster, url: str, version: int) -> None:
+    with cluster.connect(options=f"-c search_path={schema_of(url)}") as db:
+        migrations.migrate(db, read_address(url), create=True, version=version)
+
+
+def versions(cluster: Cluster, url: str) -> list[tuple[int, str]]:
+    with cluster.connect(options=f"-c search_path={schema_of(url)}") as db:
+        query = "SELECT version, lightspan FROM lightspan_versions ORDER BY version"
+        return [tuple(row) for row in db.execute(query)]
+
+
+async def test_an_older_schema_is_migrated_and_keeps_what_it_has(
+    cluster: Cluster, url: str, second: list[str]
+) -> None:
+    async with open_store(url) as store:
+        await store.announce(make_peer("runner-1"))
+        assert versions(cluster, url) == [(1, __version__)]
+        await asyncio.to_thread(migrate, cluster, url, 2)
+        assert versions(cluster, url) == [(1, __version__), (2, __version__)]
+        assert [peer.peer_id for peer in await store.peers()] == ["runner-1"]
+
+
+async def test_a_migration_is_done_whole_or_not_at_all(
+    cluster: Cluster, url: str, second: list[str]
+) -> None:
+    second.append("SELECT 1 / 0")
+    async with open_store(url):
+        pass
+    with pytest.raises(Exception, match="division by zero"):
+        migrate(cluster, url, 2)
+    assert versions(cluster, url) == [(1, __version__)]
+    del second[1]
+    migrate(cluster, url, 2)  # the column is not there yet
+    assert [version for version, _ in versions(cluster, url)] == [1, 2]
+
+
+async def test_a_newer_schema_is_refused(cluster: Cluster, url: str, second: list[str]) -> None:
+    migrate(cluster, url, 2)
+    said = await refused(url, "newer lightspan", kind=StoreFormatError)
+    assert "schema version 2" in said
+    assert f"{__version__} of {sys.executable}, knows 1" in said
+
+
+async def test_another_programs_schema_is_refused(cluster: Cluster, url: str) -> None:
+    with cluster.connect() as db:
+        db.execute(f"CREATE SCHEMA {schema_of(url)} CREATE TABLE theirs (x INT)".encode())
+    await refused(url, "another program", "'theirs'", "?schema=", kind=StoreFormatError)
+
+
+async def test_a_table_that_is_gone_is_told(cluster: Cluster, url: str) -> None:
+    async with open_store(url) as store:
+        with cluster.connect() as db:
+            db.execute(f"DROP TABLE {schema_of(url)}.ends".encode())
+        with pytest.raises(StoreFormatError, match=r"a table is gone.*ends"):
+            await store.enqueue([make_rollout()])
+
+
+# --- a server that forgets ----------------------------------------------------------------
+@pytest.fixture
+def own_cluster(postgres: Path) -> Iterator[Cluster]:
+    """One whose settings may be changed for all."""
+    with Cluster(postgres) as cluster:
+        yield cluster
+
+
+def tell(cluster: Cluster, *statements: str) -> None:
+    with cluster.connect() as db:
+        for statement in statements:
+            db.execute(statement.encode())
+
+
+async def test_a_server_that_forgets_is_refused_wherever_that_is_set(own_cluster: Cluster) -> None:
+    url = own_cluster.url("x")
+    for who, what, how in (
+        ("ROLE lightspan", "for the role", "ALTER ROLE … RESET synchronous_commit"),
+        ("DATABASE postgres", "for the database", "ALTER DATABASE … RESET synchronous_commit"),
+        (
+            "ROLE lightspan IN DATABASE postgres",
+            "for the role in this database",
+            "ALTER ROLE … IN DATABASE … RESET synchronous_commit",
+        ),
+    ):
+        tell(own_cluster, f"ALTER {who} SET synchronous_commit = off")
+        await refused(url, f"synchronous_commit is off {what}", how, "latest writes")
+        tell(own_cluster, f"ALTER {who} RESET synchronous_commit")
+    await refused(f"{url}&options=-csynchronous_commit%3Doff", "options of the client", "PGOPTIONS")
+    async with PostgresStore(url) as store:
+        await store.enqueue([make_rollout()])
+        reload = "SELECT pg_reload_conf()"
+        tell(own_cluster, "ALTER SYSTEM SET synchronous_commit = off", reload)
+        await refused(url, "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()")
+        # a session that was there before goes on as it was
+        await store.enqueue([make_rollout("ro-2")])
+        assert _settings(store) == ["on", "10s", "30s", "0"]
+        tell(own_cluster, "ALTER SYSTEM RESET synchronous_commit")
+        tell(own_cluster, "ALTER SYSTEM SET fsync = off", reload)
+        await refused(url, "fsync is off", "ALTER SYSTEM SET fsync = on", "loses power")
+        with pytest.raises(StoreError, match=r"fsync is off.*ALTER SYSTEM SET fsync = on"):
+            await store.enqueue([make_rollout("ro-3")])
+        with pytest.raises(StoreError, match="fsync is off"):
+            await store.announce(make_peer("runner"))
+        tell(own_cluster, "ALTER SYSTEM RESET fsync", reload)
+        await store.enqueue([make_rollout("ro-3")])
+        assert await store.count() == {RolloutStatus.QUEUED: 3}
+
+
+def _settings(store: PostgresStore) -> list[str]:
+    names = (
+        *("synchronous_commit", "idle_in_transaction_session_timeout"),
+        *("lock_timeout", "statement_timeout"),
+    )
+    db = store._opened.moving.link.db  # type: ignore[attr-defined]
+    return [db.execute(f"SHOW {name}").fetchone()[0] for name in names]
+
+
+async def test_what_is_set_for_a_role_changes_no_session(cluster: Cluster, url: str) -> None:
+    for setting in (
+        "statement_timeout = '1ms'",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_read_only = on",
+        "search_path = pg_catalog",
+        "client_encoding = LATIN1",
+    ):
+        tell(cluster, f"CREATE ROLE odd{len(setting)} LOGIN SUPERUSER")
+        tell(cluster, f"ALTER ROLE odd{len(setting)} SET {setting}")
+        other = url.replace("lightspan@", f"odd{len(setting)}@")
+        async with PostgresStore(url), PostgresStore(other) as store:
+            await store.enqueue([make_rollout("ro-ü日")])
+            assert (await store.rollouts(["ro-ü日"]))[0].status is RolloutStatus.QUEUED
+        tell(cluster, f"DROP ROLE odd{len(setting)}")
+
+
+async def test_a_database_without_all_characters_is_refused(cluster: Cluster) -> None:
+    tell(cluster, "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    url = cluster.url("x").replace("/postgres?", "/ascii?")
+    with pytest.raises(StoreError, match=r"/ascii\?.*SQL_ASCII.*ENCODING 'UTF8'"):
+        await PostgresStore(url).open()
+    tell(cluster, "DROP DATABASE ascii")
+
+
+async def test_texts_compare_byte_by_byte_whatever_the_language(cluster: Cluster) -> None:
+    """Where words are sorted as in a dictionary, `a` comes before `B`."""
+    tell(
+        cluster,
+        "CREATE DATABASE words LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C' TEMPLATE template0",
+    )
+    with cluster.connect() as db:
+        in_english = "SELECT 'a' < 'B' COLLATE \"en-x-icu\""
+        assert db.execute(in_english.encode()).fetchone() == (True,)
+    url = cluster.url("x").replace("/postgres?", "/words?")
+    names = ["a", "B", "ä", "Z", "b"]
+    async with PostgresStore(url) as store:
+        for name in names:
+            await store.announce(make_peer(name))
+        assert [peer.peer_id for peer in await store.peers()] == ["B", "Z", "a", "b", "ä"]
+        await store.enqueue([make_rollout(name, run_id=name) for name in names])
+        # a claim for any run runs over the runs in their order
+        claims = [(await store.claim("runner", 1, LEASE_S))[0] for _ in names]
+        assert [claim.rollout.rollout_id for claim in claims] == names
+    tell(cluster, "DROP DATABASE words")
+
+
+# --- who may come in ----------------------------------------------------------------------
+async def test_a_password_in_the_url_opens_the_store_and_is_shown_nowhere(
+    cluster: Cluster, make_url: Callable[..., str]
+) -> None:
+    url = make_url(user="locked")
+    with_password = url.replace("locked@", f"locked:{quote(PASSWORD, safe='')}@")
+    said = await refused(url, "PGPASSWORD", "~/.pgpass")
+    wrong = await refused(url.replace("locked@", "locked:hunter2@"), "PGPASSWORD")
+    assert "hunter2" not in said + wrong
+    store = open_store(with_password)
+    assert store.url == url
+    async with store:
+        await store.enqueue([make_rollout()])
+    async with open_store(url) as again:  # this process was told
+        assert await again.count() == {RolloutStatus.QUEUED: 1}
+
+
+@pytest.mark.parametrize("means", ["variable", "file", "service"])
+def test_passwords_by_the_means_of_libpq(
+    cluster: Cluster, make_url: Callable[..., str], tmp_path: Path, means: str
+) -> None:
+    url, env = make_url(user="locked"), {}
+    if means == "variable":
+        env = {"PGPASSWORD": PASSWORD}
+    elif means == "file":
+        (tmp_path / "pgpass").write_text("*:*:*:locked:" + PASSWORD.replace(":", "\\:") + "\n")
+        (tmp_path / "pgpass").chmod(0o600)
+        env = {"PGPASSFILE": str(tmp_path / "pgpass")}
+    else:
+        lines = [f"host={cluster.folder}", "user=locked", f"password={PASSWORD}"]
+        (tmp_path / "services").write_text("\n".join(["[agents]", *lines, "dbname=postgres", ""]))
+        env = {"PGSERVICEFILE": str(tmp_path / "services")}
+        url = f"postgresql:///?service=agents&schema={schema_of(url)}"
+    command = [sys.executable, "-c", _OPEN, url]
+    done = subprocess.run(command, input="\n", env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "ready\n1\n"
+
+
+async def test_what_cannot_be_reached_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    url = cluster.url("x")
+    with pytest.raises(StoreError, match=r"/nothing\?.*no such database"):
+        await PostgresStore(url.replace("/postgres?", "/nothing?")).open()
+    with pytest.raises(StoreError, match="no such database or role") as caught:
+        await PostgresStore(url.replace("lightspan@", "nobody@")).open()
+    assert "nobody" in str(caught.value)
+    nowhere = f"postgresql://ada:hunter2@/agents?host={tmp_path}"
+    with pytest.raises(StoreError, match=r"/agents\?host=.*cannot be reached") as caught:
+        await PostgresStore(nowhere).open()
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(StoreError, match="no such service"):
+        await PostgresStore("postgresql:///?service=nowhere").open()
+
+
+async def test_what_a_role_needs(cluster: Cluster, url: str) -> None:
+    """Who makes the tables: CREATE on the database. Who uses them: no more than their rows."""
+    tell(cluster, "CREATE ROLE guest LOGIN")
+    as_guest = url.replace("lightspan@", "guest@")
+    await refused(as_guest, "GRANT CREATE ON DATABASE")
+    async with PostgresStore(url):
+        pass
+    schema = schema_of(url)
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    tell(
+        cluster,
+        f"GRANT USAGE ON SCHEMA {schema} TO guest",
+        f"GRANT {rights} ON ALL TABLES IN SCHEMA {schema} TO guest",
+    )
+    async with PostgresStore(as_guest) as store:
+        attempt = await start(store)
+        assert await store.add_calls([make_call(attempt)]) == [False]
+        await store.announce(make_peer("runner"))
+        await store.withdraw("runner")
+        assert await store.report([make_report(attempt)]) == [True]
+        assert len((await store.watch(0, timeout_s=1)).rollouts) == 1
+    tell(cluster, "DROP OWNED BY guest", "DROP ROLE guest")
+
+
+# --- values -------------------------------------------------------------------------------
+async def test_texts_that_postgresql_does_not_take(url: str) -> None:
+    """Those that people and programs write are bytes; an id of ours has no NUL."""
+    async with PostgresStore(url) as store:
+        attempt = await start(store)
+        with pytest.raises(DataError, match="cannot be stored"):
+            await store.enqueue([make_rollout("a\0b"), make_rollout("ro-2")])
+        with pytest.raises(DataError, match="cannot be stored"):
+            await store.add_spans(ref(attempt), [make_span(attempt, span_id="a\0b")])
+        assert await store.count() == {RolloutStatus.RUNNING: 1}
+        assert await store.claim_of_token("a\0b") is None
+        message = "a\0b \udc80 ü"
+        await store.report([make_report(attempt, message=message)])
+        assert (await store.attempt(attempt.attempt_id)).message == message
+
+
+async def test_leases_go_by_the_servers_clock(
+    cluster: Cluster, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan.schema.clock.now", lambda: 1.0)
+    with cluster.connect() as db:
+        query = b"SELECT extract(epoch FROM clock_timestamp())::float8"
+        async with PostgresStore(url) as store:
+            await store.enqueue([make_rollout(mode=Mode.VAL)])
+            before = db.execute(query).fetchone()
+            [claim] = await store.claim("runner", 1, 60.0)
+            after = db.execute(query).fetchone()
+            await store.announce(make_peer("runner"))
+            [peer] = await store.peers()
+            assert before is not None
+            assert after is not None
+            assert before[0] <= claim.attempt.started_at <= after[0]
+            assert claim.attempt.lease_until == claim.attempt.started_at + 60.0
+            assert 0.0 <= peer.silent_s <= 60.0
+            assert await store.expire() == 0
+
+
+def test_every_query_is_used() -> None:
+    """No file of SQL holds what the code does not ask for."""
+    code = "".join(
+        Path(module.__file__ or "").read_text() for module in (sql_tables, postgres_tables)
+    )
+    unused = [name for name in postgres_tables.queries() if json.dumps(name) not in code]
+    assert unused == []

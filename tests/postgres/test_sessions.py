@@ -1,0 +1,373 @@
+"""Sessions that die, wait for one another, and hear of one another."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.core.stores.programs import END, FORKED
+from tests.postgres.cluster import Cluster
+
+from lightspan.errors import StoreClosedError, StoreError
+from lightspan.schema.records import RolloutStatus
+from lightspan.schema.spans import encode_span
+from lightspan.stores import open_store
+from lightspan.stores.postgres import database, writer
+from lightspan.stores.postgres.address import read_address
+from lightspan.stores.postgres.store import PostgresStore
+from lightspan.stores.postgres.tables import PostgresWriteTables
+from lightspan.testing.conditions import until
+from lightspan.testing.store_suite import (
+    LEASE_S,
+    claim_one,
+    make_call,
+    make_peer,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+    start,
+)
+
+_OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+
+
+def end_all(cluster: Cluster) -> int:
+    """End the sessions of all stores; returns how many there were."""
+    with cluster.connect() as db:
+        return len(db.execute(_OTHERS, ("lightspan",)).fetchall())
+
+
+@pytest.fixture
+def own_cluster(postgres: Path) -> Iterator[Cluster]:
+    """One that may be stopped."""
+    with Cluster(postgres) as cluster:
+        yield cluster
+
+
+# --- sessions that die --------------------------------------------------------------------
+async def run_rollouts(store: PostgresStore, names: list[str], claimed: list[str]) -> None:
+    """Each from enqueued to done, with a call and a span; says what was claimed."""
+    left = iter(names)
+
+    async def work() -> None:
+        for name in left:
+            await store.enqueue([make_rollout(name, run_id=name)])
+            [claim] = await store.claim("runner", 1, LEASE_S, name)
+            attempt = claim.attempt
+            claimed.append(claim.rollout.rollout_id)
+            assert await store.add_calls([make_call(attempt)]) == [False]
+            assert await store.add_spans(ref(attempt), [make_span(attempt)]) == 0
+            assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+            assert await store.report([make_report(attempt)]) == [True]
+
+    await asyncio.gather(*(work() for _ in range(8)))
+
+
+async def check_rollouts(store: PostgresStore, names: list[str]) -> None:
+    """Nothing was lost, and nothing done twice."""
+    assert await store.count() == {RolloutStatus.SUCCEEDED: len(names)}
+    attempts = await store.attempts(names)
+    assert [attempt.number for attempt in attempts] == [1] * len(names)
+    ids = [attempt.attempt_id for attempt in attempts]
+    assert {len(spans) for spans in (await store.spans(ids)).values()} == {2}
+    records = await store.token_records(ids)
+    assert {tuple(r.late for r in found) for found in records.values()} == {(False,)}
+
+
+async def test_sessions_that_are_ended_cost_nothing(cluster: Cluster, url: str) -> None:
+    names = [f"ro-{number}" for number in range(150)]
+    claimed: list[str] = []
+    ended = 0
+    async with PostgresStore(url) as store, PostgresStore(url) as watcher:
+        watching = asyncio.create_task(follow(watcher, len(names)))
+        running = asyncio.create_task(run_rollouts(store, names, claimed))
+        for number in range(10, len(names), 10):
+            await until(lambda number=number: running.done() or len(claimed) >= number)
+            ended += await asyncio.to_thread(end_all, cluster)
+        await running
+        assert sorted(claimed) == sorted(names)
+        assert await watching == set(names)
+        await check_rollouts(store, names)
+    assert ended > 20
+
+
+async def follow(store: PostgresStore, number: int) -> set[str]:
+    """What a watcher sees end, until it is so many."""
+    ended: set[str] = set()
+    cursor = 0
+    while len(ended) < number:
+        changes = await store.watch(cursor, timeout_s=10)
+        cursor = changes.cursor
+        ended |= {s.rollout.rollout_id for s in changes.rollouts if s.status.final}
+    return ended
+
+
+async def test_a_server_that_restarts_is_waited_for(own_cluster: Cluster) -> None:
+    names = [f"ro-{number}" for number in range(60)]
+    claimed: list[str] = []
+    async with PostgresStore(own_cluster.url("x")) as store:
+        watching = asyncio.create_task(follow(store, len(names)))
+        running = asyncio.create_task(run_rollouts(store, names, claimed))
+        await until(lambda: len(claimed) > 10)
+        await asyncio.to_thread(own_cluster.restart)
+        await running
+        assert sorted(claimed) == sorted(names)
+        assert await watching == set(names)
+        await check_rollouts(store, names)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "lost"])
+async def test_a_commit_without_an_answer_is_settled(
+    cluster: Cluster, url: str, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """Each write's session dies right after its commit, or right before it."""
+    commit = PostgresWriteTables.commit
+    died: list[int] = []
+
+    def dying(tables: PostgresWriteTables) -> None:
+        db = tables.link.db
+        if len(died) == len(asked):  # this write's second try
+            commit(tables)
+            return
+        died.append(db.info.backend_pid)
+        if committed:
+            commit(tables)
+        with cluster.connect() as other:
+            other.execute(b"SELECT pg_terminate_backend(%s)", (db.info.backend_pid,))
+        db.execute("SELECT 1") if committed else commit(tables)
+        raise AssertionError("the session is still there")
+
+    asked: list[str] = []
+
+    def ask(name: str) -> PostgresStore:
+        asked.append(name)
+        return store
+
+    async with PostgresStore(url) as store:
+        await store.enqueue([make_rollout(), make_rollout("ro-2")])
+        monkeypatch.setattr(PostgresWriteTables, "commit", dying)
+        claims = await ask("claim").claim("runner", 2, LEASE_S)
+        assert [claim.rollout.rollout_id for claim in claims] == ["ro-1", "ro-2"]
+        first, second = (claim.attempt for claim in claims)
+        assert await ask("heartbeat").heartbeat([ref(first)], LEASE_S) == []
+        assert await ask("call").add_calls([make_call(first)]) == [False]
+        await ask("damage").mark_damaged(first.attempt_id, "reason")
+        assert await ask("report").report([make_report(first)]) == [True]
+        assert await ask("version").allot_version("sql") == (2 if committed else 1)
+        assert await ask("cancel").cancel(["ro-2"]) == (0 if committed else 1)
+        monkeypatch.undo()
+        assert await store.attempts(["ro-1", "ro-2"]) == [
+            await store.attempt(first.attempt_id),
+            await store.attempt(second.attempt_id),
+        ]
+        assert (await store.attempt(first.attempt_id)).damage == ["reason"]
+        assert await store.count() == {RolloutStatus.SUCCEEDED: 1, RolloutStatus.CANCELLED: 1}
+        assert len((await store.token_records([first.attempt_id]))[first.attempt_id]) == 1
+    assert len(died) == len(asked) == 7
+
+
+async def test_a_server_that_stays_away_is_told(
+    own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (writer, database):
+        monkeypatch.setattr(module, "OUT_OF_REACH_S", 0.1)
+    async with PostgresStore(own_cluster.url("x")) as store:
+        await store.enqueue([make_rollout()])
+        own_cluster.kill()
+        operations: list[Callable[[], Any]] = [
+            lambda: store.enqueue([make_rollout("ro-2")]),
+            lambda: store.announce(make_peer("runner")),
+            store.count,
+        ]
+        for operation in operations:
+            with pytest.raises(StoreError, match=r"lightspan@/postgres\?host=.*cannot be reached"):
+                await operation()
+        # those that wait together are told together, and nobody waits as long again
+        for module in (writer, database):
+            monkeypatch.setattr(module, "OUT_OF_REACH_S", 3600.0)
+        told = await asyncio.gather(
+            *(store.enqueue([make_rollout(f"at-once-{n}")]) for n in range(300)),
+            *(store.count() for _ in range(20)),
+            return_exceptions=True,
+        )
+        assert {type(one) for one in told} == {StoreError}
+        own_cluster.start()
+        for operation in operations:
+            await operation()
+        assert await store.count() == {RolloutStatus.QUEUED: 2}
+
+
+# --- waiting for one another --------------------------------------------------------------
+async def test_what_is_added_waits_for_nothing_that_moves(cluster: Cluster, url: str) -> None:
+    async with PostgresStore(url) as store:
+        attempt = await start(store)
+        with _locking(cluster, url, "SELECT FROM ends FOR UPDATE"):
+            moving = asyncio.create_task(store.enqueue([make_rollout("ro-2")]))
+            assert await store.add_calls([make_call(attempt)]) == [False]
+            assert await store.count() == {RolloutStatus.RUNNING: 1}
+            assert not moving.done()
+        await moving
+
+
+async def test_a_span_that_meets_a_report_is_late(cluster: Cluster, url: str) -> None:
+    """Somebody reports an attempt just now: whoever adds to it waits, and is late."""
+    async with PostgresStore(url) as store:
+        attempt = await start(store)
+        other = await start(store, "ro-2")
+        move = f"""
+            SELECT FROM ends FOR UPDATE;
+            UPDATE attempts SET status = 'succeeded' WHERE attempt_id = '{attempt.attempt_id}'
+        """
+        with _locking(cluster, url, move):
+            adding = asyncio.create_task(store.add_spans(ref(attempt), [make_span(attempt)]))
+            call = asyncio.create_task(store.add_calls([make_call(other)]))
+            with cluster.connect() as watching:
+                await until(lambda: watching.execute(_WAITING).fetchone() == (1,))
+            assert not adding.done()
+        assert await adding == 1
+        assert await call == [False]
+        [span] = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+        assert span.late
+
+
+class _locking:
+    """A session of somebody else, in the middle of a transaction."""
+
+    def __init__(self, cluster: Cluster, url: str, statements: str) -> None:
+        self._db: psycopg.Connection[Any] = cluster.connect()
+        self._db.execute(f"SET search_path = {read_address(url).schema}".encode())
+        self._statements = statements
+
+    def __enter__(self) -> None:
+        self._db.execute(f"BEGIN; {self._statements}".encode())
+
+    def __exit__(self, *_: object) -> None:
+        self._db.execute("COMMIT")
+        self._db.close()
+
+
+async def test_writers_that_wait_in_a_circle_write_all_the_same(cluster: Cluster, url: str) -> None:
+    """Two sessions add the same spans in opposite order: the server undoes the store's."""
+    with cluster.connect() as other:
+        other.execute(b"CREATE ROLE patient LOGIN SUPERUSER")
+        other.execute(b"ALTER ROLE patient SET deadlock_timeout = '2s'")
+        other.execute(b"SET deadlock_timeout = '1h'")  # so that it is not this one
+        other.execute(f"SET search_path = {read_address(url).schema}".encode())
+        async with PostgresStore(url.replace("lightspan@", "patient@")) as store:
+            attempt = await start(store)
+            spans = [make_span(attempt, number) for number in range(2)]
+            add = """
+                INSERT INTO spans (attempt, span_id, call_id, late, body)
+                SELECT position, %s, '', FALSE, %s FROM attempts
+            """
+            rows = [(span.span_id, encode_span(span)) for span in spans]
+            other.execute(b"BEGIN")
+            other.execute(add.encode(), rows[1])
+            adding = asyncio.create_task(store.add_spans(ref(attempt), spans))
+            with cluster.connect() as watching:
+                await until(lambda: watching.execute(_WAITING).fetchone() == (1,))
+            await asyncio.to_thread(other.execute, add.encode(), rows[0])
+            other.execute(b"COMMIT")
+            assert await adding == 0
+            found = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
+            assert sorted(span.span_id for span in found) == [span.span_id for span in spans]
+        other.execute(b"REASSIGN OWNED BY patient TO lightspan; DROP ROLE patient")
+
+
+_WAITING = b"""
+    SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = 'lightspan' AND wait_event_type = 'Lock'
+"""
+
+
+# --- hearing of one another ---------------------------------------------------------------
+_COMMITTER = """
+import asyncio, sys
+from lightspan.schema.records import Rollout
+from lightspan.stores import open_store
+
+async def main():
+    async with open_store(sys.argv[1]) as store:
+        for number in range(100):
+            name = f"{sys.argv[2]}-{number}"
+            await store.enqueue([Rollout(rollout_id=name, task={}, task_id="task")])
+
+asyncio.run(main())
+"""
+
+
+async def test_a_watcher_sees_every_change_of_four_processes(url: str) -> None:
+    """Also those that are committed while it looks: it never goes back before its cursor."""
+    seen: list[int] = []
+    async with open_store(url) as store:
+        program = (sys.executable, "-c", _COMMITTER, url)
+        committers = [
+            await asyncio.create_subprocess_exec(*program, str(name)) for name in range(4)
+        ]
+        cursor = 0
+        while len(seen) < 400:
+            changes = await store.watch(cursor, timeout_s=60)
+            assert changes.rollouts
+            seen += [state.change for state in changes.rollouts]
+            cursor = changes.cursor
+        assert [await committer.wait() for committer in committers] == [0] * 4
+        assert seen == list(range(1, 401))
+        assert (await store.watch(cursor)).rollouts == []
+
+
+async def test_a_watcher_is_woken_by_what_it_hears(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look again an hour later only."""
+    async with PostgresStore(url) as store, PostgresStore(url) as other:
+        store._polls_s = (3600.0, 3600.0)
+        watching = asyncio.create_task(store.watch(0, timeout_s=3600))
+        await other.enqueue([make_rollout()])
+        assert [state.rollout.rollout_id for state in (await watching).rollouts] == ["ro-1"]
+
+
+# --- processes ----------------------------------------------------------------------------
+def test_a_store_after_a_fork(url: str) -> None:
+    """The child ends none of its parent's sessions."""
+    session = "store._opened.moving.link._db"
+    program = FORKED.replace("child = os.fork()", f"ours = {session}\nchild = os.fork()")
+    program += f"assert ours is {session}\n{END}"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, url], check=True)
+
+
+async def test_a_closed_store_leaves_nothing(cluster: Cluster, url: str) -> None:
+    before = threading.active_count()
+    async with PostgresStore(url) as store:
+        attempt = await start(store)
+        await store.add_spans(ref(attempt), [make_span(attempt)])
+        await store.watch(0, timeout_s=1)
+        opened = store._opened
+        with cluster.connect() as db:
+            ours = b"SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lightspan'"
+            assert db.execute(ours).fetchone() == (4,)
+    with pytest.raises(StoreClosedError):
+        await opened.write(opened.expire, [1], 1)
+    with pytest.raises(StoreClosedError):
+        opened.read(lambda: None)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("lightspan-store")]
+    assert threading.active_count() <= before + 1  # asyncio's own
+    with cluster.connect() as db:
+        await until(lambda: db.execute(ours).fetchone() == (0,))
+
+
+async def test_claims_of_two_processes_at_once(url: str) -> None:
+    async with PostgresStore(url) as one, PostgresStore(url) as other:
+        await one.enqueue([make_rollout(f"ro-{number}") for number in range(40)])
+        claims = await asyncio.gather(
+            *(claim_one(store) for _ in range(20) for store in (one, other))
+        )
+        assert len({claim.rollout_id for claim in claims}) == 40
