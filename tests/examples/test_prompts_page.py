@@ -23,11 +23,16 @@ RULES = "bill: accounts. password: support. parcel: shipping. Answer with the de
 
 def says(request: Request) -> str:
     """The app's model, which knows what its prompt says; and the one that reflects."""
-    text = request.last_text
+    text = "\n".join(message["content"] for message in request.messages)
+    if 'called "router"' in text and "You route mails" in text:
+        old = text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+        return f"<prompt>\n{RULES} {old}\n</prompt>"
     if request.body["model"] == "gpt-5-mini":
         return f"<prompt>\n{RULES}\n{{mail}}\n</prompt>"
     known = dict(rule.split(": ") for rule in RULES.split(". ")[:3]) if RULES in text else {}
-    return next((desk for what, desk in known.items() if what in text[len(RULES) :]), "which?")
+    return next(
+        (desk for what, desk in known.items() if f" {what}" in text[len(RULES) :]), "which?"
+    )
 
 
 SMALLER = {
@@ -55,12 +60,15 @@ def test_the_page(tmp_path: Path) -> None:
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         printed = [_run(command, tmp_path, environment) for command in commands]
     assert [command.partition(" ")[0] for command in commands] == [
-        *("python", "lightspan", "python", "python"),
+        *("python", "lightspan", *["python"] * 4),
     ]
-    learned, inspected, beam, both = printed
+    learned, inspected, beam, both, by_agent, answered = printed
     assert "runs/both/model\n" in both
     assert "held-out reward: 0.00 -> " in both  # a random model knows no desk
     assert "held-out reward: 0.00 -> 1.00 (" in beam
+    assert answered == "accounts\n"
+    told = "You route mails. Today is {date_1}. Say which desk it is for."
+    assert by_agent.endswith(f"-{told}\n+{RULES} {told}\n")
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
     assert "held-out reward: 0.00 -> 1.00 (" in learned
     assert inspected.startswith("runs/desk: GEPA\napp ")

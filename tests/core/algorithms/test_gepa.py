@@ -452,7 +452,7 @@ def test_answers_without_a_text(answer: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompts": {}}, "names no prompt"),
+        ({"prompts": {}}, "GEPA has no prompt to learn"),
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
         ({"prompts": {"a b": PromptTemplate("x")}}, r"prompts\['a b'\].* no name of an argument"),
         ({"prompts": {"task": PromptTemplate("x")}}, r"prompts\['task'\].* is taken"),

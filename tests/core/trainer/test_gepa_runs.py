@@ -194,13 +194,18 @@ def test_a_prompt_that_the_app_does_not_take_is_refused_before_any_rollout(
         trainer.fit(prompt_apps.told, toy.tasks(model.url, 1, 2))
     assert len(model.requests) == before
     report = Trainer(
-        GEPA({name: given[name] for name in ("rules", "form")}, llm),
+        GEPA({name: given[name] for name in ("rules", "form")}, llm, optimize="speaker"),
         folder=tmp_path / "other",
         runners=1,
         reporter=SilentReporter(),
     ).dev(prompt_apps.told, toy.tasks(model.url, 1, 2), count=1)
     assert report.answered_by == "app"
     assert report.costs.rollouts == 300  # as many as GEPA may take
+    [warning] = [text for text in report.warnings if "speaker" in text]
+    assert warning.startswith(
+        "fit would stop: no agent matches 'speaker'. Agents: none was seen. A "
+    )
+    assert "rollout ended with: ConfigError: the prompt template needs a value for 'q'" in warning
 
 
 def test_a_dead_reflection_model_ends_the_run_and_another_one_goes_on(

@@ -18,7 +18,7 @@ import pytest
 
 import lightspan
 from lightspan import LLM, Judge
-from lightspan.algorithms.gepa import reflection
+from lightspan.algorithms.prompts import reflection
 from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL
     from lightspan.algorithms.protocol import Policy
     from lightspan.algorithms.sft import SFT
+    from lightspan.capture.candidates import prompt
     from lightspan.capture.emit import (
         agent,
         current_attempt_id,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
     from lightspan.production.redact import map_text
+    from lightspan.production.use import use
     from lightspan.runners.app import rollout
     from lightspan.runners.command.command import Command
     from lightspan.runners.external import ExternalRunners
@@ -81,10 +83,12 @@ _HOME = {
     "map_text": "lightspan.production.redact",
     "open_store": "lightspan.stores",
     "operation": "lightspan.capture.emit",
+    "prompt": "lightspan.capture.candidates",
     "record": "lightspan.production.record",
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",
     "tool": "lightspan.capture.emit",
+    "use": "lightspan.production.use",
 }
 
 __all__ = [
@@ -122,10 +126,12 @@ __all__ = [
     "map_text",
     "open_store",
     "operation",
+    "prompt",
     "record",
     "rollout",
     "tasks_from_store",
     "tool",
+    "use",
 ]
 
 

@@ -21,6 +21,7 @@ from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate as KeptTemplate
 from lightspan.schema.records import Json, Mode, task_id
+from lightspan.schema.resources import Resources
 from lightspan.training.collector import read_episodes
 
 if TYPE_CHECKING:
@@ -244,16 +245,17 @@ class _StoreRuns:
         group_size: int,
         mode: Mode = Mode.TRAIN,
         *,
-        resources: Sequence[Prompts],
+        resources: Sequence[Resources] | None = None,
     ) -> list[Episode]:
         """The episodes, after all rollouts have ended or the time is over."""
+        handed: Sequence[Resources] = [{}] * len(tasks) if resources is None else resources
         requests = [
             EnqueueRolloutRequest(
                 input=task,
                 mode="train" if mode is Mode.TRAIN else "val",
                 resources_id=await self._resources_id(offered),
             )
-            for task, offered in zip(tasks, resources, strict=True)
+            for task, offered in zip(tasks, handed, strict=True)
             for _ in range(group_size)
         ]
         queued = await self._store.enqueue_many_rollouts(requests)
@@ -272,7 +274,8 @@ class _StoreRuns:
         }
         return await read_episodes(self._store.store, [states[each] for each in ids])
 
-    async def _resources_id(self, offered: Prompts) -> str:
+    async def _resources_id(self, handed: Resources) -> str:
+        offered = {name: each for name, each in handed.items() if isinstance(each, KeptTemplate)}
         texts = tuple(prompt.template for prompt in offered.values())
         if texts not in self._ids:
             templates = {

@@ -78,6 +78,11 @@ class Alternate(Algorithm):
             raise ConfigError(
                 f"Alternate({prompts!r:.80}, …): the first learns prompts, GEPA or APO"
             )
+        if isinstance(prompts, GEPA) and prompts.optimize:
+            raise ConfigError(
+                f"Alternate(GEPA(optimize={list(prompts.optimize)!r:.80}), …): beside weights only "
+                "prompts that the app takes as arguments are learned: GEPA(prompts={…})"
+            )
         check_kind("weights", weights, LightningRL)
         check_whole("max_rollouts", max_rollouts, 1)
         check_whole("cycles", cycles, 1)

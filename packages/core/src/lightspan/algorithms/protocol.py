@@ -263,6 +263,14 @@ class Algorithm(Protocol):
         """What it chose itself where nothing was given, and why, for people."""
         return []
 
+    def look(self, episodes: Sequence[Episode]) -> list[str]:
+        """What the rollouts of a dry run show of what it would learn, for people.
+
+        Raises:
+            ConfigError: why `fit` would end.
+        """
+        return []
+
     def config(self) -> dict[str, Json]:
         """The settings, for `config.json`. A run is resumed with equal ones only."""
         return {"algorithm": self.name, "seed": self.seed}

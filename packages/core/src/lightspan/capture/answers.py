@@ -40,8 +40,8 @@ class Chunks(Protocol):
         ...
 
 
-class Call(Protocol):
-    """The call that is told of its answer."""
+class Asked(Protocol):
+    """A call that was made, and is told of its answer."""
 
     @property
     def recorded_there(self) -> bool:
@@ -70,7 +70,7 @@ class Call(Protocol):
         ...
 
 
-def observe(call: Call, result: Any, *, streamed: bool) -> Any:
+def observe(call: Asked, result: Any, *, streamed: bool) -> Any:
     """The result, watched.
 
     Args:
@@ -95,7 +95,7 @@ def as_mapping(result: Any) -> Mapping[str, Any]:
     return dump(mode="json", exclude_unset=True, warnings=False)  # type: ignore[no-any-return]
 
 
-def _observe_stream(call: Call, stream: Any) -> None:
+def _observe_stream(call: Asked, stream: Any) -> None:
     if not hasattr(stream, "_iterator"):
         call.answered({})
         return
@@ -105,7 +105,7 @@ def _observe_stream(call: Call, stream: Any) -> None:
     stream._iterator = _PassingChunks(stream._iterator, answer)
 
 
-def _observe_raw(call: Call, raw: Any, streamed: bool) -> None:
+def _observe_raw(call: Asked, raw: Any, streamed: bool) -> None:
     response = raw.http_response
     is_read = response.is_stream_consumed  # nothing will pass any more
     if is_read and call.recorded_there and not streamed:
@@ -144,7 +144,7 @@ def _parsed(made: Any, answer: _PassingAnswer) -> Any:
 class _PassingAnswer:
     """One answer while the app takes it; how it ended is told once."""
 
-    def __init__(self, call: Call, body: _Body | None = None) -> None:
+    def __init__(self, call: Asked, body: _Body | None = None) -> None:
         self.body = body
         """Gathers the bytes; None: it passes as chunks."""
         self._call = call
@@ -380,4 +380,4 @@ def _failure(event: Mapping[str, Any]) -> Exception | None:
     return EngineError(f"the endpoint broke off: {message}")
 
 
-__all__ = ["Call", "Chunks", "as_mapping", "observe"]
+__all__ = ["Asked", "Chunks", "as_mapping", "observe"]

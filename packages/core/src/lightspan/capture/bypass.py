@@ -237,13 +237,19 @@ def outcome_of(status: SpanStatus) -> CallOutcome:
 
 
 def is_routed(acting: Acting) -> bool:
-    """Whether a call made now is one that the gateway answers in a rollout.
+    """Whether a call made now is one that the gateway answers in a rollout, or one of an agent
+    whose instructions are learned.
 
     Then no cache of the app's may answer it: that is no sample of the policy, and in a validation
-    one of an older policy. What the policy says stays out of the cache, too.
+    one of an older policy, or the answer to other instructions. What is said stays out of the
+    cache, too.
     """
     scope = acting.scope
-    if scope.mode is Mode.PRODUCTION or scope.gateway_url is None:
+    if scope.mode is Mode.PRODUCTION:
+        return False
+    if scope.instructions is not None and scope.instructions.concerns(acting.path):
+        return True
+    if scope.gateway_url is None:
         return False
     return scope.routing.target(acting.path).route is not Route.APP
 

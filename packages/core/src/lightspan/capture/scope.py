@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Final
 
 from lightspan.capture import steps
-from lightspan.capture.recorder import Nowhere
+from lightspan.capture.recorder import Nowhere, Unrecorded
 from lightspan.capture.stack import (
     Acting as Acting,
     CallEnd as CallEnd,
@@ -35,7 +35,7 @@ from lightspan.capture.stack import (
     Root as Root,
     Scope as Scope,
 )
-from lightspan.capture.state import state
+from lightspan.capture.state import Used, state
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import (
@@ -153,6 +153,11 @@ def act(value: Acting, entering: FrameType) -> Callable[[], None]:
 _NOWHERE: Final = Acting(
     Scope(rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Nowhere(), is_outside=True)
 )
+_QUIET: Final = Acting(
+    Scope(
+        rollout_id="", attempt_id="", mode=Mode.PRODUCTION, recorder=Unrecorded(), is_outside=True
+    )
+)
 
 
 def connect(connection: Acting) -> None:
@@ -173,8 +178,21 @@ def set_opener(opener: Opener | None) -> None:
     _settle()
 
 
+def use(used: Used) -> None:
+    """Have agents be told this where no rollout says otherwise, until `no_use`."""
+    state.uses.append(used)
+    _settle()
+
+
+def no_use(used: Used) -> None:
+    """Undo `use`."""
+    state.uses[:] = [one for one in state.uses if one is not used]
+    _settle()
+
+
 def _settle() -> None:
-    recorded = None if state.opener is None else _NOWHERE
+    quiet = _QUIET if state.uses else None
+    recorded = quiet if state.opener is None else _NOWHERE
     state.outside = state.connections[-1] if state.connections else recorded
 
 

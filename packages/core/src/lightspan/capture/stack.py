@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from lightspan.capture.recorder import Recorder
+from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Routing, join_path
 from lightspan.schema.spans import new_trace_id
@@ -33,6 +34,8 @@ class Scope:
     trace_id: str = field(default_factory=new_trace_id)
     root_span_id: str | None = None
     """The span of the attempt itself, parent of the outermost agents."""
+    instructions: Instructions | None = None
+    """What agents are told; None: what the app says."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
     is_outside: bool = False
     """It stands for the process, outside every attempt: what begins in it may be one of its own."""

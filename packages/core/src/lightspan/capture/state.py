@@ -17,6 +17,20 @@ from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
 from lightspan.capture.stack import Acting, CallListener, Opener, Resolver
 from lightspan.capture.steps import Steps
+from lightspan.schema.instructions import Instructions
+
+
+@dataclass(slots=True, eq=False)
+class Used:
+    """Learned texts that are used outside rollouts."""
+
+    instructions: Instructions
+    calls: int = 0
+    """Model calls that were looked at."""
+    asked: set[str] = field(default_factory=set)
+    """Agents and prompts that were asked."""
+    warned: set[str] = field(default_factory=set)
+    """What was said already."""
 
 
 @dataclass(slots=True)
@@ -51,6 +65,8 @@ class State:
     """The servers that the process is connected to; the last one answers."""
     opener: Opener | None = None
     """Makes attempts of what begins where no scope is open."""
+    uses: list[Used] = field(default_factory=list)
+    """What agents are told in production (`lightspan.use`); the last one counts."""
     outside: Acting | None = None
     """Who acts where no scope is open; None unless it is connected or records."""
 

@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from lightspan.capture import strays
 from lightspan.capture.answers import as_mapping, observe
+from lightspan.capture.candidates import note, reading_attributes, reading_of, with_text
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
 from lightspan.capture.imports import Awaited
 from lightspan.capture.patch import Patch
@@ -40,6 +41,7 @@ from lightspan.schema.call_attributes import (
     request_attributes,
 )
 from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.instructions import Reading
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Target, split_path
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns, text_of
@@ -117,10 +119,10 @@ def _sync_shim(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, options
+        client, sent = self, call.instructed(self, options)
         if call.redirected:
             try:
-                client, sent = sync_client(sdk, call.origin), call.redirect(self, options)
+                client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
             except Exception as error:
                 call.not_redirected(error)
                 return original(self, cast_to, options, **kwargs)
@@ -141,10 +143,10 @@ def _async_shim(
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, options
+        client, sent = self, call.instructed(self, options)
         if call.redirected:
             try:
-                client, sent = await async_client(sdk, call.origin), call.redirect(self, options)
+                client, sent = await async_client(sdk, call.origin), call.redirect(self, sent)
             except Exception as error:
                 call.not_redirected(error)
                 return await original(self, cast_to, options, **kwargs)
@@ -175,10 +177,14 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
         target = _target(current, address)
-        if target.route is Route.APP and not current.scope.recorder.keeps:
+        body = _body(options)
+        reading = reading_of(current, body)
+        if reading is None and target.route is Route.APP and not current.scope.recorder.keeps:
             return None
-        call_id, body = current.scope.new_call_id(), _body(options)
-        return _SentCall(sdk, current, target, call_id, body, now_ns(), address, told, root)
+        call_id = current.scope.new_call_id()
+        return _SentCall(
+            sdk, current, target, call_id, body, now_ns(), address, told, reading, root
+        )
     except Exception as error:
         if current is not None:
             current.scope.recorder.damage(f"a model call could not be captured: {error!r}")
@@ -234,6 +240,8 @@ class _SentCall:
     """The base URL of the app's client."""
     told: CallEnd
     """See `scope.call_begins`."""
+    reading: Reading | None = None
+    """What its instructions are, and are to be; None: they are left alone."""
     root: Root | None = None
     """The attempt that consists of this call alone."""
 
@@ -249,6 +257,22 @@ class _SentCall:
     @property
     def origin(self) -> str:
         return str(self.acting.scope.gateway_url)
+
+    def instructed(self, client: Any, options: Any) -> Any:
+        """A copy of the request with the instructions that are to be sent; itself, if they are
+        its own. What fails damages the attempt: the app's request is sent then."""
+        if self.reading is None:
+            return options
+        try:
+            sent = with_text(client, options, self.reading) if self.reading.is_changed else options
+            if self.recorded_there:  # by what knows of the text that was sent alone
+                note(self.acting, {c.PROMPT_CALL: self.call_id, **reading_attributes(self.reading)})
+            return sent
+        except Exception as error:
+            self.acting.scope.recorder.damage(
+                f"the instructions of a model call could not be replaced: {error!r}"
+            )
+            return options
 
     def redirect(self, client: Any, options: Any) -> Any:
         """A copy of the request that our clean client can send."""
@@ -313,17 +337,17 @@ class _SentCall:
             self.record({c.CALL_OUTCOME: CallOutcome.OK, **answer_attributes(answer)})
 
     def chunks(self) -> StreamedAnswer:
-        """See `answers.Call`."""
+        """See `answers.Asked`."""
         return StreamedAnswer(choices=choices_asked(self.body))
 
     def expect(self, give_up: Callable[[], None], response: Any) -> None:
-        """See `answers.Call`."""
+        """See `answers.Asked`."""
         self.acting.scope.recorder.expect(self.call_id, give_up)
         if self.acting.scope.mode is Mode.PRODUCTION:  # nobody will ask how it ended
             weakref.finalize(response, give_up).atexit = False
 
     def ended(self, answer: Mapping[str, Any], error: BaseException | None) -> None:
-        """See `answers.Call`."""
+        """See `answers.Asked`."""
         if not self.acting.scope.recorder.settle(self.call_id):
             return
         if error is None:
@@ -338,7 +362,8 @@ class _SentCall:
             c.CALL_ID: self.call_id,
             c.ROUTE: self.target.route.value,
             **({} if self.redirected else self._elsewhere()),
-            **request_attributes(self.body),
+            **request_attributes(self._sent_body()),
+            **({} if self.reading is None else reading_attributes(self.reading)),
         }
         name = f"{known[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip()
         span: Span = make_span(
@@ -353,6 +378,13 @@ class _SentCall:
         self.acting.scope.recorder.add(span)
         if self.root is not None:
             self.root.close()
+
+    def _sent_body(self) -> Mapping[str, Any]:
+        """The request's body as it was sent."""
+        reading = self.reading
+        if reading is None or reading.slot is None or reading.sent is None:
+            return self.body
+        return {**self.body, reading.slot.key: reading.slot.put(self.body, reading.sent)}
 
     def _elsewhere(self) -> Attributes:
         """Who answers, where that is not ours."""

@@ -382,7 +382,12 @@ def check_agents(routing: Routing, paths: Iterable[str]) -> None:
     unmatched = routing.unmatched(agents)
     unmatched += [rule.pattern for rule in frozen if not any(map(rule.matches, agents))]
     if unmatched:
-        raise UnknownAgentError(" ".join(_unknown(pattern, agents) for pattern in unmatched))
+        raise UnknownAgentError(unknown_agents(unmatched, agents))
+
+
+def unknown_agents(patterns: Iterable[str], paths: Sequence[str]) -> str:
+    """What to say of patterns that match none of these."""
+    return " ".join(_unknown(pattern, paths) for pattern in patterns)
 
 
 _UNNAMED: Final = (

@@ -2,5 +2,6 @@
 
 `record` turns it on, by `options`; every run becomes an `attempt`. `redact` shows each span to the
 user's hook first, `journal` writes to the store behind the app's back, `feedback` scores an attempt
-later, and `connect` sends calls to the policies that were trained from it.
+later, `connect` sends calls to the policies that were trained from it, and `use` tells agents what
+was learned for them.
 """

@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
 from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.production import use
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -152,11 +153,13 @@ def record(
 
 
 def hold(owner: str) -> None:
-    """Record while `owner` (an adapter, by its `instrument()`) is on, if the environment asks.
+    """Record while `owner` (an adapter, by its `instrument()`) is on, if the environment asks; and
+    use learned prompts, if it names some.
 
     Never raises: an app must start whatever its environment says. What is wrong is logged, and then
     nothing is recorded.
     """
+    use.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
         return
     try:
@@ -171,6 +174,7 @@ def hold(owner: str) -> None:
 
 def release(owner: str) -> None:
     """Undo `hold`."""
+    use.release(owner)
     with _state.lock:
         _state.holders.discard(owner)
         recording = None if _state.holders else _state.by_environment

@@ -247,6 +247,8 @@ def _candidate_lines(found: Found) -> Iterator[str]:
         split = "selection" if candidate.is_whole else "a batch of selection"
         rewards = " ".join(map(_number, candidate.rewards.values()))
         yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
+    if found.surveyed is not None:
+        yield found.texts()
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:
@@ -384,6 +386,9 @@ def _message_lines(call: Call) -> Iterator[str]:
     overrides = attributes.get(c.SAMPLING_OVERRIDES)
     if overrides:
         yield f"sampling overridden (asked, used): {overrides}"
+    if c.PROMPT_APPLIED in attributes:
+        original, reason = attributes.get(c.PROMPT_ORIGINAL), attributes.get(c.PROMPT_REASON)
+        yield f"told what the app says: {reason}" if reason else f"the app says: {original!r}"
     for message in (*messages.asked_of(attributes), *messages.answers_of(attributes)):
         yield f"--- {message['role']}"
         yield str(message.get("content") or message.get("tool_calls") or "")

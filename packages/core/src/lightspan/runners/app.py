@@ -18,11 +18,13 @@ from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Rollout
-from lightspan.schema.resources import ROUTING, NamedResources
+from lightspan.schema.resources import INSTRUCTIONS, ROUTING, NamedResources
 from lightspan.schema.spans import text_of
 
 INJECTED: Final = ("task", "llm", "prompt", "resources", "rollout")
 """Arguments that an app may ask for by name."""
+_NOT_NAMED: Final = (ROUTING, INSTRUCTIONS)
+"""Resources that are not for the app."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +42,7 @@ class Inputs:
         prompts = [r for r in self.resources.values() if isinstance(r, PromptTemplate)]
         return {
             "prompt": prompts[0] if prompts else None,
-            **{name: each for name, each in self.resources.items() if name != ROUTING},
+            **{name: each for name, each in self.resources.items() if name not in _NOT_NAMED},
             "task": self.rollout.task,
             "llm": self.llm,
             "resources": self.resources,
@@ -138,7 +140,8 @@ class App:
         Raises:
             AppError: something is not.
         """
-        offered = [*INJECTED, *(name for name in resources if name not in (*INJECTED, ROUTING))]
+        others = (*INJECTED, *_NOT_NAMED)
+        offered = [*INJECTED, *(name for name in resources if name not in others)]
         for each in self._arguments:
             if each.is_required and each.source not in offered:
                 raise AppError(

@@ -27,7 +27,7 @@ from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
-from lightspan.schema.resources import NamedResources, routing_of
+from lightspan.schema.resources import NamedResources, instructions_in, routing_of
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -251,6 +251,7 @@ class AttemptRun:
             gateway_url=routing.gateway_url or None,
             call_token=attempt.call_token,
             routing=routing,
+            instructions=instructions_in(resources),
             root_span_id=self._root,
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))

@@ -17,6 +17,7 @@ CONTENT: Final = frozenset(
         c.OBJECT_JSON,
         c.OPERATION_INPUT,
         c.OPERATION_OUTPUT,
+        c.PROMPT_ORIGINAL,
     }
 )
 """Attributes that hold what was said. Others say who and what: a name is no key, whatever it is."""

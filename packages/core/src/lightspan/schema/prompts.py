@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from string import Formatter
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,17 @@ _FIELD: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern}|\[[^\[\]{{}}]+\]
 """A name, and what is taken of its value: `{customer.name}`, `{rows[0]}`."""
 _CONVERSIONS: Final = (None, "", "r", "s", "a")
 _PLAIN: Final = re.compile(rf"\{{{_NAME.pattern}\}}")
+
+
+class PromptPlace(StrEnum):
+    """How a prompt gets into an app."""
+
+    ARGUMENT = "argument"
+    """The app takes it as an argument."""
+    AGENT = "agent"
+    """It is the instructions that an agent's requests carry; nothing in the app knows of it."""
+    CODE = "code"
+    """The app asks for it: `lightspan.prompt(name, text)`."""
 
 
 class _Piece(NamedTuple):
@@ -92,6 +104,23 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
             raise ConfigError(
                 f"the prompt template {self.template!r:.200} cannot be filled: {error}"
             ) from error
+
+    def match(self, text: str) -> dict[str, str] | None:
+        """The inverse of `format` for placeholders that are a name alone: the values with which
+        this template is that text. None: with none, or with several, and which is not known."""
+        pieces = _pieces(self.template)
+        names = [piece.text[1:-1] for piece in pieces if piece.is_placeholder]
+        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
+            return None
+        literals = _between(pieces)
+        if literals is None:
+            return None
+        first, last = _first_places(literals, text), _last_places(literals, text)
+        if first is None or first != last:
+            return None
+        ends = [at + len(literal) for at, literal in zip(first, literals, strict=True)]
+        values = (text[end:at] for end, at in zip(ends, first[1:], strict=False))
+        return dict(zip(names, values, strict=True))
 
     def rewritten(self, text: str) -> PromptTemplate:
         """Another text with these placeholders: whatever else has braces there is meant as it is.
@@ -167,11 +196,59 @@ def _joined(pieces: Sequence[_Piece]) -> tuple[_Piece, ...]:
     return tuple(joined)
 
 
-class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+def _between(pieces: Sequence[_Piece]) -> list[str] | None:
+    """The texts before, between and after the placeholders; None where two stand side by side."""
+    literals, after_placeholder = [""], False
+    for piece in pieces:
+        if not piece.is_placeholder:
+            literals[-1] = piece.text
+        elif after_placeholder:
+            return None
+        else:
+            literals.append("")
+        after_placeholder = piece.is_placeholder
+    return literals
+
+
+def _first_places(literals: Sequence[str], text: str) -> list[int] | None:
+    """Where each of these begins, as early as possible: the first at the beginning, the last at the
+    end, the others in between, in order. None: they do not stand there."""
+    if not (text.startswith(literals[0]) and text.endswith(literals[-1])):
+        return None
+    if len(literals) == 1:
+        return [0] if literals[0] == text else None
+    places, end, last = [0], len(literals[0]), len(text) - len(literals[-1])
+    for literal in literals[1:-1]:
+        at = text.find(literal, end, last)
+        if at < 0:
+            return None
+        places.append(at)
+        end = at + len(literal)
+    return [*places, last] if end <= last else None
+
+
+def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
+    """The same, as late as possible."""
+    if len(literals) == 1:
+        return _first_places(literals, text)
+    begin, last = len(literals[0]), len(text) - len(literals[-1])
+    places, end = [last], last
+    for literal in reversed(literals[1:-1]):
+        end = text.rfind(literal, begin, end)
+        if end < 0:
+            return None
+        places.insert(0, end)
+    return [0, *places]
+
+
+class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt that was learned."""
 
     before: PromptTemplate
     after: PromptTemplate
+    place: PromptPlace = PromptPlace.ARGUMENT
+    agent: str = ""
+    """The path of the agent whose instructions it is."""
 
     @property
     def template(self) -> str:

@@ -8,13 +8,14 @@ from typing import Final
 
 import msgspec
 
+from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.routing import Routing
 
-Resource = LLM | PromptTemplate | Routing
+Resource = LLM | PromptTemplate | Routing | Instructions
 NamedResources = dict[str, Resource]
-Resources = Mapping[str, LLM | PromptTemplate]
+Resources = Mapping[str, LLM | PromptTemplate | Instructions]
 """What an algorithm hands to apps, by name."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -44,3 +45,13 @@ def routing_of(resources: NamedResources) -> Routing:
     """The routing table among the resources; an empty one if there is none."""
     routing = resources.get(ROUTING)
     return routing if isinstance(routing, Routing) else Routing()
+
+
+INSTRUCTIONS: Final = "instructions of agents"
+"""The name of what agents are told among the resources; no argument of an app can be called so."""
+
+
+def instructions_in(resources: NamedResources) -> Instructions | None:
+    """What agents are told; None: what the app says."""
+    instructions = resources.get(INSTRUCTIONS)
+    return instructions if isinstance(instructions, Instructions) else None

@@ -25,6 +25,7 @@ from lightspan.engines.protocol import EngineCapabilities, GenerationRequest, To
 from lightspan.errors import EngineError
 from lightspan.gateway import Gateway
 from lightspan.schema import conventions as c
+from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import new_trace_id
@@ -263,12 +264,27 @@ class Stage:
         finally:
             self.wait(served.close())
 
-    def open(self, part: Part, *, through_gateway: bool) -> Played:
-        """A new attempt whose agents say what `part` says."""
+    def requests_of(self, tag: str) -> list[Request]:
+        """What the app's own endpoint was asked in one attempt, in order."""
+        return [request for request in self._server.requests if tag in json.dumps(request.body)]
+
+    def open(
+        self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
+    ) -> Played:
+        """A new attempt whose agents say what `part` says.
+
+        Args:
+            instructions: what agents are told, at the app's own endpoint.
+        """
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part
         if not through_gateway:
-            scope = Scope(rollout_id=f"ro-{tag}", attempt_id=f"at-{tag}", root_span_id=ROOT_ID)
+            scope = Scope(
+                rollout_id=f"ro-{tag}",
+                attempt_id=f"at-{tag}",
+                root_span_id=ROOT_ID,
+                instructions=instructions,
+            )
             return Played(tag=tag, scope=scope)
         return self.wait(self._claim(tag))  # type: ignore[no-any-return]
 

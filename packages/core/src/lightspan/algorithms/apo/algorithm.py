@@ -20,7 +20,7 @@ from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch
 from lightspan.algorithms.prompts.trials import Trials
 from lightspan.algorithms.protocol import World
-from lightspan.errors import short_constructor
+from lightspan.errors import ConfigError, short_constructor
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -100,6 +100,8 @@ class APO(PromptSearch):
     def __post_init__(self) -> None:
         check_installed("APO", ["openai"])
         self.prompts = dict(self.prompts)  # the user's own may change later
+        if not self.prompts:
+            raise ConfigError("prompts={} names no prompt to learn")
         check_prompts(self.prompts)
         check_reflection("reflection", self.reflection)
         if self.edits is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightspan.algorithms.prompts.feedback import Seen, examples, shortened
+from lightspan.algorithms.prompts.feedback import Evidence, examples, shortened
 from lightspan.schema.prompts import PromptTemplate
 
 LONGEST_CRITIQUE: Final = 8_000
@@ -71,7 +71,7 @@ written in exactly this way; other text in braces is not filled.
 """
 
 
-def critique(name: str, template: PromptTemplate, seen: Sequence[Seen], angle: str) -> str:
+def critique(name: str, template: PromptTemplate, seen: Sequence[Evidence], angle: str) -> str:
     """The question what is wrong with a prompt: its textual gradient."""
     return _CRITIQUE.format(
         name=name,

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
 import msgspec
 
 from lightspan.algorithms.gepa.search import Search
-from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split, keep_found, split_tasks
+from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
     check_installed,
+    check_optimize,
     check_prompts,
     check_reflection,
 )
 from lightspan.algorithms.prompts.reflection import Reflector
-from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms.prompts.search import PromptSearch
+from lightspan.algorithms.prompts.survey import survey
+from lightspan.algorithms.protocol import World
 from lightspan.errors import short_constructor
+from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_number, check_whole
+from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json
-from lightspan.schema.routing import Routing
+from lightspan.schema.resources import INSTRUCTIONS, Resources
 
 
 @short_constructor
 @dataclass(kw_only=True, eq=False)
-class GEPA(Algorithm):
+class GEPA(PromptSearch):
     """Learns the texts of prompts: a language model reads what rollouts showed and proposes others,
     and a Pareto front of candidates keeps what is best at some task (arXiv 2507.19457).
 
@@ -37,6 +43,10 @@ class GEPA(Algorithm):
     Args:
         prompts: name → template. The app gets each as an argument called like it, or all of them
             as `resources`. They are optimised together, as parts of one candidate.
+        optimize: agents whose instructions are learned in an app that nobody edits: names, or globs
+            on agent paths as for `LightningRL(optimize=)`. Their texts are found in the calls of
+            the first evaluation, and others sent in their place. Also names of prompts that the app
+            asks for by `lightspan.prompt(name, text)`. They are parts of the candidate too.
         reflection: the model that proposes other texts. Its `sampling` goes into each question.
         max_rollouts: of the app, at most, beside those of the held-out tasks.
         max_reflections: questions to the reflection model, at most.
@@ -61,8 +71,9 @@ class GEPA(Algorithm):
         ModuleNotFoundError: the library `gepa`, or the OpenAI SDK, is missing.
     """
 
-    prompts: Mapping[str, PromptTemplate] = field(kw_only=False)
-    reflection: LLM = field(kw_only=False)
+    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
+    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
+    optimize: str | Sequence[str] = ()
     max_rollouts: int = 300
     max_reflections: int | None = None
     max_tokens: int | None = None
@@ -80,7 +91,10 @@ class GEPA(Algorithm):
     def __post_init__(self) -> None:
         check_installed("GEPA", ["gepa", "openai"])
         self.prompts = dict(self.prompts)  # the user's own may change later
+        optimize = self.optimize
+        self.optimize = [optimize] if isinstance(optimize, str) else list(optimize)
         check_prompts(self.prompts)
+        check_optimize(self.optimize, self.prompts)
         check_reflection("reflection", self.reflection)
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
@@ -95,46 +109,30 @@ class GEPA(Algorithm):
             check_number("timeout_s", self.timeout_s, above=0)
         if self.perfect_reward is not None:
             check_number("perfect_reward", self.perfect_reward)
-        self.found: Found | None = None
-        """What the search found; None before its end."""
 
     # --- what a trainer asks ----------------------------------------------------------------
-    @property
-    def tasks_per_step(self) -> int:
-        return self.max_rollouts
-
-    @property
-    def total_steps(self) -> int:
-        return 1
-
-    def policies(self) -> dict[str, PolicySpec]:
-        return {}
-
-    def routing(self) -> Routing:
-        return Routing()
-
-    def resources(self) -> dict[str, PromptTemplate]:
-        """The prompts: as they were given, and when the search is over as they were chosen."""
+    def resources(self) -> Resources:
+        """The prompts: as they were given, and when the search is over as they were chosen; and
+        what agents are told, which until then is what the app says, and written down."""
+        prompts = super().resources()
         if self.found is None:
-            return dict(self.prompts)
-        chosen = self.found.candidates[self.found.chosen].templates
-        return {
-            name: PromptTemplate(chosen[name], engine=given.engine)
-            for name, given in self.prompts.items()
-        }
+            told = Instructions(surveyed=list(self.optimize)) if self.optimize else None
+        elif self.found.surveyed is not None:
+            told = self.found.surveyed.told(self._chosen(self.found))
+        else:
+            told = None
+        return prompts if told is None else {**prompts, INSTRUCTIONS: told}
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        after = self.resources()
-        return {
-            name: LearnedPrompt(before=given, after=after[name])
-            for name, given in self.prompts.items()
-        }
+        learned = super().learned_prompts()
+        if self.found is not None and self.found.surveyed is not None:
+            chosen = self._chosen(self.found)
+            for name in self.found.surveyed.components:
+                learned[name] = self.found.surveyed.learned(name, chosen[name])
+        return learned
 
-    def state(self) -> dict[str, Json]:
-        return {"found": msgspec.to_builtins(self.found)}
-
-    def load_state(self, state: dict[str, Json]) -> None:
-        self.found = msgspec.convert(state["found"], Found | None)
+    def look(self, episodes: Sequence[Episode]) -> list[str]:
+        return survey(episodes, list(self.optimize)).lines() if self.optimize else []
 
     def config(self) -> dict[str, Json]:
         budget = ("max_rollouts", "max_reflections", "max_tokens")
@@ -144,41 +142,23 @@ class GEPA(Algorithm):
             "seed": self.seed,
             "timeout_s": self.timeout_s,
             "prompts": msgspec.to_builtins(self.prompts),
+            "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(self.reflection),
             "budget": {name: getattr(self, name) for name in budget},
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }
 
-    # --- its one step -----------------------------------------------------------------------
-    async def run_step(self, world: World) -> Metrics:
-        """The whole search."""
-        split = self.split(world.tasks)
+    async def search(self, world: World, split: Split) -> Found:
         reflector = Reflector(
             self.reflection,
             timeout_s=self.reflection_timeout_s,
             patience_s=self.patience_s,
             note=world.note,
         )
+        library = f"gepa {version('gepa')}"
         try:
-            library = f"gepa {version('gepa')}"
-            journal = Journal(world.path / JOURNAL / "gepa.jsonl", library)
-            try:
-                found = await Search(self, world, split, journal, reflector).run()
-            finally:
-                journal.close()
+            with closing(Journal(world.path / JOURNAL / "gepa.jsonl", library)) as journal:
+                return await Search(self, world, split, journal, reflector).run()
         finally:
             await reflector.close()
-        self.found = found
-        keep_found(found, world.path)
-        for text in found.notes():
-            world.note(text)
-        return found.metrics()
-
-    def split(self, tasks: Sequence[Json]) -> Split:
-        """The training tasks in two parts; equal ones are one.
-
-        Raises:
-            DataError: there are too few.
-        """
-        return split_tasks(tasks, self.selection, self.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lightspan.algorithms.prompts.feedback import Seen, examples
+from lightspan.algorithms.prompts.feedback import Evidence, examples
 from lightspan.schema.prompts import PromptTemplate
 
 _QUESTION: Final = """\
@@ -36,7 +36,7 @@ written in exactly this way; other text in braces is not filled.
 """
 
 
-def question(name: str, template: PromptTemplate, seen: Sequence[Seen]) -> str:
+def question(name: str, template: PromptTemplate, seen: Sequence[Evidence]) -> str:
     """What the model is asked."""
     fields = template.fields
     rules = _RULES.format(fields=", ".join(fields)) if fields else ""

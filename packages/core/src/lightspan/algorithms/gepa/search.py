@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.prompts.candidates import Candidate, Found, Split
-from lightspan.algorithms.prompts.feedback import Seen
+from lightspan.algorithms.prompts.feedback import Evidence
 from lightspan.algorithms.prompts.journal import Evaluation, Journal
 from lightspan.algorithms.prompts.reflection import Unusable, other_template
 from lightspan.algorithms.prompts.trials import Question, Trial, Trials
@@ -80,7 +80,8 @@ class Search:
         self._split = split
         self._reflector = reflector
         self._trials = Trials(world, settings.prompts, journal, settings.failure_reward)
-        self._names = list(settings.prompts)
+        self._prompts = dict(settings.prompts)
+        """As they are: those that were given, and when the app was looked at those found there."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._asking: Any = None
@@ -96,12 +97,16 @@ class Search:
         """Search until a budget is used up.
 
         Raises:
-            ConfigError: the budget of rollouts is too small for one candidate.
+            ConfigError: the budget of rollouts is too small for one candidate; a text of the app's
+                cannot be learned.
+            UnknownAgentError: a pattern matches nothing.
             RewardError: no rollout of the prompts as they are has a reward.
             EngineError: the reflection model fails.
             And the errors of rollouts, of the journal and of the library.
         """
         self._check_budget()
+        if self._settings.optimize:
+            await self._survey()
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -130,6 +135,23 @@ class Search:
         if self._error is not None:
             raise self._error
         return self._trials.found(self._candidates, self._chosen, self._ended)
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self._prompts)
+
+    async def _survey(self) -> None:
+        """Add the texts that are to be learned, and stand in the app."""
+        patterns = list(self._settings.optimize)
+        found = await self._trials.survey(self._split.selection, patterns, self._world.note)
+        taken = sorted(self._prompts.keys() & found.components.keys())
+        if taken:
+            raise ConfigError(
+                f"optimize={patterns} finds {taken} in the app, and prompts= names {taken} too: "
+                "give the prompt that the app takes as an argument another name"
+            )
+        for name, component in found.components.items():
+            self._prompts[name] = PromptTemplate(component.template)
 
     # --- budgets ----------------------------------------------------------------------------
     @property
@@ -177,7 +199,7 @@ class Search:
         ours: Any = self  # its protocols name their arguments, and say `str` where a number will do
         stops: Any = self._stops
         first: Any = {
-            number: settings.prompts[name].template for number, name in enumerate(self._names)
+            number: prompt.template for number, prompt in enumerate(self._prompts.values())
         }
         optimize(
             seed_candidate=first,
@@ -235,7 +257,7 @@ class Search:
 
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: Sequence[int]
-    ) -> dict[int, list[dict[str, Seen]]]:
+    ) -> dict[int, list[dict[str, Evidence]]]:
         """The library asks what reflections are to see."""
         records = [{"seen": seen} for seen in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, records)
@@ -243,7 +265,7 @@ class Search:
     def propose_new_texts(
         self,
         candidate: Texts,
-        reflective_dataset: Mapping[int, Sequence[Mapping[str, Seen]]],
+        reflective_dataset: Mapping[int, Sequence[Mapping[str, Evidence]]],
         components_to_update: Sequence[int],
     ) -> dict[int, str]:
         """The library asks for other texts; none where the model gave no usable one."""
@@ -325,7 +347,7 @@ class Search:
         return {name: texts[number] for number, name in enumerate(self._names)}
 
     def _template(self, number: int, texts: Texts) -> PromptTemplate:
-        given = self._settings.prompts[self._names[number]]
+        given = self._prompts[self._names[number]]
         return PromptTemplate(texts[number], engine=given.engine)
 
 

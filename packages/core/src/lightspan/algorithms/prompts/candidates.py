@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from lightspan.algorithms.prompts.survey import Surveyed
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many
 from lightspan.schema.records import Json, task_id
@@ -53,6 +54,29 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int
     """Answers of the reflection model that were no other text."""
     tokens: int
+    surveyed: Surveyed | None = None
+    """The texts that were found in the app; None: none were to be."""
+    applied: int = 0
+    """Calls, and askings for a prompt, that got a candidate's text."""
+    kept: dict[str, int] = msgspec.field(default_factory=dict)
+    """Which of them got the app's own, and why → how many."""
+    unasked: dict[str, int] = msgspec.field(default_factory=dict)
+    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one."""
+
+    def texts(self) -> str:
+        """What became of the texts that were found, for people; empty where none were to be."""
+        if self.surveyed is None:
+            return ""
+        kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+        own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+        parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
+        parts += [
+            f"{name!r} was not asked in {many(count, 'rollout')} of tasks on which it was asked "
+            "before: if a cache of the app's answered for it, one candidate got the answer to "
+            "another; switch it off while prompts are learned"
+            for name, count in sorted(self.unasked.items())
+        ]
+        return ". ".join(parts)
 
     def metrics(self) -> dict[str, float]:
         """For the line of a step."""
@@ -67,6 +91,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "selection/before": self.candidates[0].mean,
             "selection/best": self.candidates[self.chosen].mean,
         }
+        if self.surveyed is not None:
+            metrics["texts/sent"] = self.applied
+            metrics["texts/original"] = sum(self.kept.values())
+            metrics["texts/unasked"] = sum(self.unasked.values())
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
     def notes(self) -> list[str]:
@@ -78,6 +106,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             f"on the selection split, {self.candidates[0].mean:.3f} before; the highest of "
             "several is high by luck too: what counts is the held-out reward"
         ]
+        if self.surveyed is not None:
+            notes.append(self.texts())
         if self.unusable:
             asked = many(self.reflections, "answer")
             notes.append(f"{self.unusable} of {asked} of the reflection model were of no use")

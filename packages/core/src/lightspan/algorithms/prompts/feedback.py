@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from lightspan.algorithms.prompts.survey import texts_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.health import app_failed
 from lightspan.schema import conventions as c, messages
@@ -20,7 +22,7 @@ MOST_CALLS: Final = 8
 """Calls of a rollout that are shown: the last ones."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rollout of a candidate."""
 
     rollout_id: str
@@ -34,12 +36,32 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
     text: str = ""
     """What it was asked, what was said, and what came of it."""
+    asked: list[str] = msgspec.field(default_factory=list)
+    """Of the agents and prompts whose texts are found in the app: those that were asked."""
+    applied: int = 0
+    """Texts of these that were sent as the candidate has them."""
+    kept: dict[str, int] = msgspec.field(default_factory=dict)
+    """Which texts were sent as the app has them, and why → how many."""
 
 
-def seen_of(episode: Episode, task: Json) -> Seen:
-    """What an episode showed."""
+def _nobody(name: str) -> bool:
+    return False
+
+
+def evidence_of(
+    episode: Episode, task: Json, concerns: Callable[[str], bool] = _nobody
+) -> Evidence:
+    """What an episode showed.
+
+    Args:
+        episode: of the rollout.
+        task: what it was given.
+        concerns: whether the text of an agent (its path), or a prompt, is one that was found.
+    """
+    texts = [text for text in texts_of(episode) if concerns(text.name or text.agent)]
+    kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
     usage = [c.usage_of(call.span.attributes) for call in episode.calls if call.span is not None]
-    return Seen(
+    return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
         reward=episode.reward,
@@ -47,6 +69,9 @@ def seen_of(episode: Episode, task: Json) -> Seen:
         tokens=sum((asked or 0) + (answered or 0) for asked, answered in usage),
         calls=len(episode.calls),
         text="\n".join(_lines(episode, task)),
+        asked=sorted({text.name or text.agent for text in texts}),
+        applied=sum(text.applied for text in texts),
+        kept=dict(kept),
     )
 
 
@@ -115,6 +140,6 @@ def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
     return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"
 
 
-def examples(seen: Sequence[Seen]) -> str:
+def examples(seen: Sequence[Evidence]) -> str:
     """Several rollouts, numbered."""
     return "\n\n".join(f"### Run {number}\n{each.text}" for number, each in enumerate(seen, 1))

@@ -14,7 +14,8 @@ from typing import IO, Final, TypeVar
 
 import msgspec
 
-from lightspan.algorithms.prompts.feedback import Seen
+from lightspan.algorithms.prompts.feedback import Evidence
+from lightspan.algorithms.prompts.survey import Surveyed
 from lightspan.errors import CheckpointError, StoreError
 
 
@@ -34,7 +35,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
     """`feedback` or `selection`."""
     candidate: dict[str, str]
     """Prompt → template."""
-    seen: list[Seen]
+    seen: list[Evidence]
     """One per task, in their order."""
 
 
@@ -51,9 +52,17 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
     output_tokens: int
 
 
-Entry = Evaluation | Reflection
-_E = TypeVar("_E", Evaluation, Reflection)
-_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection)
+class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
+    """The app as it is on the selection split, and the texts that were found in it."""
+
+    key: str
+    found: Surveyed
+    seen: list[Evidence]
+
+
+Entry = Evaluation | Reflection | Survey
+_E = TypeVar("_E", Evaluation, Reflection, Survey)
+_LINE: Final = msgspec.json.Decoder(Header | Evaluation | Reflection | Survey)
 
 
 class Journal:
@@ -137,7 +146,7 @@ class Journal:
                 "with resume=True"
             ) from error
 
-    def _read(self) -> list[Header | Evaluation | Reflection]:
+    def _read(self) -> list[Header | Entry]:
         """Every whole line. A process that was killed while writing leaves the rest of one, which
         is cut off: the next line would go on with it."""
         try:

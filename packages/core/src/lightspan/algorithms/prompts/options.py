@@ -16,8 +16,6 @@ from lightspan.schema.resources import ROUTING
 
 def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
     """Raise `ConfigError` if these are not templates that an app can get as arguments."""
-    if not prompts:
-        raise ConfigError("prompts={} names no prompt to learn")
     taken = {*INJECTED, ROUTING} - {"prompt"}
     for name, template in prompts.items():
         if not isinstance(template, PromptTemplate):
@@ -29,6 +27,21 @@ def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
                 f"prompts[{name!r}]: the app gets it as an argument of this name, and that is "
                 + ("taken" if name in taken else "no name of an argument")
             )
+
+
+def check_optimize(patterns: Sequence[str], prompts: Mapping[str, PromptTemplate]) -> None:
+    """Raise `ConfigError` if these are no names of agents and prompts, or there is nothing to learn
+    at all."""
+    if not patterns and not prompts:
+        raise ConfigError(
+            "GEPA has no prompt to learn: give prompts={name: PromptTemplate(…)}, which the app "
+            'takes as arguments, or optimize=["agent"], whose instructions are found in its calls'
+        )
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"optimize={list(patterns)!r:.200}: {pattern!r:.50} is no name")
+        if pattern in prompts:
+            raise ConfigError(f"{pattern!r} is in prompts and in optimize: keep it in one of them")
 
 
 def check_reflection(name: str, llm: Any) -> None:

@@ -10,6 +10,7 @@ from lightspan.algorithms.prompts.candidates import Found, Split, keep_found, sp
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json
+from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 
 
@@ -45,18 +46,26 @@ class PromptSearch(Algorithm):
     def routing(self) -> Routing:
         return Routing()
 
-    def resources(self) -> dict[str, PromptTemplate]:
+    def resources(self) -> Resources:
         """The prompts: as they were given, and when the search is over as they were chosen."""
+        return self._arguments()
+
+    def _arguments(self) -> dict[str, PromptTemplate]:
+        """Those that the app takes as arguments."""
         if self.found is None:
             return dict(self.prompts)
-        chosen = self.found.candidates[self.found.chosen].templates
+        chosen = self._chosen(self.found)
         return {
             name: PromptTemplate(chosen[name], engine=given.engine)
             for name, given in self.prompts.items()
         }
 
+    def _chosen(self, found: Found) -> dict[str, str]:
+        """Prompt → template, of the candidate that was chosen."""
+        return found.candidates[found.chosen].templates
+
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        after = self.resources()
+        after = self._arguments()
         return {
             name: LearnedPrompt(before=given, after=after[name])
             for name, given in self.prompts.items()

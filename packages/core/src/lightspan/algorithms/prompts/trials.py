@@ -6,17 +6,21 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lightspan.algorithms.prompts.candidates import Candidate, Found
-from lightspan.algorithms.prompts.feedback import Seen, seen_of
-from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection
+from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
+from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
 from lightspan.algorithms.prompts.reflection import Reflector
+from lightspan.algorithms.prompts.survey import Surveyed, survey
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
+from lightspan.schema.resources import INSTRUCTIONS, Resources
+from lightspan.schema.routing import matches
 
 Prompts = Mapping[str, PromptTemplate]
 
@@ -30,7 +34,7 @@ class Runs(Protocol):
         group_size: int,
         mode: Mode = Mode.TRAIN,
         *,
-        resources: Sequence[Prompts],
+        resources: Sequence[Resources] | None = None,
     ) -> list[Episode]:
         """See `World`."""
         ...
@@ -81,6 +85,11 @@ class Trials:
     ) -> None:
         self._runs = runs
         self._prompts = prompts
+        self._surveyed: Surveyed | None = None
+        self._first: Survey | None = None
+        """What the first trial gets, once."""
+        self._asked_before: dict[str, list[str]] = {}
+        """Task → who was asked in its first rollout."""
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
@@ -93,11 +102,45 @@ class Trials:
         """Answers that were of no use, as the search counts them."""
         self.tokens = 0
         """Of the app's calls and of reflections, as far as their endpoints count them."""
+        self._applied = 0
+        self._kept: Counter[str] = Counter()
+        self._unasked: Counter[str] = Counter()
 
     @property
     def is_replaying(self) -> bool:
         """Whether what is asked next was answered in an earlier life."""
         return self._journal is not None and self._journal.is_replaying
+
+    async def survey(
+        self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
+    ) -> Surveyed:
+        """Find the texts that are to be learned in the calls of the app as it is. Those are the
+        rollouts of the first trial, which has to be of these tasks, and no others.
+
+        Args:
+            tasks: of the selection split.
+            patterns: of agents and prompts.
+            note: told what was found.
+
+        Raises:
+            ConfigError: a text cannot be learned.
+            UnknownAgentError: a pattern matches nothing.
+            CheckpointError: the journal is of another search.
+            And the errors of rollouts.
+        """
+        key = _key({"survey": json.dumps(list(patterns))}, [task_id(task) for task in tasks], "")
+        [entry] = [None] if self._journal is None else self._journal.replayed([key], Survey)
+        if entry is None:
+            episodes = await self._runs.rollouts(tasks, 1, self._modes["selection"])
+            self._surveyed = await asyncio.to_thread(survey, episodes, patterns)
+            seen = self._seen(episodes, tasks)
+            entry = Survey(key=key, found=self._surveyed, seen=seen)
+            if self._journal is not None:
+                self._journal.add(entry)
+            for line in entry.found.lines():
+                note(line)
+        self._first, self._surveyed = entry, entry.found
+        return entry.found
 
     async def evaluate(self, asked: Sequence[Trial]) -> list[Evaluation]:
         """What came of these trials, of one split. What the journal does not have is run side by
@@ -113,7 +156,13 @@ class Trials:
         if self._journal is not None:
             found = self._journal.replayed(keys, Evaluation)
         missing = [place for place, evaluation in enumerate(found) if evaluation is None]
-        fresh = await self._rolled_out([asked[place] for place in missing])
+        first, self._first = self._first, None
+        begun = [] if first is None or 0 not in missing else [first.seen]
+        assert not begun or [task_id(task) for task in asked[0].tasks] == [
+            seen.task_id for seen in begun[0]
+        ]
+        rest = [asked[place] for place in missing[len(begun) :]]
+        fresh = [*begun, *await self._rolled_out(rest)]
         for place, seen in zip(missing, fresh, strict=True):
             trial = asked[place]
             evaluation = Evaluation(
@@ -174,16 +223,27 @@ class Trials:
             self._journal.add(reflection)
         return reflection
 
-    async def _rolled_out(self, trials: Sequence[Trial]) -> list[list[Seen]]:
+    async def _rolled_out(self, trials: Sequence[Trial]) -> list[list[Evidence]]:
         """What the rollouts of each trial showed."""
         tasks = [task for trial in trials for task in trial.tasks]
         if not tasks:
             return [[] for _ in trials]
-        resources = [self.templates(trial.templates) for trial in trials for _ in trial.tasks]
+        resources = [self._resources(trial.templates) for trial in trials for _ in trial.tasks]
         mode = self._modes[trials[0].split]
         episodes = await self._runs.rollouts(tasks, 1, mode, resources=resources)
-        seen = iter([seen_of(e, task) for e, task in zip(episodes, tasks, strict=True)])
+        seen = iter(self._seen(episodes, tasks))
         return [[next(seen) for _ in trial.tasks] for trial in trials]
+
+    def _seen(self, episodes: Sequence[Episode], tasks: Sequence[Json]) -> list[Evidence]:
+        return [
+            evidence_of(episode, task, self._concerns)
+            for episode, task in zip(episodes, tasks, strict=True)
+        ]
+
+    def _concerns(self, name: str) -> bool:
+        """Whether the text of an agent, or a prompt, is one that was found."""
+        found = self._surveyed
+        return found is not None and any(matches(pattern, name) for pattern in found.patterns)
 
     def _count(self, evaluation: Evaluation) -> None:
         rewards = [seen.reward for seen in evaluation.seen]
@@ -198,13 +258,18 @@ class Trials:
         self.unscored += len(rewards) - len(scored)
         self.failed += sum(seen.failed for seen in evaluation.seen)
         self.tokens += sum(seen.tokens for seen in evaluation.seen)
+        for seen in evaluation.seen:
+            self._applied += seen.applied
+            self._kept.update(seen.kept)
+            before = self._asked_before.setdefault(seen.task_id, seen.asked)
+            self._unasked.update(() if seen.failed else set(before) - set(seen.asked))
 
     # --- what came of it --------------------------------------------------------------------
-    def reward(self, seen: Seen) -> float:
+    def reward(self, seen: Evidence) -> float:
         """What a rollout counts for where candidates are compared."""
         return self._failure_reward if seen.reward is None else seen.reward
 
-    def mean_of(self, seen: Sequence[Seen]) -> float:
+    def mean_of(self, seen: Sequence[Evidence]) -> float:
         """The mean by which a candidate is compared: of every rollout, none left out."""
         return math.fsum(map(self.reward, seen)) / len(seen)
 
@@ -226,10 +291,20 @@ class Trials:
             reflections=self.reflections,
             unusable=self.unusable,
             tokens=self.tokens,
+            surveyed=self._surveyed,
+            applied=self._applied,
+            kept=dict(self._kept),
+            unasked=dict(self._unasked),
         )
 
+    def _resources(self, texts: Mapping[str, str]) -> Resources:
+        """What the app is handed of a candidate."""
+        if self._surveyed is None:
+            return self.templates(texts)
+        return {**self.templates(texts), INSTRUCTIONS: self._surveyed.told(texts)}
+
     def templates(self, texts: Mapping[str, str]) -> dict[str, PromptTemplate]:
-        """Texts, as the app gets them."""
+        """Texts, as the app gets them that are its arguments."""
         return {
             name: PromptTemplate(texts[name], engine=given.engine)
             for name, given in self._prompts.items()

@@ -55,7 +55,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the rollouts."""
     warnings: list[str]
     choices: list[str] = []
-    """Settings that the algorithm chose itself, and why."""
+    """Settings that the algorithm chose itself, and why; and what it found to learn."""
     agents: list[AgentReport]
     overrides: list[OverrideReport]
     rewards: RewardReport

@@ -391,6 +391,11 @@ class DryRun:
         costs = read_costs(findings, self._size, self.settings.max_frozen_calls)
         endpoint = self.endpoint
         stops = self._stops(findings)
+        looked: list[str] = []
+        try:
+            looked = self._algorithm.look(findings.episodes)
+        except ConfigError as error:
+            self._problems.append(f"fit would stop: {error}")
         warnings = [
             *self._problems,
             *stops,
@@ -422,7 +427,7 @@ class DryRun:
             rollouts=len(findings.episodes),
             seconds=seconds,
             warnings=list(dict.fromkeys(warnings)),
-            choices=self._choices,
+            choices=[*self._choices, *looked],
             agents=agents,
             overrides=read_overrides(findings),
             rewards=rewards,

@@ -19,7 +19,8 @@ A cell that a framework cannot have is in `IMPOSSIBLE`, with its reason; it must
 
 The table's rows are data (`scenarios`, with the span `trees` that they leave); `plays` runs them,
 those of another `process` too, `checks` says what must hold, `base` what a subclass gives. Tests by
-subject: `table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `company_tests`.
+subject: `table_tests`, `concurrency_tests`, `service_tests`, `install_tests`, `company_tests`,
+`prompt_tests`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lightspan.testing.adapter_suite.checks import Tally
 from lightspan.testing.adapter_suite.company_tests import CompanyTests
 from lightspan.testing.adapter_suite.concurrency_tests import ConcurrencyTests
 from lightspan.testing.adapter_suite.install_tests import InstallTests
+from lightspan.testing.adapter_suite.prompt_tests import PromptTests
 from lightspan.testing.adapter_suite.scenarios import (
     BYPASSED,
     IMPOSSIBLE,
@@ -50,7 +52,9 @@ from lightspan.testing.attempts import tree
 from lightspan.testing.stage import Turn
 
 
-class AdapterSuite(TableTests, ConcurrencyTests, ServiceTests, InstallTests, CompanyTests):
+class AdapterSuite(
+    TableTests, ConcurrencyTests, ServiceTests, InstallTests, CompanyTests, PromptTests
+):
     """See the module."""
 
 

@@ -36,6 +36,11 @@ def part_of(app: App, scenario: str) -> Part:
 def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: bool) -> Played:
     """Run one attempt to its end, whatever end the scenario has."""
     played = stage.open(part_of(app, scenario), through_gateway=through_gateway)
+    return play_opened(stage, app, played, scenario, mode)
+
+
+def play_opened(stage: Stage, app: App, played: Played, scenario: str, mode: str) -> Played:
+    """The same of an attempt that is open."""
     with open_scope(played.scope):
         _run(stage, app, played, scenario, mode)
     wire.close()
@@ -44,9 +49,15 @@ def play(stage: Stage, app: App, scenario: str, mode: str, *, through_gateway: b
     return played
 
 
-def play_outside(stage: Stage, app: App, scenario: str, mode: str) -> Played:
-    """Run the app once outside every scope, as in production."""
-    played = stage.open(part_of(app, scenario), through_gateway=False)
+def play_outside(
+    stage: Stage, app: App, scenario: str, mode: str, part: Part | None = None
+) -> Played:
+    """Run the app once outside every scope, as in production.
+
+    Args:
+        part: what the agents say; None for what the scenario has.
+    """
+    played = stage.open(part or part_of(app, scenario), through_gateway=False)
     _run(stage, app, played, scenario, mode)
     return played
 

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from lightspan.errors import NotFoundError
+from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import PeerRole
-from lightspan.schema.resources import NamedResources
+from lightspan.schema.resources import INSTRUCTIONS, NamedResources
 from lightspan.stores.protocol import Store
 from lightspan.testing.store_suite.base import UNICODE, Clock, StoreTests, make_peer
 
@@ -24,6 +25,11 @@ class ResourceTests(StoreTests):
                 base_url="http://127.0.0.1:1/v1", model=UNICODE, sampling={"temperature": 0.5}
             ),
             "prompt": PromptTemplate(template="{question} " + UNICODE),
+            INSTRUCTIONS: Instructions(
+                surveyed=["*"],
+                rewrites=[Rewrite(agent="a/b", template="{part_1} " + UNICODE, text="{part_1}")],
+                left_out={"c": UNICODE},
+            ),
         }
         name = await store.put_resources(resources)
         assert await store.put_resources(dict(reversed(resources.items()))) == name

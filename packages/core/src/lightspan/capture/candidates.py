@@ -1,0 +1,148 @@
+"""The texts that agents are given in place of the app's own, while they are learned or used."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightspan.capture.scope import Acting, acting, make_span
+from lightspan.capture.state import Used, state
+from lightspan.schema import conventions as c
+from lightspan.schema.instructions import Body, Instructions, Reading
+from lightspan.schema.records import Mode
+from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
+
+log = logging.getLogger(__name__)
+
+_KEY_HEADER: Final = "idempotency-key"
+
+
+def prompt(name: str, text: str) -> str:
+    """The text to use for a prompt of the app's: in an attempt that tries another one that one, and
+    after `lightspan.use` the learned one; else `text` itself.
+
+    Use it where the text is made, so that `optimize=["router"]` finds it:
+
+        ROUTER = "Which desk is this for? {mail}"
+        …
+        content = lightspan.prompt("router", ROUTER).format(mail=mail)
+
+    Args:
+        name: what `optimize=` calls it.
+        text: always the same one: with placeholders, written as for `str.format`, that the app
+            fills afterwards, or with none. Then what is returned is not to be filled.
+    """
+    try:
+        current = acting()
+        told = instructions_of(current)
+        reading = None if told is None else told.text_of(name, text)
+        used = _used(current)
+        if used is not None:
+            _look(used, name, reading)
+        if reading is None:
+            return text
+        if current is not None:
+            attributes: Attributes = {c.PROMPT_NAME: name, **reading_attributes(reading)}
+            note(current, attributes)
+        return text if reading.sent is None else reading.sent
+    except Exception as error:  # ours: the app gets its text
+        current = acting()
+        if current is not None:
+            current.scope.recorder.damage(f"the prompt {name!r} could not be read: {error!r}")
+        return text
+
+
+def note(current: Acting, attributes: Attributes) -> None:
+    """Record what was read, beside the calls."""
+    span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
+    current.scope.recorder.add(span)
+
+
+def instructions_of(current: Acting | None) -> Instructions | None:
+    """What agents are told where this one acts; None: what the app says."""
+    if current is not None and current.scope.instructions is not None:
+        return current.scope.instructions
+    used = _used(current)
+    return None if used is None else used.instructions
+
+
+def _used(current: Acting | None) -> Used | None:
+    """What `lightspan.use` says, where it does."""
+    if current is not None:
+        scope = current.scope
+        if not (scope.is_outside or scope.mode is Mode.PRODUCTION):
+            return None
+    return state.uses[-1] if state.uses else None
+
+
+def reading_of(current: Acting, body: Body) -> Reading | None:
+    """What a request of whoever acts is to say; None: what it says."""
+    told = instructions_of(current)
+    reading = None if told is None else told.read(current.path, body)
+    used = _used(current)
+    if used is not None:
+        used.calls += 1
+        _look(used, current.path, reading)
+    return reading
+
+
+def _look(used: Used, name: str, reading: Reading | None) -> None:
+    """Tell once of a learned text that is not used."""
+    if reading is None:
+        return
+    used.asked.add(name)
+    said = f"{name}: {reading.reason}"
+    if reading.sent is None and said not in used.warned:
+        used.warned.add(said)
+        log.warning(
+            "lightspan.use: the text that was learned for %r is not used, and the app's own is: "
+            "%s (said once)",
+            name,
+            reading.reason,
+        )
+
+
+def reading_attributes(reading: Reading) -> Attributes:
+    """What a span says of it."""
+    attributes: Attributes = {}
+    if reading.original is not None:
+        attributes[c.PROMPT_ORIGINAL] = reading.original
+    if reading.sent is not None:
+        attributes[c.PROMPT_APPLIED] = True
+    elif reading.reason:
+        attributes |= {c.PROMPT_APPLIED: False, c.PROMPT_REASON: reading.reason}
+    return attributes
+
+
+def with_text(client: Any, options: Any, reading: Reading) -> Any:
+    """A copy of a request with the text that is to be sent."""
+    slot, text = reading.slot, reading.sent
+    assert slot is not None
+    assert text is not None
+    sent = options.model_copy()
+    for name in ("extra_json", "json_data"):  # the first covers the second
+        body = getattr(sent, name)
+        if isinstance(body, Mapping) and slot.key in body:
+            setattr(sent, name, {**body, slot.key: slot.put(body, text)})
+            break
+    return _with_another_key(client, sent, text)
+
+
+def _with_another_key(client: Any, sent: Any, text: str) -> Any:
+    """An endpoint that knows an idempotency key answers as it did before, whatever the body says
+    now: with another text it is another request."""
+    mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
+    if sent.idempotency_key:
+        sent.idempotency_key = f"{sent.idempotency_key}-{mark}"
+    given = sent.headers if isinstance(sent.headers, Mapping) else {}
+    defaults = getattr(client, "_custom_headers", None)
+    known = {**(defaults if isinstance(defaults, Mapping) else {}), **given}
+    keys = {n: v for n, v in known.items() if n.lower() == _KEY_HEADER and isinstance(v, str)}
+    if keys:
+        sent.headers = {**given, **{name: f"{value}-{mark}" for name, value in keys.items()}}
+    return sent
+
+
+__all__ = ["instructions_of", "note", "prompt", "reading_attributes", "reading_of", "with_text"]

@@ -1,0 +1,277 @@
+"""What the calls of an app say of the texts that are to be learned: real clients, real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from lightspan import GEPA, LLM, PromptTemplate, agent, prompt
+from lightspan.algorithms.prompts.feedback import evidence_of
+from lightspan.algorithms.prompts.survey import Surveyed, survey
+from lightspan.capture import wire
+from lightspan.capture.bypass import bypassing_call, client_of
+from lightspan.capture.candidates import note
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope, acting
+from lightspan.errors import ConfigError, UnknownAgentError
+from lightspan.lightning.episode import Episode, build_episode
+from lightspan.schema import conventions as c
+from lightspan.schema.instructions import NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
+from lightspan.schema.prompts import PromptPlace
+from lightspan.schema.records import Attempt, AttemptStatus, Rollout
+from lightspan.testing.scripted import ScriptedServer
+
+ROUTER = "You are the router of a desk. It is 2026-11-{day:02d}. Say which desk it is."
+OTHER = "Now sum up in a few words what all of the others have said so far, please."
+USER: Any = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with (
+        ScriptedServer("ok") as server,
+        openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made,
+    ):
+        yield made
+    wire.uninstall()
+    wire.close()
+
+
+App = Callable[[int], None]
+
+
+@pytest.fixture
+def ask(client: openai.OpenAI) -> Callable[..., None]:
+    """Asks as an agent, with these messages before the user's."""
+
+    def asked(name: str, *messages: Any, **more: Any) -> None:
+        told = [m if isinstance(m, dict) else {"role": "system", "content": m} for m in messages]
+        with agent(name):
+            client.chat.completions.create(model="m", messages=[*told, USER], **more)
+
+    return asked
+
+
+def played(app: App, told: Instructions, count: int = 8) -> list[Episode]:
+    """What the app leaves in some rollouts."""
+    episodes = []
+    for number in range(count):
+        rollout = Rollout(rollout_id=f"ro-{number}", task=number, task_id=str(number))
+        scope = Scope(rollout_id=rollout.rollout_id, attempt_id=f"at-{number}", instructions=told)
+        with open_scope(scope):
+            app(number)
+        assert scope.recorder.damages() == []
+        attempt = Attempt(
+            rollout_id=rollout.rollout_id,
+            attempt_id=scope.attempt_id,
+            number=1,
+            epoch=1,
+            status=AttemptStatus.SUCCEEDED,
+        )
+        episodes.append(build_episode(attempt, rollout, scope.recorder.drain(), []))
+    return episodes
+
+
+def surveyed(app: App, *patterns: str) -> Surveyed:
+    return survey(played(app, Instructions(surveyed=list(patterns))), patterns)
+
+
+def test_agents_are_found_by_name_by_path_and_by_pattern(ask: Any) -> None:
+    def app(n: int) -> None:
+        with agent("team"):
+            ask("router", ROUTER.format(day=n + 1))
+        ask("clerk", "You are a clerk.")
+        ask("clerk", "You are a clerk.")
+
+    for patterns, expected in {
+        ("router",): {"router": "team/router"},
+        ("team/router",): {"team/router": "team/router"},
+        ("**",): {"team/router": "team/router", "clerk": "clerk"},
+        ("*", "clerk"): {"team/router": "team/router", "clerk": "clerk"},
+    }.items():
+        found = surveyed(app, *patterns)
+        assert {name: each.agent for name, each in found.components.items()} == expected
+        assert found.left_out == {}
+    template = found.components["team/router"].template
+    assert template == "You are the router of a desk. It is {date_1}. Say which desk it is."
+
+
+def test_a_pattern_that_matches_nothing(ask: Any) -> None:
+    def app(n: int) -> None:
+        ask("router", ROUTER.format(day=n + 1))
+        prompt("mails", "Be kind.")
+
+    with pytest.raises(UnknownAgentError) as caught:
+        surveyed(app, "ruter", "router")
+    assert str(caught.value) == (
+        "no agent matches 'ruter'. Did you mean 'router'? Agents: 'router', 'mails'"
+    )
+
+
+def test_why_nothing_was_seen() -> None:
+    episodes = played(lambda n: None, Instructions(surveyed=["router"]), 2)
+    failed = [replace(episode, message="the app raised KeyError: 'desk'") for episode in episodes]
+    with pytest.raises(UnknownAgentError) as caught:
+        survey(failed, ["router"])
+    assert str(caught.value) == (
+        "no agent matches 'router'. Agents: none was seen. A rollout ended with: the app raised "
+        "KeyError: 'desk'"
+    )
+
+
+def _two_prompts(ask: Any, n: int) -> None:
+    ask("router", ROUTER.format(day=n + 1))
+    ask("router", OTHER)
+
+
+REFUSED: dict[str, tuple[Callable[[Any, int], None], str]] = {
+    "two prompts": (_two_prompts, "its 9 texts have nothing in common"),
+    "parts": (lambda ask, n: ask("router", ROUTER, OTHER), "come in several parts"),
+    "late": (lambda ask, n: ask("router", USER, ROUTER), "stands after other messages"),
+    "none": (lambda ask, n: ask("router"), NO_INSTRUCTIONS),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_learned_is_refused_by_name(ask: Any, name: str) -> None:
+    """With the line that helps. Where a pattern matches others too, it is left out and told."""
+    plays, reason = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        surveyed(lambda n: plays(ask, n), "router")
+    said = str(caught.value)
+    assert said.startswith("the instructions of the agent 'router' cannot be learned as its")
+    assert reason in said
+    assert said.endswith("text = lightspan.prompt('router', text)")
+
+    def with_clerk(n: int) -> None:
+        plays(ask, n)
+        ask("clerk", "You are a clerk.")
+
+    found = surveyed(with_clerk, "*")
+    assert list(found.components) == ["clerk"]
+    assert reason in found.left_out["router"]
+    with pytest.raises(ConfigError, match="the agent 'router' cannot be learned"):
+        surveyed(lambda n: plays(ask, n), "*")
+
+
+def test_stored_prompts_are_refused(client: openai.OpenAI) -> None:
+    def app(n: int) -> None:
+        with agent("router"):
+            client.responses.create(model="m", prompt={"id": "pmpt_1"}, input="hi")
+
+    with pytest.raises(ConfigError, match=r"stored at the provider \(prompt=\)"):
+        surveyed(app, "router")
+
+
+def test_a_client_that_lightspan_does_not_see_is_named() -> None:
+    class ChatOllama:
+        base_url = "http://127.0.0.1:11434"
+
+    def app(n: int) -> None:
+        with agent("router"):
+            current = acting()
+            assert current is not None
+            made = client_of(ChatOllama(), "router", "langchain_openai.ChatOpenAI")
+            span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
+            current.scope.recorder.add(span)
+
+    with pytest.raises(ConfigError, match=r"ChatOllama, past lightspan: use langchain_openai\."):
+        surveyed(app, "router")
+
+
+def test_a_call_without_instructions_beside_others_is_left_alone(ask: Any) -> None:
+    def app(n: int) -> None:
+        ask("router", ROUTER.format(day=n + 1))
+        ask("router")
+
+    assert list(surveyed(app, "router").components) == ["router"]
+
+
+def test_prompts_that_the_app_asks_for_go_first(ask: Any) -> None:
+    """The way out where an agent has two: each is learned under the name that the app gives."""
+
+    def app(n: int) -> None:
+        with agent("router"):
+            first = prompt("router", "Which desk is {mail} for?").format(mail=n)
+            second = prompt("sum", OTHER)
+        ask("router", first)
+        ask("router", second)
+        ask("clerk", "You are a clerk.")
+
+    found = surveyed(app, "router", "sum")
+    assert {name: (each.place, each.template) for name, each in found.components.items()} == {
+        "router": (PromptPlace.CODE, "Which desk is {mail} for?"),
+        "sum": (PromptPlace.CODE, OTHER),
+    }
+    assert list(surveyed(app, "*").components) == ["router", "sum", "clerk"]
+
+
+def test_a_prompt_that_is_filled_before_it_is_asked_for(ask: Any) -> None:
+    def app(n: int) -> None:
+        prompt("router", f"Which desk is {n} for?")
+
+    with pytest.raises(ConfigError, match=r"was given 8 texts: give it the text before it is fill"):
+        surveyed(app, "router")
+
+
+def test_what_became_of_each_text_is_counted(ask: Any) -> None:
+    def app(n: int) -> None:
+        ask("router", ROUTER.format(day=n + 1) if n < 6 else OTHER)
+        ask("clerk", "You are a clerk.")
+        if n == 7:
+            ask("router", USER)
+            ask("router2", "You are new.")
+
+    def plain(n: int) -> None:
+        ask("router", ROUTER.format(day=n + 1))
+
+    told = surveyed(plain, "router*").told({"router": "Route it! {date_1}"})
+    seen = [evidence_of(e, None, told.concerns) for e in played(app, told)]
+    assert [each.applied for each in seen] == [1] * 6 + [0, 0]
+    assert seen[6].kept == {f"router: {OTHER_TEXT}": 1}
+    assert seen[7].kept == {
+        f"router: {OTHER_TEXT}": 1,
+        f"router: {NO_INSTRUCTIONS}": 1,
+        f"router2: {NEW_AGENT}": 1,
+    }
+    assert seen[0].asked == ["router"]
+    assert evidence_of(played(app, told, 1)[0], None).asked == []
+
+
+def test_the_text_of_a_call_that_another_span_tells() -> None:
+    """As of one that the gateway records, which has the text that was sent alone."""
+    told = Instructions(surveyed=["router"])
+    scope = Scope(rollout_id="ro", attempt_id="at", instructions=told)
+    with open_scope(scope), agent("router"):
+        current = acting()
+        assert current is not None
+        call = bypassing_call(current, {"model": "m", "messages": [USER]}, {}, start_ns=1)
+        scope.recorder.add(call)
+        note(current, {c.PROMPT_CALL: call.attributes[c.CALL_ID], c.PROMPT_ORIGINAL: OTHER})
+    attempt = Attempt(
+        rollout_id="ro", attempt_id="at", number=1, epoch=1, status=AttemptStatus.SUCCEEDED
+    )
+    rollout = Rollout(rollout_id="ro", task=1, task_id="t")
+    found = survey([build_episode(attempt, rollout, scope.recorder.drain(), [])], ["router"])
+    assert found.components["router"].template == OTHER
+
+
+def test_options() -> None:
+    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
+    given = {"router": PromptTemplate("x")}
+    assert GEPA(reflection=llm, optimize="router").optimize == ["router"]
+    assert GEPA(given, llm).optimize == []
+    wrong: Sequence[tuple[dict[str, Any], str]] = [
+        ({}, r"GEPA has no prompt to learn: give prompts=.* or optimize=\[\"agent\"\]"),
+        ({"optimize": [""]}, r"optimize=\[''\]: '' is no name"),
+        ({"optimize": ["router"], "prompts": given}, "'router' is in prompts and in optimize"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            GEPA(reflection=llm, **options)
+    with pytest.raises(ConfigError, match=r"reflection=None: use LLM\(base_url=…, model=…\)"):
+        GEPA(given)
