@@ -86,6 +86,7 @@ WRONG: dict[str, list[Callable[[], object]]] = {
     ],
     "rollout": [lambda: lightspan.rollout(Answers.answer)],
     "tasks_from_store": [lambda: lightspan.tasks_from_store(NOWHERE)],
+    "use": [lambda: lightspan.use("nowhere")],
 }
 """What is wrong with each thing that `lightspan` offers; more ways where the error comes from
 deeper, such as from a file or a library."""
@@ -93,7 +94,7 @@ deeper, such as from a file or a library."""
 REFUSES_NOTHING = {
     *("DevReport", "FitResult", "LLM", "Policy", "__version__", "agent", "current_attempt_id"),
     *("emit_annotation", "emit_exception", "emit_message", "emit_object"),
-    *("map_text", "operation", "tool"),
+    *("map_text", "operation", "prompt", "tool"),
 }
 
 
