@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
@@ -127,12 +128,11 @@ def test_in_how_many_examples_and_seeds_it_learns_is_what_was_measured() -> None
     assert said == lacking
 
 
-ABSENT = {
+ABSENT: dict[str, Callable[[], bool]] = {
     "packages on PyPI": lambda: "from a checkout" in how_to_install(),
     "runners on another machine": lambda: (
         "on the same machine" in row_of(README, "| environments")[1]
     ),
-    "PostgreSQL": lambda: not is_there("stores.postgres"),
     "Ray": lambda: not is_there("runners.ray"),
     "vLLM": lambda: not is_there("engines.vllm"),
     "verl": lambda: not is_there("learners.verl"),

@@ -284,5 +284,18 @@ def test_without_any_agent_the_error_says_so():
         check_agents(WRITER, [])
 
 
+def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
+    """Nobody names any call: all are the unnamed agent's."""
+    with pytest.raises(UnknownAgentError) as caught:
+        check_agents(WRITER, ["app"])
+    assert str(caught.value) == (
+        "no agent matches 'writer'. Agents: 'app', as calls are called that nobody names. Install "
+        "the adapter of the app's framework and call its instrument() in the app's module, such as "
+        'lightspan_langgraph.instrument(); or say `with lightspan.agent("name"):` around the call'
+    )
+    with pytest.raises(UnknownAgentError, match=r"Agents: 'app', 'checker'$"):
+        check_agents(WRITER, ["app", "checker"])
+
+
 def test_names_that_exist_pass():
     Selection.of({"writer": "a", "team/**": "b"}).check(["x/writer", "team/a/b"])

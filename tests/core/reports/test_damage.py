@@ -228,6 +228,19 @@ def test_a_checkpoint_that_finds_no_room(tiny: Path, tmp_path: Path, size: int) 
     made.load(kept / "learner")
 
 
+def test_inspect_on_a_full_disk_says_which_file_finds_no_room(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader of a store that nobody has open writes too: the index of its log."""
+    with room_for(0):
+        assert main(["inspect", str(run)]) == 1
+    assert capsys.readouterr().err == (
+        f"lightspan: store {run}/store.db: the disk failed: check it and its free space "
+        "(SQLITE_IOERR_SHMOPEN: disk I/O error)\n"
+    )
+    assert main(["inspect", str(run)]) == 0
+
+
 def test_metrics_that_find_no_room(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()

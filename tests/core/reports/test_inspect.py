@@ -202,6 +202,32 @@ def test_command_prints_or_fails_with_one_line(
     assert capsys.readouterr().err.startswith(f"lightspan: {tmp_path} is no run of lightspan")
 
 
+def test_the_commands_options_choose_the_page(
+    one_step: tuple[Path, list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*options: str) -> tuple[list[tuple[str, float]], str]:
+        """Id and reward of each rollout that is listed, and the last line."""
+        assert main(["inspect", str(one_step[0]), *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found = (re.match(r"(\S+) +(?:train|val) +\d+ +\w+ +(\S+) ", line) for line in lines)
+        return [(each[1], float(each[2])) for each in found if each], lines[-1]
+
+    whole, _ = shown()
+    assert len(whole) == 14
+    lowest_first = sorted(whole, key=lambda row: row[1])
+    assert lowest_first != whole, "change the seed of the test"
+    assert shown("--sort", "reward")[0] == lowest_first
+    page, last = shown("--limit", "3")
+    assert page == whole[-3:]
+    assert last.startswith("the last 3 of 14 rollouts; --limit 0 shows all")
+    page, last = shown("--sort", "agent", "--limit", "2")
+    assert page == whole[:2]
+    assert last.startswith("the first 2 of 14 rollouts; ")
+    nothing = ([], "no rollout is failed; there are: succeeded 14")
+    assert shown("--status", "failed") == nothing
+    assert shown("--status", "succeeded")[0] == whole
+
+
 def test_help_explains_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--help"])

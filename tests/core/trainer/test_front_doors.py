@@ -33,10 +33,13 @@ def fitted(method: str, *data: Any) -> Callable[[], object]:
 
 WRONG: dict[str, list[Callable[[], object]]] = {
     "AIR": [lambda: lightspan.AIR(mode="both")],  # type: ignore[arg-type]
+    "APO": [lambda: lightspan.APO({}, reflection=None)],  # type: ignore[arg-type]
+    "Alternate": [lambda: lightspan.Alternate(7, 7, max_rollouts=1)],  # type: ignore[arg-type]
     "Command": [lambda: lightspan.Command([])],
     "Critic": [lambda: lightspan.Critic(learning_rate=-1.0)],
     "ExternalRunners": [lambda: lightspan.ExternalRunners(0)],
     "GEPA": [lambda: lightspan.GEPA({}, reflection=None)],  # type: ignore[arg-type]
+    "Judge": [lambda: lightspan.Judge(rubric="", llm=lightspan.LLM(base_url="b", model="m"))],
     "LightningRL": [
         lambda: LightningRL("a/model", group_size=0),
         lambda: LightningRL("a/model", air=7),  # type: ignore[arg-type]
@@ -83,6 +86,7 @@ WRONG: dict[str, list[Callable[[], object]]] = {
     ],
     "rollout": [lambda: lightspan.rollout(Answers.answer)],
     "tasks_from_store": [lambda: lightspan.tasks_from_store(NOWHERE)],
+    "use": [lambda: lightspan.use("nowhere")],
 }
 """What is wrong with each thing that `lightspan` offers; more ways where the error comes from
 deeper, such as from a file or a library."""
@@ -90,7 +94,7 @@ deeper, such as from a file or a library."""
 REFUSES_NOTHING = {
     *("DevReport", "FitResult", "LLM", "Policy", "__version__", "agent", "current_attempt_id"),
     *("emit_annotation", "emit_exception", "emit_message", "emit_object"),
-    *("map_text", "operation", "tool"),
+    *("map_text", "operation", "prompt", "tool"),
 }
 
 

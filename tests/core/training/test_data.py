@@ -53,6 +53,27 @@ def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
         load_tasks(empty, "train")
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "more", "rows"),
+    [
+        ("pandas", "DataFrame", {}, 'to_dict("records")'),
+        ("pandas.core.frame", "DataFrame", {}, 'to_dict("records")'),
+        ("polars.dataframe.frame", "DataFrame", {}, "to_dicts()"),
+        ("polars.lazyframe.frame", "LazyFrame", {"collect": None}, "collect().to_dicts()"),
+        ("pyarrow.lib", "RecordBatch", {}, "to_pylist()"),
+    ],
+)
+def test_a_data_frame_says_how_to_give_its_rows(
+    module: str, name: str, more: dict[str, Any], rows: str
+) -> None:
+    """Stand-ins, called as the libraries' own are: pandas and polars are in no environment."""
+    body = {"__module__": module, "columns": ["q"], "__iter__": lambda self: iter(["q"]), **more}
+    table = type(name, (), body)()
+    with pytest.raises(DataError) as caught:
+        load_tasks(table, "val")
+    assert str(caught.value) == f"val is a {name}: give its rows, such as val=val.{rows}"
+
+
 def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) -> None:
     """Iterating over a table gives its columns."""
     import pyarrow

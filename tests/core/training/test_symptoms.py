@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.training.record_history import history
 
+from lightspan.training.folder import RunFolder
 from lightspan.training.results import Evaluation
 from lightspan.training.symptoms import Symptom, Watch
 
@@ -77,9 +79,43 @@ def recorded(name: str) -> list[Symptom]:
     return Watch(20).read(lines, evaluations)
 
 
-@pytest.mark.parametrize("run", ["sql-seed0", "sql-seed1"])
+LEARNED = [path.stem for path in RECORDED.glob("*.jsonl") if "-seed" in path.stem[-6:]]
+
+
+def test_there_are_histories_of_two_seeds_that_learned() -> None:
+    assert {*LEARNED} >= {"sql-seed0", "sql-seed1"}
+
+
+@pytest.mark.parametrize("run", sorted(LEARNED))
 def test_example_that_learns_hears_nothing(run: str) -> None:
+    """Every one whose name ends with its seed: nothing was changed in it."""
     assert not recorded(run)
+
+
+def test_a_history_has_what_is_looked_at_in_its_run(one_step: tuple[Path, list[Any]]) -> None:
+    run = RunFolder(one_step[0])
+    before, train, after = history(run.path)
+    [line] = [line for line in run.metrics() if line["kind"] == "train"]
+    assert (before["kind"], after["kind"], train["kind"]) == ("eval", "eval", "train")
+    rewards = [[*found.rewards.values()] for found in run.evaluations()]
+    assert [before["rewards"], after["rewards"]] == rewards
+    assert train.items() <= line.items()
+    assert {key for key in line if key in FIGURES} <= train.keys()
+
+
+def test_what_a_history_keeps_is_enough(tmp_path: Path) -> None:
+    """Read as the run itself would be: a reward that falls is heard of either."""
+    rng = random.Random(0)
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    for step in range(1, 13):
+        run.add_metrics(sampled(rng, step, 0.9 - 0.06 * step, **MOVING, **{"seconds/app": 1.0}))
+    run.release()
+    kept = [*history(run.path)]
+    assert "seconds/app" not in kept[0]
+    said = Watch(20).read(run.metrics(), [])
+    assert {*names(said)} == {"reward_falls"}
+    assert Watch(20).read(kept, []) == said
 
 
 def test_permuted_rewards_are_heard() -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from lightspan.capture import scope, wire
 from lightspan.capture.state import Used
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 
@@ -66,6 +66,7 @@ class Usage:
         self.close()
 
 
+@short_tracebacks
 def use(run: str | os.PathLike[str] | None = None) -> Usage:
     """Use the prompts that a run learned, in this process, until it ends.
 

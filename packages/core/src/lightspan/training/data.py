@@ -30,10 +30,13 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
     Raises:
         DataError: no task at all, one that is not JSON, or a malformed line of the file.
     """
-    rows = _ROWS.get(type(tasks).__module__.partition(".")[0])
-    if rows is not None and hasattr(tasks, "columns"):  # iterating gives the columns
+    table = type(tasks)
+    rows = _ROWS.get(table.__module__.partition(".")[0])
+    if rows is not None and hasattr(table, "columns"):  # iterating gives the columns
+        if hasattr(table, "collect"):  # polars' LazyFrame has none yet
+            rows = f"collect().{rows}"
         raise DataError(
-            f"{what} is a {type(tasks).__name__}: give its rows, such as {what}={what}.{rows}"
+            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
         )
     if isinstance(tasks, str | Path):
         items = read_jsonl(Path(tasks), what, "task")

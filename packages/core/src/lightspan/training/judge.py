@@ -15,7 +15,13 @@ from typing import Final, Literal
 import msgspec
 
 from lightspan.algorithms.prompts.reflection import Reflector
-from lightspan.errors import BudgetError, ConfigError, EngineError, how_to_install
+from lightspan.errors import (
+    BudgetError,
+    ConfigError,
+    EngineError,
+    how_to_install,
+    short_constructor,
+)
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import many
 from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
@@ -33,6 +39,7 @@ LONGEST_WHY: Final = 200
 """Characters of why a question has no answer."""
 
 
+@short_constructor
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """Scores rollouts by a rubric, those of a group against each other: `Trainer(reward=Judge(…))`.
