@@ -5,7 +5,9 @@ Inside a scope, a call of an agent that the algorithm routes to us is handed, as
 request, to a clean client of ours: whatever client the app built, whenever it built it, nothing of
 it (key, headers, query, cookies, auth) travels along, and whatever the gateway answers comes back
 through the SDK's own machinery (raw responses, streams, `.parse()`). Other agents' calls go where
-the app pointed them, untouched, and are recorded. Outside a scope nothing changes.
+the app pointed them, untouched, and are recorded. Of an agent whose instructions are learned, or
+are used as they were learned, a copy of the request says other ones (`candidates`), wherever it
+goes. Outside a scope nothing changes unless the user said so.
 
 `request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
 It is inherited by the client classes, so uninstalling is deleting the attribute.
