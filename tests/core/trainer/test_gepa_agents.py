@@ -18,7 +18,7 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
 
 from lightspan import GEPA, LLM
-from lightspan.algorithms.gepa.algorithm import read_found
+from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.errors import UnknownAgentError
 from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run

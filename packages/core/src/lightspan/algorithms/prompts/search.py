@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -27,9 +28,9 @@ class PromptSearch(Algorithm):
     found: Found | None = None
     """What the search found; None before its end."""
 
+    @abstractmethod
     async def search(self, world: World, split: Split) -> Found:
         """The search, from its beginning or from what its journal has of it."""
-        raise NotImplementedError
 
     # --- what a trainer asks ----------------------------------------------------------------
     @property

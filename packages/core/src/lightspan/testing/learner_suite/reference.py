@@ -110,6 +110,7 @@ def _kl(x: Tensor, estimator: str) -> Tensor:
 
 
 def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimizer:
+    """AdamW as torch has it, with these settings."""
     return torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0
     )

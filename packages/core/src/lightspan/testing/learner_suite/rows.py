@@ -163,6 +163,7 @@ def _only(row: Row, number: int) -> Row:
 
 
 def random_row(ids: list[int], rng: random.Random, rollout_id: str, policy: str) -> Row:
+    """A row of these ids, about half of them trained, with no log-probabilities yet."""
     mask = [place > 0 and rng.random() < 0.5 for place in range(len(ids))]
     mask[-1] = True
     return Row(
