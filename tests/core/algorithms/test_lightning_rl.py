@@ -547,6 +547,17 @@ async def test_how_far_a_step_moved_the_policy() -> None:
     assert "learner/approx_kl" not in await algorithm.run_step(idle)
 
 
+@pytest.mark.parametrize(("groups", "looked_at"), [(1, 2), (2, 4), (31, 4), (40, 5), (64, 8)])
+async def test_how_many_rows_tell_it(groups: int, looked_at: int) -> None:
+    """Two rows a group: all of few, four at least, and one of sixteen."""
+    world: Any = Scripted([VARIES] * groups)
+    scored: list[int] = []
+    score = world.score
+    world.score = lambda rows: scored.append(len(rows)) or score(rows)
+    await LightningRL(MODEL, group_size=2, tasks_per_step=groups).run_step(world)
+    assert scored == [looked_at, looked_at], "before and after"
+
+
 def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
     row = _row(mask=[False, True, True])
     moved = approximate_kl([row], [[0.0, -1.0, -1.0]], [[9.0, -1.0, -0.5]])

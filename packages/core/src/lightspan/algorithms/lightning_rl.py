@@ -71,7 +71,8 @@ from lightspan.schema.tokens import Sampling
 
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
-"""Rows that are scored before and after a step's updates."""
+PROBE_SHARE: Final = 16
+"""Rows that are scored before and after a step's updates: one of so many, and a few at least."""
 _LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0}
 """Whole numbers, and the least that each may be."""
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
@@ -566,8 +567,10 @@ class LightningRL(LightningSettings, Algorithm):
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
     """Rows by which it is told how far an update moved the policy: two more forward passes, so
-    only a few."""
-    return random.Random(seed).sample(list(rows), min(PROBE_ROWS, len(rows)))
+    only a few. Where rows are short calls, as many more: of some hundred tokens a single one that
+    was improbable before would be most of what is told."""
+    count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
+    return random.Random(seed).sample(list(rows), min(count, len(rows)))
 
 
 def _pattern_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
