@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -436,6 +437,36 @@ async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path
             await generate(engine, PROMPT)
 
 
+async def test_a_server_that_ends_calls_without_an_answer(folder: Path, tmp_path: Path) -> None:
+    server = Wire(folder)
+
+    async def ends(request: web.Request) -> web.Response:
+        return web.json_response(_body([], "abort"))
+
+    server._complete = ends  # type: ignore[method-assign]
+    async with served(folder, tmp_path, server) as engine:
+        with pytest.raises(EngineError, match="ended it without an answer"):
+            await generate(engine, PROMPT)
+
+
+async def test_an_engine_that_is_closed_while_a_server_comes_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server, start_s=600) as engine:
+        await server.stop()
+        task = asyncio.create_task(generate(engine, PROMPT))
+        while not engine._lanes["writer"]._recovering:  # noqa: ASYNC110 (until it is noticed)
+            await asyncio.sleep(0)
+        update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 1))
+        while not list(tmp_path.rglob("*.safetensors")):  # noqa: ASYNC110 (then it waits)
+            await asyncio.sleep(0.01)
+        await engine.close()
+        for each in (task, update):
+            with pytest.raises(EngineClosedError):
+                await each
+
+
 async def test_a_refused_call_is_not_tried_again(folder: Path, tmp_path: Path) -> None:
     server = Wire(folder)
     async with served(folder, tmp_path, server) as engine:
@@ -506,6 +537,19 @@ async def test_nobody_there(folder: Path, tmp_path: Path) -> None:
         await engine.start()
     with pytest.raises(EngineClosedError):
         await generate(engine, PROMPT)
+
+
+async def test_an_interpreter_without_vllm(folder: Path, tmp_path: Path) -> None:
+    vllm = VLLM(python=sys.executable, exchange=str(tmp_path))
+    engine = VLLMEngine(vllm, {"the/writer": folder}, logs=tmp_path / "logs")
+    with pytest.raises(EngineError, match="server 0 of policy the/writer: its interpreter has no"):
+        await engine.start()
+    assert "No module named" in (tmp_path / "logs" / "vllm-the-writer-0.log").read_text()
+
+
+def test_no_interpreter(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no interpreter"):
+        VLLMEngine(VLLM(python="/no/such"), {"writer": folder}, logs=tmp_path)
 
 
 async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:

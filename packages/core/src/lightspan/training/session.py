@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from lightspan.engines.protocol import ProbedEngine, TokenEngine
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
@@ -229,6 +230,8 @@ class Session:
         self._stack.push_async_callback(self.engine.close)
         check_parts(self.algorithm, self.engine, self.learner)
         check_chat_templates(self.engine)
+        if isinstance(self.settings.engine, VLLM):
+            self.reporter.line(self.settings.engine.waiting(self.folder.path))
         await self.engine.start()
         await self.publish()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -117,6 +118,16 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                 "the weights of one policy, so say which: addresses={policy: [address, …], …}"
             )
         return {names[0]: self.addresses}
+
+    def waiting(self, logs: Path) -> str:
+        """What a person is told who waits for the servers.
+
+        Args:
+            logs: the folder of what they say.
+        """
+        if self.addresses:
+            return "looking for the vLLM servers"
+        return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
 
     def _take_lists(self) -> None:
         """Lists are as good as tuples, and later changes of the caller's do not count."""

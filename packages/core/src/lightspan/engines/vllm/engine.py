@@ -73,6 +73,8 @@ MAX_TEMPERATURE: Final = 2.0
 """vLLM's own."""
 PROBES: Final = 4
 PROBE_TOKENS: Final = 8
+PROBE_LENGTH: Final = 2048
+"""The longest prompt that is answered for a probe, in tokens."""
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 """Between the log-probabilities of a server and the learner, on average over a probe's tokens, by
 the type that the server computes with."""
@@ -352,7 +354,7 @@ class _Lane:
         _check_sampling(request.sampling)
         room = self._context - len(prompt)
         limit = min(request.sampling.max_tokens or room, room)
-        if len(prompt) <= self._context - PROBE_TOKENS:
+        if len(prompt) <= min(PROBE_LENGTH, self._context - PROBE_TOKENS):
             self._recent.append(prompt)
         return Job(request, self.tokenizer, limit=limit, stream=stream)
 
@@ -379,12 +381,19 @@ class _Lane:
                                 return
             except Unreachable as error:
                 self._check_open()
-                job.tries += 1
-                if job.tries >= TRIES:
-                    raise EngineError(
-                        f"a call of policy {self.policy} was tried {TRIES} times: {error}"
-                    ) from error
+                self._count_try(job, error)
                 self.lost(server)
+            else:
+                if server.ready:  # no update cut it
+                    self._count_try(job, EngineError(f"{server.name} ended it without an answer"))
+
+    def _count_try(self, job: Job, error: EngineError) -> None:
+        """Raise `EngineError` if that was once too often."""
+        job.tries += 1
+        if job.tries >= TRIES:
+            raise EngineError(
+                f"a call of policy {self.policy} was tried {TRIES} times: {error}"
+            ) from error
 
     async def _follow(self, parts: AsyncIterator[Part]) -> AsyncGenerator[Part, None]:
         """The parts, until the lane is closed: a connection that is closed here tells its reader

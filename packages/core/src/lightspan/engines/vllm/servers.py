@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from lightspan.engines.vllm.checks import check_facts
 from lightspan.engines.vllm.client import Client, Part, Refused, Unreachable
 from lightspan.engines.vllm.process import Process
 from lightspan.engines.vllm.weights import Blueprint, Weights
-from lightspan.errors import EngineError
+from lightspan.errors import EngineClosedError, EngineError
 from lightspan.schema.tokens import Sampling
 from lightspan.stores.event_loop import within
 
@@ -68,9 +69,12 @@ class Server:
         self._launch = launch
         self._died = died
         self._process: Process | None = None
+        self._log: Path | None = None
+        """Of the process of ours, once there was one."""
         self._watching: asyncio.Task[None] | None = None
         self._label = ""
         self._checked = False
+        self._closed = False
         self._lock = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,8 +117,8 @@ class Server:
         """
         async with self._lock:
             self.ready = False
-            self._raise_if_hopeless()
             while not self.ready:
+                self._check_open()
                 try:
                     await self._come_up()
                     weights = self._weights()
@@ -127,9 +131,13 @@ class Server:
 
     async def close(self) -> None:
         """End what is under way, and the process if it is ours. Idempotent."""
-        self.ready = False
+        self.ready, self._closed = False, True
         await self.client.close()
         await self._stop()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError
 
     async def _take_on(self, weights: Weights) -> None:
         self._label = ""
@@ -162,7 +170,10 @@ class Server:
                 await self.client.open(self._address)
         elif self._process is None or self._process.ended.is_set():
             await self._stop()
+            if self._log is not None:  # this is not the first time
+                self._count_death()
             self._process, address = self._launch()
+            self._log = self._process.log
             self._watching = asyncio.create_task(self._watch(self._process))
             self._checked = False
             await self.client.open(address)
@@ -184,20 +195,22 @@ class Server:
         latest = loop.time() + self._start_s
         ended = asyncio.Event() if self._process is None else self._process.ended
         while not await self.client.is_healthy():
+            self._check_open()
             if self._process is not None and ended.is_set():
-                raise self._process.failure(self.name)
+                failure = self._process.failure(self.name)
+                if not self._checked:
+                    raise failure
+                raise Unreachable(str(failure))  # it was there before: once more
             if loop.time() > latest:
-                log = "" if self._process is None else f"; {self._process.log} has what it said"
                 raise EngineError(
                     f"{self.name} at {self.client.address} did not answer within "
-                    f"{self._start_s:g} s (VLLM(start_s=…)){log}"
+                    f"{self._start_s:g} s (VLLM(start_s=…)){self._said}"
                 )
             await within(LOOK_S, ended)
 
     async def _watch(self, process: Process) -> None:
         await process.ended.wait()
         self.ready = False
-        self.deaths += 1
         self._died(self)
 
     async def _put_down(self, error: Unreachable) -> None:
@@ -206,20 +219,24 @@ class Server:
         Raises:
             EngineError: once too often.
         """
-        self.deaths += 1
         await self.client.close()
         await self._stop()
         self._checked = False
-        self._raise_if_hopeless(error)
+        if self._launch is None:  # else it counts when it is started again
+            self._count_death(error)
 
-    def _raise_if_hopeless(self, error: BaseException | None = None) -> None:
+    def _count_death(self, error: BaseException | None = None) -> None:
+        self.deaths += 1
         if self.deaths >= STARTS:
-            log = "" if self._process is None else f"; {self._process.log} has what it said"
             why = "" if error is None else f": {error}"
             raise EngineError(
                 f"{self.name} was lost {self.deaths} times and finished no call in "
-                f"between{why}{log}"
+                f"between{why}{self._said}"
             ) from error
+
+    @property
+    def _said(self) -> str:
+        return "" if self._log is None else f"; {self._log} has what it said"
 
     async def _stop(self) -> None:
         if self._watching is not None:
