@@ -37,6 +37,8 @@ class Part(NamedTuple):
     logprobs: list[float]
     finish: str | None
     """`stop`, `length`, or `abort` where an update cut it; None while there may be more."""
+    version: int = 0
+    """Of the weights that sampled them, as `Server` knows it."""
 
 
 class _Logprobs(msgspec.Struct):

@@ -363,22 +363,21 @@ class _Lane:
         while True:
             server = await self._server(job)
             try:
-                with server.call() as version:
-                    parts = server.complete(
-                        job.prompt,
-                        job.request.sampling,
-                        max_tokens=job.remaining,
-                        eos_ids=sorted(self.tokenizer.eos_ids),
-                        stream=job.streams,
-                    )
-                    async with contextlib.aclosing(self._follow(parts)) as followed:
-                        async for part in followed:
-                            chunk = job.take(part, version)
-                            if chunk.ids or chunk.finish_reason is not None:
-                                yield chunk
-                            if chunk.finish_reason is not None:
-                                server.deaths = 0
-                                return
+                parts = server.complete(
+                    job.prompt,
+                    job.request.sampling,
+                    max_tokens=job.remaining,
+                    eos_ids=sorted(self.tokenizer.eos_ids),
+                    stream=job.streams,
+                )
+                async with contextlib.aclosing(self._follow(parts)) as followed:
+                    async for part in followed:
+                        chunk = job.take(part)
+                        if chunk.ids or chunk.finish_reason is not None:
+                            yield chunk
+                        if chunk.finish_reason is not None:
+                            server.deaths = 0
+                            return
             except Unreachable as error:
                 self._check_open()
                 self._count_try(job, error)
@@ -483,29 +482,28 @@ class _Lane:
 
     async def _probe(self, server: Server, prompt: list[int]) -> Probe:
         for _ in range(TRIES):
-            try:
-                return await self._probed(server, prompt)
-            except Unreachable:
-                self.lost(server)
+            with contextlib.suppress(Unreachable):
+                parts = await self._answers(server, prompt)
+                if parts:
+                    return Probe(
+                        where=server.name,
+                        version=parts[0].version,
+                        prompt_ids=prompt,
+                        ids=parts[0].ids,
+                        logprobs=parts[0].logprobs,
+                        tolerance=TOLERANCE[self.blueprint.dtype],
+                    )
+            self.lost(server)
             await asyncio.gather(*filter(None, [self._recovering.get(server)]))
             self._check_open()
-        return await self._probed(server, prompt)
+        raise EngineError(f"{server.name} does not answer after an update")
 
-    async def _probed(self, server: Server, prompt: list[int]) -> Probe:
-        with server.call() as version:
-            parts = server.complete(
-                prompt, Sampling(), max_tokens=PROBE_TOKENS, eos_ids=(), stream=False
-            )
-            async with contextlib.aclosing(self._follow(parts)) as followed:
-                answers = [part async for part in followed]
-        return Probe(
-            where=server.name,
-            version=version,
-            prompt_ids=prompt,
-            ids=[token for part in answers for token in part.ids],
-            logprobs=[value for part in answers for value in part.logprobs],
-            tolerance=TOLERANCE[self.blueprint.dtype],
+    async def _answers(self, server: Server, prompt: list[int]) -> list[Part]:
+        parts = server.complete(
+            prompt, Sampling(), max_tokens=PROBE_TOKENS, eos_ids=(), stream=False
         )
+        async with contextlib.aclosing(self._follow(parts)) as followed:
+            return [part async for part in followed]
 
 
 async def _read(

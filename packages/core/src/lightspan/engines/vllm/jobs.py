@@ -49,7 +49,7 @@ class Job:
         """Tokens that may still come."""
         return self._limit - len(self._ids)
 
-    def take(self, part: Part, version: int) -> TokenChunk:
+    def take(self, part: Part) -> TokenChunk:
         """New tokens, as a chunk; the last one has a finish reason.
 
         Raises:
@@ -69,7 +69,7 @@ class Job:
         return TokenChunk(
             ids=ids,
             logprobs=[min(value, 0.0) for value in logprobs],
-            version=version,
+            version=part.version,
             finish_reason=self._finish(part, ids, stopped=stopped is not None),
         )
 

@@ -80,9 +80,27 @@ class Server:
         self._idle.set()
 
     # --- calls ----------------------------------------------------------------------------
+    async def complete(
+        self, prompt: Sequence[int], sampling: Sampling, **options: Any
+    ) -> AsyncIterator[Part]:
+        """`Client.complete`, with the version that answers: weights change only where no call is.
+        Nothing comes if they are changing just now.
+
+        Raises (while iterating):
+            Unreachable: also if somebody has started it again since, so that it has other weights.
+                One of ours is watched.
+            Refused
+        """
+        if not self.ready:
+            return
+        with self._call() as version:
+            if self._launch is None and await self.client.label() != self._label:
+                raise Unreachable(f"{self.name} was started again, or somebody changed its weights")
+            async for part in self.client.complete(prompt, sampling, **options):
+                yield part._replace(version=version)
+
     @contextlib.contextmanager
-    def call(self) -> Iterator[int]:
-        """A call on it, with the version that answers: weights change only where there is none."""
+    def _call(self) -> Iterator[int]:
         self.load += 1
         self._idle.clear()
         try:
@@ -91,21 +109,6 @@ class Server:
             self.load -= 1
             if not self.load:
                 self._idle.set()
-
-    async def complete(
-        self, prompt: Sequence[int], sampling: Sampling, **options: Any
-    ) -> AsyncIterator[Part]:
-        """`Client.complete`, in a `call`.
-
-        Raises (while iterating):
-            Unreachable: also if somebody has started it again since, so that it has other weights.
-                One of ours is watched.
-            Refused
-        """
-        if self._launch is None and await self.client.label() != self._label:
-            raise Unreachable(f"{self.name} was started again, or somebody changed its weights")
-        async for part in self.client.complete(prompt, sampling, **options):
-            yield part
 
     # --- weights --------------------------------------------------------------------------
     async def serve(self) -> None:
