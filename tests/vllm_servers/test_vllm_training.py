@@ -91,7 +91,7 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
     assert process.returncode == 0, text[-4000:]
     assert "is lost; it has to come back" in text
     evaluations = [line for line in lines_of(folder) if line["kind"] == "eval"]
-    first, last = evaluations[0]["reward"], evaluations[-1]["reward"]
+    first, last = evaluations[0]["mean"], evaluations[-1]["mean"]
     assert last > first + 0.1, text[-2000:]
     assert steps_of(folder) == STEPS
     said = (folder / "vllm-policy-0.log").read_text()

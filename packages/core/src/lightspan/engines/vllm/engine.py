@@ -186,9 +186,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         lane = self._lane(request.policy)
         job = lane.admit(request, stream=stream)
         self._requests += 1
-        async for chunk in lane.run(job):
-            self._tokens += len(chunk.ids)
-            yield chunk
+        async with contextlib.aclosing(lane.run(job)) as chunks:
+            async for chunk in chunks:
+                self._tokens += len(chunk.ids)
+                yield chunk
 
     async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
         self._check_policy(policy)
@@ -210,7 +211,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
     async def _update(self, lane: _Lane, weights: Mapping[str, Any], version: int) -> None:
         async with lane.updating:
             lane.blueprint.check(weights, lane.policy)
-            assert self._exchange is not None
+            if self._exchange is None:
+                raise EngineClosedError
             written = await asyncio.to_thread(
                 self._exchange.write, lane.blueprint, weights, lane.policy, version
             )
@@ -358,7 +360,7 @@ class _Lane:
             self._recent.append(prompt)
         return Job(request, self.tokenizer, limit=limit, stream=stream)
 
-    async def run(self, job: Job) -> AsyncIterator[TokenChunk]:
+    async def run(self, job: Job) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of a call, over as many submissions as it takes."""
         while True:
             server = await self._server(job)
