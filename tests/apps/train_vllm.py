@@ -29,7 +29,12 @@ def main(folder: str, model: str, python: str, steps: int, resume: bool) -> None
         runners=LocalRunners(8, processes=2),
         steps=steps,
         folder=folder,
-        engine=VLLM(python=python, arguments=("--enforce-eager",), environment=SMALL),
+        engine=VLLM(
+            python=python,
+            arguments=("--enforce-eager",),
+            environment=SMALL,
+            exchange=str(Path(folder).parent),  # where the test looks, and nobody else writes
+        ),
     )
     train = [{"q": f"question {number}"} for number in range(32)]
     val = [{"q": f"held out {number}"} for number in range(40)]

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.timeout(900)
 class TestVLLMEngine(EngineSuite):
     """On servers that run already: each engine takes them over with the model's own weights."""
 
+    begun = 1
+    tokens_in_flight = 200
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, request: pytest.FixtureRequest) -> Path:

@@ -43,6 +43,9 @@ def addresses(start: Start, untied: Path) -> tuple[str, str]:
 class TestUntied(EngineSuite):
     """On two servers that run already."""
 
+    begun = 1
+    tokens_in_flight = 200
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, request: pytest.FixtureRequest) -> Path:

@@ -117,6 +117,11 @@ class EngineSuite:
 
     tolerance = TOLERANCE
     """The engine's own: another float type needs another one."""
+    begun = 6
+    """Streams that have begun when an update comes. One in another process goes on meanwhile, and
+    may be at its end before all have begun."""
+    tokens_in_flight = 120
+    """Of each call that the update cuts."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
         """An engine, not started, that serves these folders (policy name → folder)."""
@@ -283,11 +288,18 @@ class EngineSuite:
             begun = asyncio.Semaphore(0)
             tasks = [
                 asyncio.create_task(
-                    _generate_noting_the_start(engine, prompt, begun, stream=n % 2 == 0, number=n)
+                    _generate_noting_the_start(
+                        engine,
+                        prompt,
+                        begun,
+                        stream=n % 2 == 0,
+                        number=n,
+                        max_tokens=self.tokens_in_flight,
+                    )
                 )
                 for n in range(12)
             ]
-            for _ in range(6):  # the streamed half
+            for _ in range(self.begun):
                 await begun.acquire()
             await engine.update("writer", weights, 3)
             assert engine.policies() == {"writer": 3}
@@ -391,13 +403,19 @@ class EngineSuite:
 
 
 async def _generate_noting_the_start(
-    engine: TokenEngine, prompt: list[int], begun: asyncio.Semaphore, *, stream: bool, number: int
+    engine: TokenEngine,
+    prompt: list[int],
+    begun: asyncio.Semaphore,
+    *,
+    stream: bool,
+    number: int,
+    max_tokens: int,
 ) -> Answer:
     request = GenerationRequest(
         request_id=f"r{number}",
         policy="writer",
         prompt_ids=prompt,
-        sampling=Sampling(max_tokens=120, temperature=0.8),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.8),
     )
     answer = Answer()
     async for chunk in engine.generate(request, stream=stream):
