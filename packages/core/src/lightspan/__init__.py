@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
+    from lightspan.engines.vllm.description import VLLM
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
@@ -71,6 +72,7 @@ _HOME = {
     "PromptTemplate": "lightspan.schema.prompts",
     "SFT": "lightspan.algorithms.sft",
     "Trainer": "lightspan.trainer",
+    "VLLM": "lightspan.engines.vllm.description",
     "agent": "lightspan.capture.emit",
     "connect": "lightspan.production.connect",
     "current_attempt_id": "lightspan.capture.emit",
@@ -97,6 +99,7 @@ __all__ = [
     "GEPA",
     "LLM",
     "SFT",
+    "VLLM",
     "Alternate",
     "Command",
     "Critic",

@@ -52,7 +52,8 @@ class Trainer:
         validate_temperature: what the agents that learn are sampled at in evaluations; None for
             what the app asks. 0 is greedy: the likeliest token each time.
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
-        engine: None for transformers in this process.
+        engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
+            started and ended with the run.
         learner: None for torch in this process.
         store: URL; None for a SQLite file in the folder.
         device: of engine and learner, such as `"cuda"`.

@@ -89,7 +89,7 @@ class OpenAIEngine(ChatEngine):
                 if response.status != 200:
                     refusal = self._without_key(await response.read())
                     raise EndpointRefused(response.status, refusal.decode(errors="replace")[:2000])
-                async for payload in _events(response.content):
+                async for payload in server_events(response.content):
                     yield payload
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
@@ -121,7 +121,7 @@ class OpenAIEngine(ChatEngine):
 _DONE: Final = b"[DONE]"
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The payloads of server-sent events. Lines are put together here: aiohttp's own reader refuses
     one that is longer than its buffer."""
     rest = b""

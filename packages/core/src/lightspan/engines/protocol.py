@@ -30,6 +30,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer has to follow (`lightspan.engines.grammars`); empty for anything."""
     answered: int = 0
     """How many of the prompt's ids, at its end, are the answer so far: its grammar begins there."""
+    rollout: str = ""
+    """Whose calls begin alike, and are best served by one server: the attempt's; empty: unknown."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,19 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """The policy version that sampled these tokens."""
     finish_reason: FinishReason | None = None
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine sampled at temperature 1, to be compared with what the learner says of it."""
+
+    where: str
+    """What answered, for a person."""
+    version: int
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    tolerance: float
+    """How far these may be from the learner's on average: a matter of the float type."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +124,7 @@ class ChatTokenizer(Protocol):
 class TokenEngine(Protocol):
     """An engine that takes and gives token ids; one event loop owns it.
 
-    Implementations: `lightspan.engines.transformers`.
+    Implementations: `lightspan.engines.transformers`, `lightspan.engines.vllm`.
     """
 
     @property
@@ -164,6 +179,22 @@ class TokenEngine(Protocol):
 
         Raises:
             EngineError: the engine has died, and every request would fail: a run ends here.
+        """
+        ...
+
+
+@runtime_checkable
+class ProbedEngine(Protocol):
+    """A `TokenEngine` whose weights are in other processes: the trainer compares what it samples
+    with what the learner says, after each update. One in the trainer's process, which copies the
+    weights themselves, is no such engine."""
+
+    async def probes(self, policy: str) -> list[Probe]:
+        """Prompts of late calls, answered with the weights of now by everything that serves the
+        policy.
+
+        Raises:
+            EngineError, NotFoundError
         """
         ...
 

@@ -176,6 +176,7 @@ class GeneratedCall(ServedCall):
             sampling=sampling,
             grammar=self.request.grammar,
             answered=len(choice.ids),
+            rollout="" if self.info.account.shared else self.info.account.attempt_id,
         )
 
     def _watcher(self, choice: ChoiceRun) -> StopWatcher | None:

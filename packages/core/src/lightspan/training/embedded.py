@@ -1,9 +1,10 @@
-"""The learner and the engine that share the trainer's process."""
+"""The learner and the engine of a training: those that share the trainer's process, or others."""
 
 from __future__ import annotations
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import UnsupportedError
 from lightspan.learners.protocol import Learner
 from lightspan.schema.routing import BASE_POLICY, Route, Routing
@@ -30,16 +31,21 @@ def make_learner(settings: TrainerSettings) -> Learner:
 
 
 def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
-    """The engine that was given, or a transformers engine with the algorithm's policies, and the
-    starting weights if needed."""
-    if settings.engine is not None:
-        return settings.engine
-    from lightspan.engines.transformers import TransformersEngine
-
+    """The engine that was given, or one that was described, or a transformers engine: with the
+    algorithm's policies, and the starting weights if needed."""
+    given = settings.engine
+    if given is not None and not isinstance(given, VLLM):
+        return given
     algorithm, options = settings.algorithm, settings.engine_options or {}
     models = {name: spec.model for name, spec in algorithm.policies().items()}
     if uses_base(algorithm.routing()):
         models[BASE_POLICY] = algorithm.base_model
+    if given is not None:
+        from lightspan.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine(given, models, logs=settings.run_folder.path, seed=seed)
+    from lightspan.engines.transformers import TransformersEngine
+
     return TransformersEngine(models, device=settings.device, **{"seed": seed, **options})
 
 

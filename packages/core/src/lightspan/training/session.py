@@ -14,7 +14,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.protocol import ProbedEngine, TokenEngine
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
@@ -40,6 +41,7 @@ from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
 from lightspan.training.embedded import check_chat_templates, check_parts, make_engine, make_learner
+from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
@@ -241,6 +243,8 @@ class Session:
         self._stack.push_async_callback(self.engine.close)
         check_parts(self.algorithm, self.engine, self.learner)
         check_chat_templates(self.engine)
+        if isinstance(self.settings.engine, VLLM):
+            self.reporter.line(self.settings.engine.waiting(self.folder.path))
         await self.engine.start()
         await self.publish()
 
@@ -415,6 +419,10 @@ class Session:
             for policy in self.algorithm.policies()
         }
         await self.learner.publish(self.engine, fresh)
+        if isinstance(self.engine, ProbedEngine):
+            for policy, version in fresh.items():
+                probes = await self.engine.probes(policy)
+                await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = fresh
 
     def reward_metrics(self) -> dict[str, float]:

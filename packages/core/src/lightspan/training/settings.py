@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ConfigError
 from lightspan.learners.protocol import Learner
 from lightspan.progress import Reporter, default_reporter, many
@@ -55,7 +56,7 @@ class TrainerSettings:
     patience: int | None = None
     validate_temperature: float | None = None
     checkpoint_every: int = 1
-    engine: TokenEngine | None = None
+    engine: TokenEngine | VLLM | None = None
     learner: Learner | None = None
     store: str | None = None
     device: str = "cpu"

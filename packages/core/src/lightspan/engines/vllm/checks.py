@@ -1,0 +1,115 @@
+"""What a server has to be. Each refusal names the flag that it is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lightspan.engines.vllm.weights import Blueprint
+from lightspan.errors import ConfigError
+
+MODULE: Final = "lightspan_vllm"
+INSIDE: Final = Path(__file__).with_name("inside")
+"""The folder of the file that is loaded in vLLM's process, and of nothing else."""
+TRANSFER: Final = "lightspan"
+FLAGS: Final = (
+    *("--logprobs-mode", "processed_logprobs"),
+    *("--generation-config", "vllm"),
+    *("--worker-extension-cls", f"{MODULE}.Extension"),
+    *("--weight-transfer-config", f'{{"backend": "{TRANSFER}"}}'),
+)
+"""What every server is started with."""
+UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
+"""What one of a model with tied embeddings is started with. vLLM would go on with the old output
+layer, without an error."""
+ENVIRONMENT: Final = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONPATH": str(INSIDE),
+}
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What `inside/lightspan_vllm` says of its server."""
+
+    vllm: str
+    model: str
+    dtype: str
+    context: int
+    vocabulary: int
+    layers: int
+    hidden: int
+    tied: bool
+    logprobs_mode: str
+    generation_config: str
+    transfer: str | None
+    tensor_parallel: int
+    lora: bool
+    device: str
+
+
+def by_hand(blueprint: Blueprint) -> str:
+    """The command that starts such a server, as one types it."""
+    flags = [*FLAGS, *(UNTIED if blueprint.tied else ())]
+    quoted = [f"'{each}'" if each.startswith("{") else each for each in flags]
+    return (
+        f"VLLM_SERVER_DEV_MODE=1 PYTHONPATH={INSIDE} python -m vllm.entrypoints.openai.api_server "
+        f"--model {blueprint.folder} --dtype {blueprint.dtype} {' '.join(quoted)}"
+    )
+
+
+def without_routes(address: str, refusal: str) -> str:
+    """What to say of a server that does not say what it is."""
+    if ": 404" in refusal:
+        why = "it has no development routes: start it with VLLM_SERVER_DEV_MODE=1"
+    else:
+        why = (
+            f"lightspan's file is not in it: start it with PYTHONPATH={INSIDE} and "
+            f"--worker-extension-cls {MODULE}.Extension"
+        )
+    return f"the server at {address} cannot be used: {why} ({refusal})"
+
+
+def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
+    """Raise `ConfigError` for a server that this model cannot be served and trained with."""
+    ours = (blueprint.vocabulary, blueprint.layers, blueprint.hidden)
+    theirs = (facts.vocabulary, facts.layers, facts.hidden)
+    wrong = []
+    if ours != theirs:
+        wrong.append(
+            f"it serves another model, {facts.model}, of {theirs[0]} tokens, {theirs[1]} layers "
+            f"and hidden size {theirs[2]}; {blueprint.name} has {ours[0]}, {ours[1]} and "
+            f"{ours[2]}: --model {blueprint.folder}"
+        )
+    if facts.dtype != blueprint.dtype:
+        wrong.append(f"its weights are {facts.dtype}: --dtype {blueprint.dtype}")
+    if facts.context < blueprint.context:
+        wrong.append(
+            f"its context is {facts.context} tokens: --max-model-len {blueprint.context}, or "
+            f"VLLM(context_length={facts.context})"
+        )
+    if facts.logprobs_mode.rpartition(".")[2].lower() != FLAGS[1]:
+        wrong.append(
+            f"its log-probabilities ({facts.logprobs_mode}) are not of the distribution that it "
+            f"samples from: {FLAGS[0]} {FLAGS[1]}"
+        )
+    if facts.generation_config != FLAGS[3]:
+        wrong.append(
+            f"the model's own generation_config.json would change how it samples: {FLAGS[2]} "
+            f"{FLAGS[3]}"
+        )
+    if facts.transfer != TRANSFER:
+        wrong.append(f"it takes no new weights from here: {FLAGS[6]} '{FLAGS[7]}'")
+    if facts.tied:
+        wrong.append(
+            f"its embeddings are tied, and an update would leave its output layer as it was: "
+            f"{UNTIED[0]} '{UNTIED[1]}'"
+        )
+    if wrong:
+        said = "; ".join(wrong)
+        raise ConfigError(
+            f"the server at {address} (vLLM {facts.vllm}) cannot be used: {said}. All of it: "
+            f"`{by_hand(blueprint)}`"
+        )

@@ -1,0 +1,279 @@
+"""Speaks with one vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from lightspan.engines.openai import server_events
+from lightspan.engines.vllm.checks import Facts, without_routes
+from lightspan.engines.vllm.weights import Weights
+from lightspan.errors import ConfigError, EngineError
+from lightspan.schema.tokens import Sampling
+
+CONTROL_S: Final = 600.0
+"""How long a server may take to load weights."""
+_HEALTH_S: Final = 10.0
+_DETAIL: Final = 500
+
+
+class Unreachable(EngineError):
+    """The server cannot be reached, or broke off: it may be gone, and come back."""
+
+
+class Refused(EngineError):
+    """The server says no."""
+
+
+class Part(NamedTuple):
+    """Tokens as they come."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str | None
+    """`stop`, `length`, or `abort` where an update cut it; None while there may be more."""
+    version: int = 0
+    """Of the weights that sampled them, as `Server` knows it."""
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+class Client:
+    """One server's routes. Opened and closed on one event loop.
+
+    Args:
+        address: of a server, or the path of its socket.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = self._base = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._model = ""
+
+    async def open(self, address: str) -> None:
+        """Begin with an empty pool of connections. Again after a restart."""
+        await self.close()
+        self.address = address
+        parts = urlsplit(address)
+        self._socket = "" if parts.scheme in ("http", "https") else address
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        self._base = "http://vllm" if self._socket else f"{parts.scheme}://{parts.netloc}{path}"
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
+        )
+        self._model = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self._session is not None
+
+    async def close(self) -> None:
+        """Break off what is under way; idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # --- what it is -----------------------------------------------------------------------
+    async def is_healthy(self) -> bool:
+        """Whether it answers, and its engine lives."""
+        try:
+            await self._call("GET", "/health", timeout_s=_HEALTH_S)
+        except EngineError:
+            return False
+        return True
+
+    async def facts(self) -> Facts:
+        """What it serves, and how.
+
+        Raises:
+            ConfigError: it has no routes for that, or what it says cannot be read.
+            Unreachable: as always.
+        """
+        models = _json(await self._call("GET", "/v1/models"))
+        self._model = str(models["data"][0]["id"])
+        try:
+            answer = await self._call(
+                "POST", "/collective_rpc", {"method": "lightspan_facts", "timeout": 60}
+            )
+        except Refused as error:
+            raise ConfigError(without_routes(self.address, str(error))) from error
+        try:
+            return msgspec.convert(_json(answer)["results"][0], Facts)
+        except (msgspec.ValidationError, LookupError, TypeError) as error:
+            raise ConfigError(
+                f"the server at {self.address} says what this lightspan cannot read ({error}): "
+                "start it again with the lightspan_vllm.py of this version"
+            ) from error
+
+    async def label(self) -> str:
+        """Of the weights that it has; `default` for those that it started with."""
+        return str(_json(await self._call("GET", "/weight_info"))["weight_version"])
+
+    # --- weights --------------------------------------------------------------------------
+    async def pause(self) -> None:
+        """Cut every call, which ends as `abort` with what it has; later ones wait. No key or value
+        that was computed is kept."""
+        await self._call("POST", "/pause?mode=abort&clear_cache=true")
+
+    async def cut(self) -> None:
+        """End those that wait, too."""
+        await self._call("POST", "/abort_requests", {})
+
+    async def resume(self) -> None:
+        """Let calls go on."""
+        await self._call("POST", "/resume")
+
+    async def load(self, weights: Weights) -> None:
+        """Take on new weights; paused."""
+        update = {"files": list(weights.files), "again": dict(weights.again)}
+        await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+        await self._call("POST", "/start_weight_update")
+        await self._call("POST", "/update_weights", {"update_info": update})
+        await self._call("POST", "/finish_weight_update", {"weight_version": weights.label})
+
+    # --- calls ----------------------------------------------------------------------------
+    async def complete(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        eos_ids: Sequence[int],
+        stream: bool,
+    ) -> AsyncIterator[Part]:
+        """Sample after these ids. Without `stream` there is one part.
+
+        Raises (while iterating):
+            Refused, Unreachable
+        """
+        body = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            # what a model's own configuration may say otherwise, and no log-probability shows
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": list(eos_ids),
+            "add_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stream": stream,
+        }
+        try:
+            async with self._open().post(
+                f"{self._base}/v1/completions", data=msgspec.json.encode(body), headers=_JSON
+            ) as response:
+                if response.status != 200:
+                    raise _refusal(self.address, response.status, await response.read())
+                if not stream:
+                    yield self._part(await response.read())
+                    return
+                async for payload in server_events(response.content):
+                    yield self._part(payload)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unreachable(error) from error
+
+    def _part(self, payload: bytes) -> Part:
+        try:
+            completion = msgspec.json.decode(payload, type=_Completion)
+        except msgspec.DecodeError as error:
+            raise Refused(f"{self.address} answered what is no completion: {error}") from error
+        if completion.error is not None:
+            raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_DETAIL]}")
+        if not completion.choices:
+            return Part([], [], None)
+        choice = completion.choices[0]
+        ids = choice.token_ids
+        if ids is None:
+            raise Refused(
+                f"{self.address} gives no token ids (return_token_ids): it is no vLLM, or too old"
+            )
+        logprobs = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        if len(logprobs) != len(ids) or None in logprobs:
+            raise Refused(
+                f"{self.address} gave {len(logprobs)} log-probabilities for {len(ids)} tokens: "
+                "start it with --logprobs-mode processed_logprobs, and no --max-logprobs 0"
+            )
+        return Part(ids, [value for value in logprobs if value is not None], choice.finish_reason)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = CONTROL_S,
+    ) -> bytes:
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._open().request(
+                    method, f"{self._base}{path}", data=data, headers=_JSON
+                ) as response,
+            ):
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unreachable(error) from error
+        if response.status != 200:
+            raise Refused(f"{self.address}{path}: {response.status} {_text(answer)}")
+        return answer
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            raise Unreachable(f"the connection to {self.address} is closed")
+        return self._session
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        why = str(error) or type(error).__name__  # a timeout's message is empty
+        return Unreachable(f"the vLLM server at {self.address} cannot be reached: {why}")
+
+
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+def _refusal(address: str, status: int, answer: bytes) -> EngineError:
+    """A server whose engine died answers 500 until it ends."""
+    kind = Unreachable if status >= 500 else Refused
+    return kind(f"{address}/v1/completions: {status} {_text(answer)}")
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise Refused(f"what should be a vLLM server answers no JSON: {error}") from error
+
+
+def _text(answer: bytes) -> str:
+    return answer.decode(errors="replace")[:_DETAIL]

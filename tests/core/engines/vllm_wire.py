@@ -1,0 +1,223 @@
+"""A small server that speaks vLLM's routes over real HTTP, for what needs no vLLM.
+
+It answers with tokens that say which weights it had. As a program it takes the flags of a vLLM
+server that matter here: `vllm_wire.py … --model FOLDER --uds SOCKET`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from safetensors import safe_open
+
+
+class Wire:
+    """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`."""
+
+    def __init__(self, folder: Path, **facts: Any) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        self.facts = {
+            "vllm": "0.32.0",
+            "model": str(folder),
+            "dtype": "float32",
+            "context": 256,
+            "vocabulary": config["vocab_size"],
+            "layers": config["num_hidden_layers"],
+            "hidden": config["hidden_size"],
+            "tied": False,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "transfer": "lightspan",
+            "tensor_parallel": 1,
+            "lora": False,
+            "device": "cpu",
+            **facts,
+        }
+        self.label = "default"
+        self.updates = 0
+        self.loaded: dict[str, Any] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.came = asyncio.Event()
+        """A call has come."""
+        self.served = asyncio.Semaphore(0)
+        """Released with each token."""
+        self.hold = asyncio.Event()
+        """Set: answers come to an end; else they go on until they are cut."""
+        self.hold.set()
+        self.refuse: dict[str, tuple[int, str]] = {}
+        """Route → status and text, once."""
+        self.paused = asyncio.Event()
+        self.cuts = asyncio.Event()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, socket: str = "") -> None:
+        """Listen there, or where it did before."""
+        app = web.Application()
+        app.router.add_get("/health", self._empty)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/weight_info", self._info)
+        app.router.add_post("/collective_rpc", self._facts)
+        app.router.add_post("/pause", self._pause)
+        app.router.add_post("/abort_requests", self._abort)
+        app.router.add_post("/resume", self._resume)
+        app.router.add_post("/init_weight_transfer_engine", self._empty)
+        app.router.add_post("/start_weight_update", self._empty)
+        app.router.add_post("/update_weights", self._update)
+        app.router.add_post("/finish_weight_update", self._finish)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
+        await self._runner.setup()
+        if socket:
+            await web.UnixSite(self._runner, socket).start()
+            return
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def restart(self) -> None:
+        """As if its process had been killed and started again: it has lost its weights."""
+        await self.stop()
+        self.label, self.updates = "default", 0
+        await self.start()
+
+    def _refusal(self, request: web.Request) -> None:
+        found = self.refuse.pop(request.path, None)
+        if found is not None:
+            status, text = found
+            kind = {400: web.HTTPBadRequest, 404: web.HTTPNotFound}
+            raise kind.get(status, web.HTTPInternalServerError)(text=text)
+
+    async def _empty(self, request: web.Request) -> web.Response:
+        self._refusal(request)
+        return web.json_response({})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "the-name"}]})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def _facts(self, request: web.Request) -> web.Response:
+        self._refusal(request)
+        return web.json_response({"results": [self.facts]})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        assert request.query["mode"] == "abort"
+        self._open.clear()
+        self.cuts.set()
+        self.cuts = asyncio.Event()
+        self.paused.set()
+        return web.json_response({})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.cuts.set()
+        self.cuts = asyncio.Event()
+        return web.json_response({})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self._open.set()
+        return web.json_response({})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self._refusal(request)
+        update = (await request.json())["update_info"]
+        self.loaded = {}
+        for path in update["files"]:
+            with safe_open(path, "np") as file:
+                self.loaded |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, source in update["again"].items():
+            self.loaded[name] = self.loaded[source]
+        return web.json_response({})
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        self.label = (await request.json())["weight_version"]
+        self.updates += 1
+        return web.json_response({})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self._refusal(request)
+        asked = await request.json()
+        self.asked.append(asked)
+        self.came.set()
+        ids: list[int] = []
+        finish = "length"
+        response = web.StreamResponse()
+        if asked["stream"]:
+            await response.prepare(request)
+        while len(ids) < asked["max_tokens"]:
+            if await self._is_cut(last=len(ids) == asked["max_tokens"] - 1):
+                finish = "abort"
+                break
+            ids.append(10 + self.updates)
+            self.served.release()
+            if asked["stream"] and len(ids) < asked["max_tokens"]:
+                await response.write(_event(ids[-1:], None))
+        if not asked["stream"]:
+            return web.json_response(body(ids, finish))
+        await response.write(_event(ids[-1:] if finish == "length" else [], finish))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _is_cut(self, *, last: bool) -> bool:
+        """Wait until a token may come, or an update cuts."""
+        cut = asyncio.create_task(self.cuts.wait())
+        free = asyncio.create_task(self._may_come(last))
+        await asyncio.wait([cut, free], return_when=asyncio.FIRST_COMPLETED)
+        was_cut = cut.done()
+        cut.cancel()
+        free.cancel()
+        await asyncio.gather(cut, free, return_exceptions=True)
+        return was_cut
+
+    async def _may_come(self, last: bool) -> None:
+        await self._open.wait()
+        if last:
+            await self.hold.wait()
+
+
+def body(ids: list[int], finish: str | None) -> dict[str, Any]:
+    logprobs = {"token_logprobs": [-0.5] * len(ids)}
+    return {"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}]}
+
+
+def _event(ids: list[int], finish: str | None) -> bytes:
+    return b"data: " + json.dumps(body(ids, finish)).encode() + b"\n\n"
+
+
+async def main(arguments: list[str]) -> None:
+    """Serve until the end. With WIRE_DIES it dies of its first call."""
+    flags = dict(pairwise(arguments))
+    server = Wire(Path(flags["--model"]))
+    if os.environ.get("WIRE_DIES"):
+
+        async def dies(request: web.Request) -> web.Response:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+        server._complete = dies  # type: ignore[method-assign]
+    await server.start(flags["--uds"])
+    print("serving", flags["--model"], flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv))

@@ -1,0 +1,84 @@
+"""An engine that answers with other weights than the learner has is found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from lightspan.engines.protocol import Probe
+from lightspan.engines.weights import load_model
+from lightspan.errors import EngineError
+from lightspan.learners.torch import TorchLearner
+from lightspan.testing.engine_suite import of_tokens, perturbed, reference, with_weights
+from lightspan.testing.tiny import tiny_model
+from lightspan.training.likeness import check_probes
+
+PROMPT = [5, 6, 7, 8, 9]
+IDS = [20, 30, 40, 50]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("likeness") / "model", seed=1)
+
+
+@pytest.fixture(scope="module")
+def learner(folder: Path) -> TorchLearner:
+    return TorchLearner({"p": str(folder)})
+
+
+def probe(model: Any, where: str = "server 0") -> Probe:
+    """What a server with this model would say."""
+    return Probe(
+        where=where,
+        version=3,
+        prompt_ids=PROMPT,
+        ids=IDS,
+        logprobs=of_tokens(reference(model, PROMPT, IDS), IDS),
+        tolerance=1e-3,
+    )
+
+
+def test_the_same_weights_pass(folder: Path, learner: TorchLearner) -> None:
+    check_probes(
+        [probe(load_model(folder)), probe(load_model(folder), "server 1")], "p", 3, learner
+    )
+
+
+def test_other_weights_end_the_run_and_the_server_is_named(
+    folder: Path, learner: TorchLearner
+) -> None:
+    model = load_model(folder)
+    other = with_weights(folder, perturbed(model, seed=3))
+    message = r"server 1 does not answer with version 3 of policy p.* of 4 sampled tokens differ by"
+    with pytest.raises(EngineError, match=message):
+        check_probes([probe(model), probe(other, "server 1")], "p", 3, learner)
+
+
+def test_an_old_output_layer_is_found(folder: Path, learner: TorchLearner) -> None:
+    """What vLLM does of itself with tied embeddings: all is new but the head."""
+    model = load_model(folder)
+    old_head = torch.nn.Linear(64, model.config.vocab_size, bias=False)
+    with torch.no_grad():
+        old_head.weight.copy_(1.05 * model.get_output_embeddings().weight)
+    model.set_output_embeddings(old_head)
+    with pytest.raises(EngineError, match="does not answer"):
+        check_probes([probe(model)], "p", 3, learner)
+
+
+def test_log_probabilities_that_are_no_numbers_do_not_pass(
+    folder: Path, learner: TorchLearner
+) -> None:
+    wrong = msgspec.structs.replace(probe(load_model(folder)), logprobs=[float("nan")] * 4)
+    with pytest.raises(EngineError, match="differ by nan"):
+        check_probes([wrong], "p", 3, learner)
+
+
+def test_another_version_does_not_pass(folder: Path, learner: TorchLearner) -> None:
+    with pytest.raises(EngineError, match="version 3 after the update to 4"):
+        check_probes([probe(load_model(folder))], "p", 4, learner)

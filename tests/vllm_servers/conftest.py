@@ -1,0 +1,117 @@
+"""Real vLLM servers, of the interpreter that LIGHTSPAN_VLLM_PYTHON names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
+from lightspan.engines.vllm.client import Client
+from lightspan.testing.engine_suite import CONTEXT
+from lightspan.testing.tiny import tiny_model
+
+SMALL = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""For a machine with little memory that does other things too."""
+START_S = 600.0
+
+Start = Callable[..., str]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip is a failure: the engine declares all that the suite asks."""
+    report = yield
+    if report.skipped:
+        report.outcome, report.longrepr = "failed", f"skipped: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter of an environment with vLLM."""
+    path = os.environ.get("LIGHTSPAN_VLLM_PYTHON")
+    assert path, "LIGHTSPAN_VLLM_PYTHON names no interpreter: run `nox -s tests_vllm`"
+    return path
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that vLLM can compute with: its kernels want heads of 32."""
+    path = tmp_path_factory.mktemp("vllm") / "model"
+    return tiny_model(path, seed=1, context=CONTEXT, hidden=128)
+
+
+@pytest.fixture(scope="module")
+def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts servers by hand, as docs/vllm.md says; they end with the module's tests."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def started(
+        *more: str, model: Path = served, flags: tuple[str, ...] = (*FLAGS, *UNTIED)
+    ) -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *flags, *more]
+        if "--dtype" not in more:
+            command += ["--dtype", "float32"]
+        log = tmp_path_factory.mktemp("server") / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **ENVIRONMENT, **SMALL},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        running.append(process)
+        address = f"http://127.0.0.1:{port}"
+        asyncio.run(_healthy(address, process, log))
+        return address
+
+    yield started
+    for process in running:
+        os.killpg(process.pid, signal.SIGTERM)
+    for process in running:
+        try:
+            process.wait(30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    client = Client(address)
+    await client.open(address)
+    try:
+        async with asyncio.timeout(START_S):
+            while not await client.is_healthy():
+                assert process.poll() is None, log.read_text()[-3000:]
+                await asyncio.sleep(0.5)
+    finally:
+        await client.close()
+
+
+@pytest.fixture(scope="module")
+def address(start: Start) -> str:
+    """A server that can be trained with."""
+    return start()
+
+
+@pytest.fixture(scope="module")
+def other(start: Start) -> str:
+    """A second one."""
+    return start()

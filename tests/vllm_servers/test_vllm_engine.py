@@ -1,0 +1,57 @@
+"""The engine suite against real vLLM servers, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.vllm_servers.conftest import Start
+
+from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.vllm.checks import FLAGS
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.errors import ConfigError
+from lightspan.testing.engine_suite import EngineSuite
+
+pytestmark = pytest.mark.timeout(900)
+
+
+class TestVLLMEngine(EngineSuite):
+    """On servers that run already: each engine takes them over with the model's own weights."""
+
+    begun = 1
+    tokens_in_flight = 200
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, request: pytest.FixtureRequest) -> Path:
+        path: Path = request.getfixturevalue("served")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, address: str, other: str, tmp_path: Path) -> None:
+        self.addresses, self.logs = (address, other), tmp_path
+
+    def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
+        addresses = {
+            policy: (address,) for policy, address in zip(models, self.addresses, strict=False)
+        }
+        return VLLMEngine(VLLM(addresses=addresses), models, logs=self.logs)
+
+
+async def test_each_missing_flag_is_named(start: Start, served: Path, tmp_path: Path) -> None:
+    """A server that was started without thinking of lightspan, but for its file."""
+    address = start("--dtype", "bfloat16", flags=FLAGS[4:6])
+    engine = VLLMEngine(VLLM(addresses=(address,)), {"writer": served}, logs=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    for flag in (
+        "--dtype float32",
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--weight-transfer-config",
+        "--hf-overrides '{\"tie_word_embeddings\": false}'",
+    ):
+        assert flag in str(caught.value)
