@@ -1,4 +1,4 @@
-"""LightningRL: what it accepts, how it resamples, and what it says of a step."""
+"""LightningRL: its steps, what it says of them, and what it watches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Overlong, Policy, PolicyLoss
-from lightspan.algorithms import Algorithm, PolicySpec
+from lightspan import LightningRL
 from lightspan.algorithms.metrics import (
     alarms,
     approximate_kl,
@@ -19,318 +18,18 @@ from lightspan.algorithms.metrics import (
     rollout_metrics,
     why_nothing,
 )
-from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import ConfigError, RewardError, UnknownAgentError, UnsupportedError
-from lightspan.learners import LearnerCapabilities, Loss
+from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.learners import Loss
 from lightspan.lightning.advantages import Explanation, Zero
-from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.rows import Row
-from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward
-from lightspan.schema.routing import Route
-from lightspan.schema.tokens import Sampling, TokenRecord
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan.schema.tokens import TokenRecord
 
 MODEL = "a/model"
-
-
-# --- what it accepts ----------------------------------------------------------------------------
-
-
-def test_every_agent_is_one_policy_by_default() -> None:
-    algorithm = LightningRL(MODEL)
-    assert algorithm.policies() == {"policy": PolicySpec(model=MODEL)}
-    target = algorithm.routing().target("team/anyone")
-    assert (target.route, target.policy) == (Route.POLICY, "policy")
-    assert target.sampling is not None
-    assert target.sampling.temperature == 1.0
-    assert isinstance(algorithm, Algorithm)
-
-
-def test_mapping_names_and_describes_policies() -> None:
-    lora = LoRA(rank=4)
-    algorithm = LightningRL(
-        MODEL,
-        optimize={
-            "writer": "sql",
-            "rewriter": "sql",
-            "planner": Policy(lora=lora),
-            "team/critic": Policy(name="judge", model="b/model"),
-        },
-        frozen={"checker": "base", "search": LLM(base_url="http://x/v1", model="m")},
-    )
-    assert algorithm.policies() == {
-        "sql": PolicySpec(model=MODEL),
-        "planner": PolicySpec(model=MODEL, lora=lora),
-        "judge": PolicySpec(model="b/model"),
-    }
-    routing = algorithm.routing()
-    found = {path: routing.target(path) for path in ("writer", "team/critic", "checker", "search")}
-    assert {path: (t.route, t.policy) for path, t in found.items()} == {
-        "writer": (Route.POLICY, "sql"),
-        "team/critic": (Route.POLICY, "judge"),
-        "checker": (Route.BASE, "base"),
-        "search": (Route.ENDPOINT, ""),
-    }
-    assert routing.target("somebody").route is Route.APP
-    assert algorithm.base_model == MODEL
-
-
-def test_shared_is_the_only_policy() -> None:
-    algorithm = LightningRL(MODEL, optimize={"writer": "sql"}, frozen="shared")
-    target = algorithm.routing().target("checker")
-    assert (target.route, target.policy) == (Route.SHARED, "sql")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group_size": 0}, "group_size=0 must be at least 1"),
-        ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
-        ({"minibatches": 0}, "minibatches=0 must be at least 1"),
-        ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
-        ({"group_size": 1, "estimator": "ppo?"}, "estimator='ppo\\?': use one of grpo, "),
-        ({"group_size": 2.5}, "group_size=2.5 must be a whole number of at least 1"),
-        ({"tasks_per_step": 2.5}, "tasks_per_step=2.5 must be a whole number of at least 1"),
-        ({"minibatches": 2.5}, "minibatches=2.5 must be a whole number of at least 1"),
-        ({"group_size": None}, "group_size=None must be a whole number of at least 1"),
-        ({"resample": -1}, "resample=-1 must be at least 0"),
-        (
-            {"resample": 2, "estimator": "reinforce++"},
-            r"resample=2 replaces groups .* estimator='reinforce\+\+' with group_size=8 learns",
-        ),
-        ({"max_staleness": -1}, "max_staleness=-1 must be at least 0"),
-        ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
-        ({"max_length": 1}, "max_length=1 must be at least 2"),
-        ({"timeout_s": 0}, "timeout_s=0 must be a finite number above 0"),
-        ({"learning_rate": -1e-3}, "learning_rate=-0.001 must be a finite number above 0"),
-        ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number"),
-        ({"lora": 16}, r"lora=16: use LoRA\(rank=16\)"),
-        ({"lora": True}, r"lora=True: use lightspan\.LoRA\(…\), or None"),
-        ({"optimize": {"a": Policy(lora=8)}}, r"lora=8: use LoRA\(rank=8\)"),  # type: ignore[arg-type]
-        ({"loss": LoRA()}, r"loss=LoRA\(.*: use lightspan\.PolicyLoss\(…\)"),
-        ({"optimizer": "adamw"}, r"optimizer='adamw': use lightspan\.Optimizer\(…\)"),
-        ({"temperature": 0.0}, "temperature=0.0: training needs a positive one"),
-        ({"temperature": float("nan")}, "temperature=nan: training needs a positive one"),
-        ({"failure_reward": float("inf")}, "failure_reward=inf must be finite, or None"),
-        ({"estimator": "ppg"}, "estimator='ppg': use one of grpo, dr_grpo, rloo, reinforce"),
-        (
-            {"estimator": "ppo", "credit": "terminal"},
-            'estimator="ppo" compares calls with a critic: use credit="critic", not terminal',
-        ),
-        ({"credit": "critic"}, r"credit critic\(1\) applies only to estimator='ppo', not 'grpo'"),
-        ({"critic": Critic()}, "critic= applies only to estimator=\"ppo\", not 'grpo'"),
-        ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
-        ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
-        (
-            {"estimator": "rloo", "credit": "gigpo"},
-            "applies only to estimator='grpo' or 'dr_grpo', not 'rl",
-        ),
-        (
-            {"estimator": "dr_grpo", "credit": "at_grpo"},
-            "applies only to estimator='grpo', not 'dr_grpo'",
-        ),
-        (
-            {"overlong": Overlong(max_tokens=512, buffer=100), "max_tokens": 412},
-            "takes nothing from answers of up to 412 tokens, and max_tokens=412 allows no longer",
-        ),
-        ({"overlong": 100}, r"overlong=100: use lightspan\.Overlong\(…\), or None"),
-        ({"unit": "turn"}, "unit='turn': use one of rollout, agent"),
-        ({"token_constant": 8}, "token_constant applies only to weight='token', not 'rollout'"),
-        ({"token_constant": 0, "weight": "token"}, "token_constant=0 must be a finite number abov"),
-        ({"weight": "row"}, "weight='row': use one of rollout, transition, token"),
-        ({"credit": "shapley"}, "credit='shapley': use 'terminal', 'discounted', 'anchor', 'cri"),
-        ({"gamma": 0.9}, "gamma=0.9 applies only to credit='discounted' or 'anchor' or 'critic'"),
-        ({"credit": anchor(), "gamma": 0.9}, "gamma=0.9 applies only to credit='discounted' or"),
-        ({"credit": "discounted", "gamma": 1.5}, "gamma must be above 0 and at most 1, not 1.5"),
-        ({"optimize": []}, "optimize names no agent"),
-        ({"optimize": {"writer": "base"}}, "'base' means the starting weights; rename the policy"),
-        ({"optimize": ["a"], "frozen": {"a": "base"}}, r"\['a'\] is in optimize and in frozen"),
-        ({"frozen": "still"}, "frozen='still': use None"),
-        (
-            {"optimize": {"a": "x", "b": "y"}, "frozen": "shared"},
-            r"frozen=\"shared\" does not say which of the policies \['x', 'y'\] is shared",
-        ),
-        (
-            {"optimize": {"a": Policy(name="x"), "b": Policy(name="x", model="other")}},
-            "the policy 'x' is described twice",
-        ),
-        (
-            {"learning_rate": 1e-3, "optimizer": Optimizer()},
-            "give learning_rate or optimizer, not both",
-        ),
-    ],
-)
-def test_impossible_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LightningRL(MODEL, **options)
-
-
-def test_batch_statistics_allow_groups_of_one() -> None:
-    assert LightningRL(MODEL, group_size=1, estimator="reinforce++").group_size == 1
-
-
-def test_the_config_is_that_of_every_earlier_run() -> None:
-    """It is compared when a run goes on, and a folder may be older than this version: what it does
-    not have counts as None, parts of a setting must be equal."""
-    assert LightningRL(MODEL, credit="discounted", gamma=0.5, learning_rate=1e-3).config() == {
-        "algorithm": "lightning_rl",
-        "model": MODEL,
-        "optimize": "*",
-        "frozen": None,
-        "estimator": "grpo",
-        "unit": "rollout",
-        "credit": "discounted(0.5)",
-        "step_rewards": True,
-        "air": None,
-        "overlong": None,
-        "critic": None,
-        "weight": "rollout",
-        "token_constant": None,
-        "group_size": 8,
-        "tasks_per_step": 16,
-        "minibatches": 1,
-        "resample": 0,
-        "temperature": 1.0,
-        "max_tokens": None,
-        "max_length": None,
-        "max_staleness": None,
-        "failure_reward": None,
-        "timeout_s": 600.0,
-        "loss": {
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "dual_clip": 3.0,
-            "kl": 0.0,
-            "kl_estimator": "k3",
-            "entropy": 0.0,
-            "importance_cap": None,
-        },
-        "optimizer": {
-            "name": "adamw",
-            "learning_rate": 1e-3,
-            "muon_learning_rate": 0.01,
-            "betas": (0.9, 0.95),
-            "weight_decay": 0.0,
-            "max_grad_norm": 1.0,
-            "warmup_steps": 0,
-            "decay_steps": None,
-        },
-        "lora": None,
-        "seed": 0,
-    }
-
-
-def test_the_config_names_what_later_versions_added() -> None:
-    loss = PolicyLoss(form="gspo", importance_cap=2.0, importance_level="sequence")
-    found: Any = LightningRL(MODEL, loss=loss, weight="token", token_constant=512.0).config()
-    assert (found["loss"]["form"], found["loss"]["importance_level"]) == ("gspo", "sequence")
-    assert found["token_constant"] == 512.0
-
-
-def test_dr_grpo_divides_by_a_constant() -> None:
-    """Two answers of two tokens of four in the step: each token weighs 1 / (4 · 8)."""
-    algorithm = LightningRL(
-        MODEL, estimator="dr_grpo", weight="token", token_constant=8, group_size=2
-    )
-    assert algorithm.batch_config.token_constant == 8
-    episodes = [_episode("g", member, float(member)) for member in range(2)]
-    batch = algorithm.build([*episodes, *[_episode("h", m, 0.5) for m in range(2)]])
-    assert [row.weights for row in batch.rows] == [[0.0, 0.0, 1 / 32, 1 / 32]] * 2
-    assert [row.advantages[-1] for row in batch.rows] == [-0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("options", "lacks", "message"),
-    [
-        ({"loss": PolicyLoss(kl=0.1)}, {"kl": False}, r"a KL term \(PolicyLoss.kl\)"),
-        ({"loss": PolicyLoss(entropy=0.1)}, {"entropy": False}, "an entropy bonus"),
-        ({"lora": LoRA()}, {"lora": False}, "LoRA"),
-        ({"optimize": {"a": "x", "b": "y"}}, {"policies": 1}, "2 policies"),
-    ],
-)
-def test_what_a_learner_lacks_is_refused_by_name(
-    options: dict[str, Any], lacks: dict[str, Any], message: str
-) -> None:
-    exact = EngineCapabilities(exact_tokens=True)
-    algorithm = LightningRL(MODEL, **options)
-    algorithm.check(exact, LearnerCapabilities())
-    with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
-        algorithm.check(exact, LearnerCapabilities(**lacks))
-
-
-@pytest.mark.parametrize(
-    ("loss", "declared", "message"),
-    [
-        (PolicyLoss(form="gspo"), {"loss_forms": ("clip", "gspo")}, "the loss form 'gspo'"),
-        (PolicyLoss(form="cispo"), {"loss_forms": ("cispo",)}, "the loss form 'cispo'"),
-        (
-            PolicyLoss(importance_cap=2.0, importance_level="sequence"),
-            {"importance_levels": ("sequence",)},
-            "importance weights per sequence",
-        ),
-    ],
-)
-def test_a_learner_has_to_declare_a_loss(
-    loss: PolicyLoss, declared: dict[str, Any], message: str
-) -> None:
-    """One that was written before a form existed would compute another."""
-    exact = EngineCapabilities(exact_tokens=True)
-    algorithm = LightningRL(MODEL, loss=loss)
-    algorithm.check(exact, LearnerCapabilities(**declared))
-    with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
-        algorithm.check(exact, LearnerCapabilities())
-
-
-def test_engine_without_exact_tokens_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="does not give token ids"):
-        LightningRL(MODEL).check(EngineCapabilities(exact_tokens=False), LearnerCapabilities())
-
-
-@pytest.mark.parametrize("by_engine", [False, True])
-@pytest.mark.parametrize("by_learner", [False, True])
-@pytest.mark.parametrize(
-    ("declared", "fields", "rejection"),
-    [
-        ("trainable_truncation", {"sampling": Sampling(top_p=0.9)}, Rejection.TRUNCATED_SAMPLING),
-        ("trainable_truncation", {"sampling": Sampling(top_k=5)}, Rejection.TRUNCATED_SAMPLING),
-        ("trainable_grammar", {"grammar": "start: X"}, Rejection.CONSTRAINED),
-    ],
-)
-def test_what_engine_and_learner_both_declare_is_trained(
-    declared: str, fields: dict[str, Any], rejection: Rejection, by_engine: bool, by_learner: bool
-) -> None:
-    """Design law 11."""
-    algorithm = LightningRL(MODEL)
-    episode = build_episode(make_attempt(), make_rollout(), [], [make_record("c", **fields)])
-    [unchecked] = algorithm.coverages([episode])
-    algorithm.check(
-        EngineCapabilities(exact_tokens=True, **{declared: by_engine}),
-        LearnerCapabilities(**{declared: by_learner}),
-    )
-    [coverage] = algorithm.coverages([episode])
-    assert [entry.rejection for entry in unchecked.entries] == [rejection]
-    expected = None if by_engine and by_learner else rejection
-    assert [entry.rejection for entry in coverage.entries] == [expected]
-
-
-def test_one_declaration_does_not_stand_for_the_other() -> None:
-    algorithm = LightningRL(MODEL)
-    records = [
-        make_record("p", sampling=Sampling(top_p=0.9)),
-        make_record("g", grammar="start: X", sequence=(3, 4)),
-    ]
-    algorithm.check(
-        EngineCapabilities(exact_tokens=True, trainable_truncation=True, trainable_grammar=True),
-        LearnerCapabilities(trainable_grammar=True),
-    )
-    [coverage] = algorithm.coverages([build_episode(make_attempt(), make_rollout(), [], records)])
-    assert [call.call_id for call in coverage.trained] == ["g"]
 
 
 # --- resampling ---------------------------------------------------------------------------------
@@ -532,6 +231,18 @@ async def test_what_no_minibatch_learns_from_is_explained_too() -> None:
         "at-g1-0": False,
         "at-g1-1": False,
     }
+
+
+def test_dr_grpo_divides_by_a_constant() -> None:
+    """Two answers of two tokens of four in the step: each token weighs 1 / (4 · 8)."""
+    algorithm = LightningRL(
+        MODEL, estimator="dr_grpo", weight="token", token_constant=8, group_size=2
+    )
+    assert algorithm.batch_config.token_constant == 8
+    episodes = [_episode("g", member, float(member)) for member in range(2)]
+    batch = algorithm.build([*episodes, *[_episode("h", m, 0.5) for m in range(2)]])
+    assert [row.weights for row in batch.rows] == [[0.0, 0.0, 1 / 32, 1 / 32]] * 2
+    assert [row.advantages[-1] for row in batch.rows] == [-0.5, 0.5]
 
 
 # --- what it says of a step ---------------------------------------------------------------------
