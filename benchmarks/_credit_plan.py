@@ -57,7 +57,7 @@ PLANS: Final[Mapping[str, Plan]] = {
         rules=ALL_RULES,
         framework="langgraph",
         minutes=4.1,
-        start_minutes=1.7,
+        start_minutes=2.7,
     ),
     "sql": Plan(
         steps=10,

@@ -329,6 +329,18 @@ def test_fatal_mistakes_are_taken_back(
     assert slides >= len(quests["train"])
 
 
+def test_what_is_left_out_does_not_depend_on_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a door is to be unlocked all calls are kept, mistakes too; elsewhere none, not even
+    those of `unlock`."""
+    shares = {"go": 0.0, "take": 0.0, "unlock": 1.0}
+    monkeypatch.setattr("quest_example.demonstrations.KEPT", shares)
+    chats = demonstrate(60, 3)
+    called = Counter(chat["messages"][-1]["tool_calls"][0]["function"]["name"] for chat in chats)
+    assert called["unlock"] > called["go"] > 0
+    lit = [chat["messages"][1]["content"].partition(", lit")[0] for chat in chats]
+    assert all(before.endswith(" door") and not before.endswith("open door") for before in lit)
+
+
 def test_demonstrators_win_sometimes(
     quests: dict[Split, list[World]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

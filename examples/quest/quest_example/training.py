@@ -1,8 +1,8 @@
 """The app as lightspan trains it, and the one frozen recipe that the README's figures come from.
 
 This is all that the example needs beside the app: `answer` runs the untouched graph on a quest and
-scores where it ends. Everything was tuned on the development worlds; the test worlds were looked at
-once, to report.
+scores where it ends. Everything is tuned on the development worlds; the test worlds are for the
+report.
 """
 
 from __future__ import annotations

@@ -264,7 +264,13 @@ async def test_how_many_rows_tell_it(groups: int, looked_at: int) -> None:
     world: Any = Scripted([VARIES] * groups)
     scored: list[int] = []
     score = world.score
-    world.score = lambda rows: scored.append(len(rows)) or score(rows)
+
+    def counted(rows: Sequence[Row]) -> list[list[float]]:
+        scored.append(len(rows))
+        found: list[list[float]] = score(rows)
+        return found
+
+    world.score = counted
     await LightningRL(MODEL, group_size=2, tasks_per_step=groups).run_step(world)
     assert scored == [looked_at, looked_at], "before and after"
 
