@@ -497,7 +497,7 @@ def not_releasable(root: Path) -> str:
 def tests_core(session: nox.Session) -> None:
     """Test core, and the promises of the packages and the repository."""
     report_versions(session, learning_python())
-    files = ["tests/core", "tests/packaging"]
+    files = ["tests/core", "tests/packaging", "tests/attack"]
     run_pytest(session, *FAST, *PARALLEL, *files, python=learning_python())
 
 

@@ -14,6 +14,11 @@ from tests.attack.hostile import Hostile
 CONNECTIONS: Final = 32
 PATIENCE_S: Final = 120.0
 """Whatever is not answered by then is not answered."""
+GROWTH: Final = 128 * 2**20
+"""Bytes by which the victim's memory may grow between two looks, however few requests there are
+between them: caches fill, and what is freed is kept by the C library for what comes."""
+GROWTH_EACH: Final = 512
+"""Bytes more for each request: the heap goes on to grow by some 350 while what is in use stays."""
 KEPT: Final = 20
 """Requests that are shown of those that went wrong."""
 
@@ -32,6 +37,8 @@ class Outcome:
     """Connections that were closed, or stayed open, without the answer that HTTP allows."""
     wrong: list[str] = field(default_factory=list)
     """What was answered with 5xx, or not at all, the first of them."""
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    """(requests so far, bytes that the victim held), at each look."""
 
     @property
     def tried(self) -> int:
@@ -41,6 +48,14 @@ class Outcome:
     def failed(self) -> int:
         """Answers of 5xx."""
         return sum(count for status, count in self.statuses.items() if status >= 500)
+
+    @property
+    def grown(self) -> tuple[int, int]:
+        """(bytes by which the victim grew from the first look to the last, bytes it may grow)."""
+        if not self.memory:
+            return 0, GROWTH
+        (first, before), (last, after) = self.memory[0], self.memory[-1]
+        return after - before, GROWTH + GROWTH_EACH * (last - first)
 
     def text(self) -> str:
         """For people."""

@@ -27,7 +27,8 @@ async def attacked(
         if outcome.tried % RENEWED == 0:
             victim.renew()
         if outcome.tried % max(1, count // LOOKS) == 0:
-            seconds, memory = time.monotonic() - started, victim.memory() / 2**20
-            say(f"{victim.name}: {outcome.text()}; {seconds:,.0f} s, {memory:,.0f} MiB")
+            seconds, memory = time.monotonic() - started, victim.memory()
+            outcome.memory.append((outcome.tried, memory))
+            say(f"{victim.name}: {outcome.text()}; {seconds:,.0f} s, {memory / 2**20:,.0f} MiB")
 
     return await attack(victim.host, victim.port, sent, count, each=each)

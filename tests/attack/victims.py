@@ -1,10 +1,10 @@
 """What is attacked, each a process of its own: a training's gateway, and `lightspan serve`.
 
-    python -m tests.attack.victims gateway FOLDER
+    python -m tests.attack.victims FOLDER [scripted]
 
 is a training's gateway as a `Trainer` opens it, on a store in the folder and an engine with a tiny
-model: it prints its address and a call token as JSON, and for every line on its standard input the
-call token of another attempt.
+model, or with a script in its place: it prints its address and a call token as JSON, and for every
+line on its standard input the call token of another attempt.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from lightspan.engines.protocol import TokenEngine
 from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
 from lightspan.schema.records import Mode, Rollout
@@ -36,6 +38,9 @@ KEY_VARIABLE: Final = "ATTACKED_KEY"
 CONTEXT: Final = 192
 """Tokens that the tiny model's context holds: what asks for as long an answer as possible is not to
 take all of the time."""
+LONG: Final = 131_072
+"""Where delays are measured: so long that megabytes are rendered and tokenised."""
+SCRIPTED: Final = "scripted"
 ROUTING: Final = Routing(
     rules=[Rule("writer", Target(route=Route.POLICY, policy="policy", sampling=Sampling()))],
     default=Target(route=Route.SHARED, policy="policy"),
@@ -73,7 +78,20 @@ class Victim:
 @contextmanager
 def gateway(folder: Path) -> Iterator[Victim]:
     """A training's."""
-    command = [sys.executable, "-m", "tests.attack.victims", str(folder)]
+    with _training(folder) as victim:
+        yield victim
+
+
+@contextmanager
+def scripted(folder: Path) -> Iterator[Victim]:
+    """A training's gateway whose engine says what a script says, with a long context."""
+    with _training(folder, SCRIPTED) as victim:
+        yield victim
+
+
+@contextmanager
+def _training(folder: Path, *options: str) -> Iterator[Victim]:
+    command = [sys.executable, "-m", "tests.attack.victims", str(folder), *options]
     with _running(command) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
@@ -81,9 +99,9 @@ def gateway(folder: Path) -> Iterator[Victim]:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Victim]:
+def serve(folder: Path, context: int = CONTEXT) -> Iterator[Victim]:
     """`lightspan serve` with a key."""
-    run = _write_run(folder)
+    run = _write_run(folder, context)
     options = ["--port", "0", "--api-key-env", KEY_VARIABLE]
     command = [sys.executable, "-m", "lightspan.cli", "serve", str(run), *options]
     with _running(command, **{KEY_VARIABLE: "sesame"}) as process:
@@ -96,6 +114,8 @@ def serve(folder: Path) -> Iterator[Victim]:
 
 
 VICTIMS: Final = {"gateway": gateway, "serve": serve}
+DELAYED: Final = {"gateway": scripted, "serve": partial(serve, context=LONG)}
+"""Whose delays are measured."""
 
 
 @contextmanager
@@ -114,11 +134,11 @@ def _running(command: list[str], **environment: str) -> Iterator[subprocess.Pope
             process.communicate()  # it says what it did, to somebody who listens
 
 
-def _write_run(folder: Path) -> Path:
+def _write_run(folder: Path, context: int) -> Path:
     """A folder as a complete run leaves it."""
     from lightspan.testing.tiny import tiny_model
 
-    model = str(tiny_model(folder / "model", seed=0, context=CONTEXT))
+    model = str(tiny_model(folder / "model", seed=0, context=context))
     policies = {"policy": ServedPolicy(folder="model", model=model, version=3)}
     served = Served(policies=policies, base_model=model, routing=ROUTING)
     (folder / "config.json").write_text("{}")
@@ -126,13 +146,9 @@ def _write_run(folder: Path) -> Path:
     return folder
 
 
-async def _train(folder: Path) -> None:
+async def _train(folder: Path, *, is_scripted: bool) -> None:
     """Be a training's gateway until the standard input ends."""
-    from lightspan.engines.transformers import TransformersEngine
-    from lightspan.testing.tiny import tiny_model
-
-    model = await asyncio.to_thread(tiny_model, folder / "model", seed=0, context=CONTEXT)
-    engine = TransformersEngine({"policy": str(model)})
+    engine = await asyncio.to_thread(_script if is_scripted else _model, folder)
     async with open_store(f"sqlite:///{folder}/run.db") as store:
         await engine.start()
         try:
@@ -148,6 +164,21 @@ async def _train(folder: Path) -> None:
             await engine.close()
 
 
+def _model(folder: Path) -> TokenEngine:
+    from lightspan.engines.transformers import TransformersEngine
+    from lightspan.testing.tiny import tiny_model
+
+    return TransformersEngine(
+        {"policy": str(tiny_model(folder / "model", seed=0, context=CONTEXT))}
+    )
+
+
+def _script(folder: Path) -> TokenEngine:
+    from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+
+    return ScriptedEngine(tiny_chat_tokenizer(context_length=LONG))
+
+
 async def _attempt(store: Store, number: int) -> str:
     """The call token of a fresh attempt, every other one of a training's own kind."""
     resources = await store.put_resources({"routing": ROUTING})
@@ -161,4 +192,4 @@ async def _attempt(store: Store, number: int) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(_train(Path(sys.argv[1])))
+    asyncio.run(_train(Path(sys.argv[1]), is_scripted=SCRIPTED in sys.argv[2:]))

@@ -214,6 +214,26 @@ async def test_what_cannot_fit_is_not_tokenised(
             assert answer["error"]["code"] == c.CONTEXT_OVERFLOW
 
 
+@pytest.mark.parametrize("letters", [400_000, 1_100_000])
+async def test_of_a_refused_request_of_megabytes_nothing_said_is_kept(
+    store: Store, letters: int
+) -> None:
+    """The store would be busy with it while others wait; its span says so."""
+    async with make_rig(store, "ok") as rig:
+        messages = [{"role": "user", "content": "a" * letters}]
+        status, _ = await post(rig, ask(messages=messages, max_tokens=7))
+        assert status == 400
+        [span] = await rig.spans()
+    assert c.CALL_REFUSED in span.attributes
+    assert span.attributes[c.REQUEST_MAX_TOKENS] == 7
+    is_kept = letters < 2**20
+    assert (c.INPUT_MESSAGES in span.attributes) == is_kept
+    assert (
+        span.status_message.endswith("(what it said is not kept: over 1,048,576 letters)")
+        != is_kept
+    )
+
+
 @pytest.mark.parametrize("levels", [40, 125, 500, 5_000])
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
 async def test_a_message_that_is_nested_deeply_is_refused(

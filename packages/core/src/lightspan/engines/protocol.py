@@ -103,15 +103,27 @@ class ChatTokenizer(Protocol):
         *,
         add_generation_prompt: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of the rendered chat.
 
+        Args:
+            most: how many of them anybody can use, if there is such a number (see `encode`).
+
         Raises:
             ModelError: no chat template, or it refuses these messages.
+            ContextOverflowError: as `encode`.
         """
         ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, most: int | None = None) -> list[int]:
+        """Ids of the text: of all of it, whatever `most` says.
+
+        Raises:
+            ContextOverflowError: instead of the ids of a text that has far more than `most`. It is
+                for who gives up early to say what is far: without `most` nobody does.
+        """
+        ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 

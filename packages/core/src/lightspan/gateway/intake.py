@@ -32,7 +32,7 @@ from lightspan.gateway.generations import GeneratedCall
 from lightspan.gateway.preparation import Preparation
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan.gateway.terms import Terms
-from lightspan.gateway.workers import Workers
+from lightspan.gateway.workers import SMALL, Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, new_id
@@ -141,7 +141,8 @@ class Intake:
         mode, body = account.claim.rollout.mode, {**read.fields, "max_tokens": 1}
         asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        return sum(map(len, await self._preparation.prompts(asked, tokenizer)))
+        prompts = await self._preparation.prompts(asked, tokenizer, size=read.size)
+        return sum(map(len, prompts))
 
     async def _parsed(
         self,
@@ -193,16 +194,17 @@ class Intake:
         account, engine = info.account, self._engine_for(info)
         mode = account.claim.rollout.mode
         forced = info.target.forced(mode)
-        asked = await self._parsed(parse, info.body, info.size, mode, forced)
+        asked, size = await self._parsed(parse, info.body, info.size, mode, forced), info.size
         if asked.previous is not None:
             asked = asked.after(_conversation(account, asked.previous))
+            size += SMALL + 1  # what was said before may be of any length
         _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
         grammar = await self._preparation.grammar(asked, engine, info.policy, tokenizer)
         asked = replace(asked, grammar=grammar)
         past = _past_of(info)
         prompts = _known_prompts(past.records if past is not None else [], asked)
-        prompts = prompts or await self._preparation.prompts(asked, tokenizer)
+        prompts = prompts or await self._preparation.prompts(asked, tokenizer, size=size)
         asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
         return _Prepared(asked, prompts, engine, tokenizer)
 

@@ -2,7 +2,8 @@
 
 Both are made beside the event loop, unless they are small: rendering, tokenising and compiling take
 seconds where a client wants them to, and other calls go on meanwhile. What holds all of Python in
-one step, such as handing out the ids of a text, is bounded by the length of what is said.
+one step, such as handing out the ids of a text, is bounded by the length of what is said, and a
+text that has far more tokens than the context holds is given up on the way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from lightspan.schema import conventions as c
 BYTES_A_TOKEN: Final = 32
 """Of JSON, for each token of the context: what is longer is not tokenised to find out that it is
 too long. Texts have 3 to 6; the rest is for what a template leaves out, as earlier thoughts."""
+PROMPTING: Final = 4
+"""Threads that render and tokenise: who brings a long chat waits for three such calls at once, and
+not for them to end. More would keep more texts in memory while they are tokenised."""
 KEPT: Final = 256
 """Grammars that are remembered by what asks for them."""
 
@@ -36,7 +40,7 @@ class Preparation:
     """Prepares requests. Lives on the event loop."""
 
     def __init__(self) -> None:
-        self._prompting = Workers("prompts")
+        self._prompting = Workers("prompts", PROMPTING)
         self._compiling = Workers("grammars")
         self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
         """(policy, digest of the constraint) → its grammar, which was compiled."""
@@ -46,22 +50,20 @@ class Preparation:
         self._prompting.close()
         self._compiling.close()
 
-    async def prompts(self, asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
+    async def prompts(
+        self, asked: ModelRequest, tokenizer: ChatTokenizer, *, size: int
+    ) -> list[list[int]]:
         """The token ids of each prompt.
+
+        Args:
+            asked: the request.
+            tokenizer: of the model that is asked.
+            size: of what the prompts are made of, in bytes, or more.
 
         Raises:
             ApiError: 400, the template refuses them, or they are far too long.
         """
-        size, most = len(_encode(asked.said)), asked.count * tokenizer.context_length
-        if size > BYTES_A_TOKEN * most:
-            raise bad_request(
-                f"'{asked.asks_with}' has {size:,} bytes as JSON, and at most "
-                f"{BYTES_A_TOKEN * most:,} are read, {BYTES_A_TOKEN} for each token that the "
-                f"model's context holds; shorten the {asked.asks_with}",
-                asked.asks_with,
-                c.CONTEXT_OVERFLOW,
-            )
-        return await self._prompting.run(asked.prompts, tokenizer, size=size)
+        return await self._prompting.run(_prompts, asked, tokenizer, size=size)
 
     async def grammar(
         self, asked: ModelRequest, engine: TokenEngine, policy: str, tokenizer: ChatTokenizer
@@ -85,6 +87,19 @@ class Preparation:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(key)
         return self._grammars[key]
+
+
+def _prompts(asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
+    size, most = len(_encode(asked.said)), asked.count * tokenizer.context_length
+    if size > BYTES_A_TOKEN * most:
+        raise bad_request(
+            f"'{asked.asks_with}' has {size:,} bytes as JSON, and at most "
+            f"{BYTES_A_TOKEN * most:,} are read, {BYTES_A_TOKEN} for each token that the "
+            f"model's context holds; shorten the {asked.asks_with}",
+            asked.asks_with,
+            c.CONTEXT_OVERFLOW,
+        )
+    return asked.prompts(tokenizer)
 
 
 def _grammar(

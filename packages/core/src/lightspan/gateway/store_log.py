@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import DataError
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
+
+LONGEST_REFUSED: Final = 2**20
+"""Letters of what a refused request said, or of its tools, that are kept. The store writes call
+after call, and an answer waits for its own: 15 MB that no model read held up others for 0.5 s."""
 
 
 class StoreLog(CallLog):
@@ -70,6 +74,7 @@ class StoreLog(CallLog):
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
         span = await self._span(info, outcome, attributes, end, error.message)
+        span = _without_long_texts(span)
         await self._write(info.account, span, [])
 
     async def _span(
@@ -114,6 +119,19 @@ class StoreLog(CallLog):
         self._closing.set()
         await super().drain()
         self._closing.clear()
+
+
+def _without_long_texts(span: Span) -> Span:
+    """The span without what is too long to be kept of a refused request. It says so."""
+    kept: Attributes = {
+        key: value
+        for key, value in span.attributes.items()
+        if not isinstance(value, str) or len(value) <= LONGEST_REFUSED
+    }
+    if len(kept) == len(span.attributes):
+        return span
+    said = f"{span.status_message} (what it said is not kept: over {LONGEST_REFUSED:,} letters)"
+    return span.replace(attributes=kept, status_message=said)
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

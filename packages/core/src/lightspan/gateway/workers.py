@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 _Result = TypeVar("_Result")
@@ -14,16 +16,25 @@ SMALL: Final = 8_192
 THREADS: Final = 2
 """For each kind of work: what fills the ones does not hold up the others."""
 
+LARGE: Final = 2**20
+"""Bytes beyond which work of any kind is done one at a time. It has steps that keep all of Python
+for up to 0.05 s: of several threads each would have its step before the event loop has its turn."""
+_turn: Final = threading.Lock()
+"""Whose large work is done."""
+
 
 class Workers:
     """A few threads for one kind of work.
 
     Args:
         kind: of work, for the threads' names.
+        threads: how many.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, f"lightspan-{kind}")
+    def __init__(self, kind: str, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"lightspan-{kind}")
+        self._large = ThreadPoolExecutor(1, f"lightspan-large-{kind}")
+        """Of its own: who waits for a turn takes no place from what is shorter."""
 
     async def run(
         self, function: Callable[..., _Result], *arguments: object, size: int = SMALL + 1
@@ -31,8 +42,17 @@ class Workers:
         """What the function returns; called at once if so many bytes are small."""
         if size <= SMALL:
             return function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        loop = asyncio.get_running_loop()
+        if size > LARGE:
+            return await loop.run_in_executor(self._large, partial(_in_turn, function, *arguments))
+        return await loop.run_in_executor(self._pool, function, *arguments)
 
     def close(self) -> None:
         """Give up what nobody waits for any more. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._large.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_turn(function: Callable[..., _Result], *arguments: object) -> _Result:
+    with _turn:
+        return function(*arguments)

@@ -162,6 +162,7 @@ class ByteTokenizer:
         *,
         add_generation_prompt: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         head = [{"tools": tools}] if tools else []
         ids: list[int] = []
@@ -169,7 +170,7 @@ class ByteTokenizer:
             ids += [*self.encode(json.dumps(part, ensure_ascii=False)), self.END]
         return ids + (self.encode("assistant:") if add_generation_prompt else [])
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, most: int | None = None) -> list[int]:
         return list(text.encode(errors="replace"))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

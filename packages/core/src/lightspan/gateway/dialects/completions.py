@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
+from lightspan.errors import ContextOverflowError
 from lightspan.gateway.dialects.shared import (
     HONOURED_BY_ALL,
     MAX_CHOICES,
@@ -25,6 +26,7 @@ from lightspan.gateway.dialects.shared import (
     decide_sampling,
     head,
     shared_fields,
+    too_long,
     unsupported,
 )
 from lightspan.gateway.refusal import bad_request
@@ -71,7 +73,14 @@ class CompletionRequest(ModelRequest):
         return self.given
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        ids = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in self.given]
+        most = tokenizer.context_length
+        try:
+            ids = [
+                tokenizer.encode(prompt, most=most) if isinstance(prompt, str) else list(prompt)
+                for prompt in self.given
+            ]
+        except ContextOverflowError as error:
+            raise too_long(error, self.asks_with) from error
         if not all(ids):
             raise bad_request("'prompt' is empty: there is nothing to complete", "prompt")
         return ids

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Self
 import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.errors import ModelError
+from lightspan.errors import ContextOverflowError, ModelError
 from lightspan.gateway.dialects.constraints import CONSTRAINING, Constraint
 from lightspan.gateway.dialects.events import Events
 from lightspan.gateway.refusal import ApiError, bad_request
@@ -432,12 +432,21 @@ def rendered(
     """The ids of plain messages, as the model's chat template has them.
 
     Raises:
-        ApiError: 400 naming the field `asked_with`: the template refuses them.
+        ApiError: 400 naming the field `asked_with`: the template refuses them, or they are far
+            longer than the context.
     """
+    most = tokenizer.context_length
     try:
-        return tokenizer.render(messages, tools, template_options=options or None)
+        return tokenizer.render(messages, tools, template_options=options or None, most=most)
     except ModelError as error:
         raise bad_request(str(error), asked_with) from error
+    except ContextOverflowError as error:
+        raise too_long(error, asked_with) from error
+
+
+def too_long(error: ContextOverflowError, field: str) -> ApiError:
+    """The refusal of a prompt that does not fit, with the field that has it."""
+    return bad_request(f"{error}; shorten the {field}", field, c.CONTEXT_OVERFLOW)
 
 
 def _content(content: Any, where: str) -> str | None:
