@@ -61,6 +61,18 @@ def test_no_step_keeps_others_waiting(tokenizer: TransformersTokenizer, kind: st
     assert min(found)[0] < LIMIT_S, found
 
 
+def test_what_is_too_long_by_its_letters_is_not_worded(tokenizer: TransformersTokenizer) -> None:
+    """As JSON: neither for its digest, nor to see how long it is."""
+    data = expensive("15 MB of line ends")["15 MB of line ends"]
+
+    def work() -> None:
+        with pytest.raises(ApiError, match=r"has at least 7,500,0\d\d bytes as JSON"):
+            read_and_prepared(data, tokenizer)
+
+    _, where = longest_hold(work)
+    assert "json_decode" in where, "to word it would take longer than to read it"
+
+
 def test_a_completion_that_is_far_too_long_is_refused(tokenizer: TransformersTokenizer) -> None:
     asked = parse_completion({"prompt": "a" * 600_000}, mode=Mode.TRAIN, forced=None)
     with pytest.raises(ApiError) as refused:

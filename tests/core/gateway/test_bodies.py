@@ -14,11 +14,40 @@ from tests.core.gateway.posting import ask, post
 
 from lightspan.gateway import bodies
 from lightspan.gateway.bodies import MOST_MARKS
+from lightspan.gateway.workers import LARGE
 from lightspan.schema import conventions as c
 from lightspan.stores.protocol import Store
 from lightspan.testing.gateway_suite import Rig, make_rig
 
 BODY = json.dumps(ask()).encode()
+
+
+# --- what tells one body from another -------------------------------------------------------
+def test_large_bodies_are_told_apart_by_all_that_they_say() -> None:
+    def digest(text: str, dialect: str = "chat/completions", **fields: Any) -> str:
+        body = json.dumps({"model": "m", "messages": [{"content": text}], **fields}).encode()
+        assert len(body) > LARGE
+        return bodies._decoded([body], "", dialect, 2**24).digest
+
+    text = "a" * LARGE
+    assert digest(text) == digest(text)
+    others = [
+        digest(text + "a"),
+        digest("b" + text[1:]),
+        digest(text, n=2),
+        digest(text, user=text),
+        digest(text, dialect="responses"),
+    ]
+    assert len({digest(text), *others}) == 6
+
+
+def test_fields_in_another_order_are_the_same_body() -> None:
+    long = "a" * LARGE
+    first, second = (
+        bodies._decoded([json.dumps(body).encode()], "", "chat/completions", 2**24).digest
+        for body in ({"user": long, "n": 1}, {"n": 1, "user": long})
+    )
+    assert first == second
 
 
 # --- how a body is packed -------------------------------------------------------------------

@@ -9,7 +9,8 @@ text that has far more tokens than the context holds is given up on the way.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -90,16 +91,33 @@ class Preparation:
 
 
 def _prompts(asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
-    size, most = len(_encode(asked.said)), asked.count * tokenizer.context_length
-    if size > BYTES_A_TOKEN * most:
+    most = BYTES_A_TOKEN * asked.count * tokenizer.context_length
+    size = _letters(asked.said)
+    if size <= most:  # else it is not worded either: that is a step for which all of Python waits
+        size = len(_encode(asked.said))
+    if size > most:
         raise bad_request(
-            f"'{asked.asks_with}' has {size:,} bytes as JSON, and at most "
-            f"{BYTES_A_TOKEN * most:,} are read, {BYTES_A_TOKEN} for each token that the "
-            f"model's context holds; shorten the {asked.asks_with}",
+            f"'{asked.asks_with}' has at least {size:,} bytes as JSON, and at most {most:,} are "
+            f"read, {BYTES_A_TOKEN} for each token that the model's context holds; shorten the "
+            f"{asked.asks_with}",
             asked.asks_with,
             c.CONTEXT_OVERFLOW,
         )
     return asked.prompts(tokenizer)
+
+
+def _letters(said: Any) -> int:
+    """Of all texts in it: it has as many bytes as JSON, or more."""
+    letters, left = 0, [said]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            letters += len(value)
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return letters
 
 
 def _grammar(
