@@ -25,7 +25,7 @@ from typing import NamedTuple
 import nox
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))  # whose peers need interpreters too
-from _interpreters import newest_interpreter
+from _pythons import newest_interpreter
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from _interpreters import find_interpreter, variable
+from _pythons import find_interpreter, variable
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent

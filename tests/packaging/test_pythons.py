@@ -11,7 +11,7 @@ from typing import Any
 import nox
 import noxfile
 import pytest
-from _interpreters import find_interpreter, newest_interpreter
+from _pythons import find_interpreter, newest_interpreter
 
 NEXT = f"3.{sys.version_info.minor + 1}"
 AFTER = f"3.{sys.version_info.minor + 2}"
