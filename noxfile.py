@@ -190,6 +190,7 @@ ISOLATED = {
     "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
     "TOKENIZERS_PARALLELISM": "false",
 }
+OF_CORE = ("tests/core", "tests/packaging", "tests/attack")
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -497,8 +498,7 @@ def not_releasable(root: Path) -> str:
 def tests_core(session: nox.Session) -> None:
     """Test core, and the promises of the packages and the repository."""
     report_versions(session, learning_python())
-    files = ["tests/core", "tests/packaging", "tests/attack"]
-    run_pytest(session, *FAST, *PARALLEL, *files, python=learning_python())
+    run_pytest(session, *FAST, *PARALLEL, *OF_CORE, python=learning_python())
 
 
 @nox.session
@@ -582,7 +582,7 @@ def tests_newest_python(session: nox.Session) -> None:
     run_adapter_tests(session, "langgraph", "latest")
     install_learning(session)
     report_versions(session)
-    run_pytest(session, *FAST, *PARALLEL, "tests/core", "tests/packaging", "tests/examples")
+    run_pytest(session, *FAST, *PARALLEL, *OF_CORE, "tests/examples", "tests/postgres")
 
 
 @nox.session(default=False)

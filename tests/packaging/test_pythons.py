@@ -90,7 +90,7 @@ class Recording:
 
 def test_the_newest_python_runs_what_the_default_sessions_do() -> None:
     by_default, newest = Recording(), Recording()
-    for session in ("tests_capture", "tests_core", "tests_examples"):
+    for session in ("tests_capture", "tests_core", "tests_examples", "tests_postgres"):
         assert session in DEFAULT
         getattr(noxfile, session).func(by_default)
     assert "tests_langgraph(latest)" in DEFAULT
