@@ -134,8 +134,7 @@ ABSENT: dict[str, Callable[[], bool]] = {
         "on the same machine" in row_of(README, "| environments")[1]
     ),
     "Ray": lambda: not is_there("runners.ray"),
-    "vLLM": lambda: not is_there("engines.vllm"),
-    "verl": lambda: not is_there("learners.verl"),
+    "verl; vLLM on a GPU": lambda: not is_there("learners.verl") and "not yet run on one" in README,
 }
 """What the README says is not there → how one sees that."""
 

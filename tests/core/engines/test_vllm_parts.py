@@ -270,6 +270,17 @@ class TestExchange:
         exchange.close()
         assert list(tmp_path.iterdir()) == []
 
+    def test_what_another_user_left_is_not_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To open a pipe would wait for ever."""
+        (tmp_path / f"{PREFIX}x").mkdir()
+        os.mkfifo(tmp_path / f"{PREFIX}x" / "lock")
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        Exchange(str(tmp_path)).close()
+        assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}x"]
+
     def test_labels_are_of_one_writing_only(self, blueprint: Blueprint) -> None:
         assert blueprint.as_saved(0).label != blueprint.as_saved(0).label
 

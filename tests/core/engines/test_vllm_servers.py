@@ -139,6 +139,35 @@ async def test_a_call_that_an_update_cuts_goes_on_after_its_ids(
     assert same(server, "lm_head.weight", moved(folder, 1.0)["model.embed_tokens.weight"])
 
 
+async def test_a_streamed_call_outlives_a_pause_whose_connection_broke(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The client is closed then, and whoever reads a stream from it has to be told."""
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        task = asyncio.create_task(generate(engine, PROMPT, max_tokens=3, stream=True))
+        for _ in range(2):
+            await server.served.acquire()
+        pausing = server._pause
+
+        async def breaks(request: web.Request) -> web.Response:
+            server._pause = pausing  # type: ignore[method-assign]
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+        server._pause = breaks  # type: ignore[method-assign]
+        updating = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 7))
+        async with asyncio.timeout(60):
+            await updating
+            server.hold.set()
+            answer = await task
+    assert len(answer.ids) == 3
+    assert answer.versions[-1] == 7
+    assert same(server, "lm_head.weight", moved(folder, 1.0)["model.embed_tokens.weight"])
+
+
 async def test_what_came_too_late_for_the_pause_is_cut_too(folder: Path, tmp_path: Path) -> None:
     """It waits in the server and would be answered with the new weights, as the old version."""
     server = Wire(folder)
@@ -382,8 +411,9 @@ async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:
             await generate(engine, [])
         with pytest.raises(EngineError, match="prompt ids must be from 0"):
             await generate(engine, [10**6])
-        with pytest.raises(UnsupportedError, match=r"temperature=2\.5 .*at most 2"):
-            await generate(engine, PROMPT, temperature=2.5)
+        for temperature in (2.5, 0.001):
+            with pytest.raises(UnsupportedError, match=rf"temperature={temperature} .*0\.01 to 2"):
+                await generate(engine, PROMPT, temperature=temperature)
         constrained = GenerationRequest(
             request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(), grammar="{}"
         )

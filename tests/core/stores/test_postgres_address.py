@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from lightspan.errors import ConfigError
 from lightspan.runners.joiner import JoinOptions
 from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
 from lightspan.stores.postgres.address import read_address, secrets_of
+from lightspan.stores.postgres.server import Patience
 
 SECRET = "hunter2"
 URL = f"postgresql://ada:{SECRET}@db.example:5433/agents?sslmode=require"
@@ -69,6 +72,11 @@ def test_urls(url: str, parameters: dict[str, str], schema: str) -> None:
             "postgresql://h/x?schema=y",
             {"password": SECRET, "sslpassword": "two"},
         ),
+        (
+            f"postgres://ada:{SECRET}@h/x?oauth_client_secret=two",
+            "postgresql://ada@h/x",
+            {"password": SECRET, "oauth_client_secret": "two"},
+        ),
     ],
 )
 def test_what_is_secret_stays_in_this_process(
@@ -93,6 +101,10 @@ def test_what_is_secret_stays_in_this_process(
         (f"postgresql://h/x?password={SECRET}&schema=", "63 bytes"),
         (f"postgresql://ada:{SECRET}@h/x?power_loss=true", "power_loss"),
         (f"postgresql://ada:{SECRET}@h/x?password={SECRET}", "password is given twice"),
+        (f"postgresql://ada:12?{SECRET}@h/x", "%40"),
+        (f"postgresql://ada:{SECRET}/x", "host or its port"),
+        (f"mysql://ada:{SECRET}@h/x", "is not known"),
+        (f"mysql://ada:{SECRET}@h/x?a=b", "no option"),
     ],
 )
 def test_urls_of_nothing_are_refused_without_their_secrets(url: str, words: str) -> None:
@@ -119,6 +131,7 @@ def test_what_is_written_or_shown_has_no_secret() -> None:
 def test_without_psycopg_the_extra_is_named() -> None:
     program = """
 import sys
+import time
 sys.modules["psycopg"] = None
 from lightspan.errors import ConfigError
 from lightspan.stores import open_store, public_url
@@ -132,3 +145,17 @@ except ConfigError as error:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "psycopg" in done.stdout
     assert "[postgres]" in done.stdout
+
+
+def test_patience_begins_with_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is gone without a word is noticed after half a minute only."""
+    now = 100.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    patience = Patience(30.0)
+    now = 1_000.0
+    assert patience.pause()
+    now = 1_029.0
+    assert patience.pause()
+    now = 1_031.0
+    assert not patience.pause()

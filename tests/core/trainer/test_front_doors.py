@@ -13,7 +13,7 @@ import pytest
 import lightspan
 import lightspan.progress
 from lightspan import SFT, LightningRL, Trainer, agl
-from lightspan.errors import AppError, LightspanError
+from lightspan.errors import AppError, ConfigError, LightspanError, short_tracebacks
 
 NOWHERE = "sqlite:/nowhere/at-all.db"
 
@@ -69,6 +69,10 @@ WRONG: dict[str, list[Callable[[], object]]] = {
         fitted("fit", "nowhere.jsonl"),
         fitted("evaluate", []),
         fitted("dev", []),
+    ],
+    "VLLM": [
+        lambda: lightspan.VLLM(),
+        lambda: lightspan.VLLM(addresses=["http://192.0.2.1:8000"]),  # type: ignore[arg-type]
     ],
     "connect": [
         lambda: lightspan.connect("nowhere"),
@@ -133,6 +137,20 @@ def check_shown(way: Callable[[], object]) -> None:
     assert [frame.name for frame in frames if frame.filename != __file__] == ["door"]
     assert frames[-1].name == "door"
     assert len(shown) == len(frames) + 2, "".join(shown)  # and no error that it came of
+
+
+def test_what_an_except_of_the_users_caught_is_shown_too() -> None:
+    """Without `from`, as most people write it."""
+
+    def called_back() -> None:
+        try:
+            {}["mine"]
+        except KeyError:
+            raise ConfigError("nothing is called mine")  # noqa: B904
+
+    with pytest.raises(ConfigError) as caught:
+        short_tracebacks(called_back)()
+    assert "KeyError: 'mine'" in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_module_of_the_users_that_cannot_be_imported_shows_where(

@@ -165,6 +165,8 @@ def short_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except LightspanError as error:
             cause = error.__cause__
+            if cause is None and not error.__suppress_context__:
+                cause = error.__context__  # `raise` in an `except` of the user's
             while cause is not None and not _is_of_theirs(cause):
                 cause = cause.__cause__  # such as a full disk, of which the message says all
             if cause is not None:  # such as the user's own module, which could not be imported

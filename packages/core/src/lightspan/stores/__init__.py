@@ -12,6 +12,7 @@ code. Most code needs only `open_store`, which imports a store when it is opened
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
 
 def _named(text: str, *, create: bool) -> Store:
+    text = _with_scheme(text)
     if text.startswith(address.SCHEME):
         from lightspan.stores.postgres.store import PostgresStore
 
@@ -75,7 +77,7 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 def names_store(text: str) -> bool:
     """Whether a text looks like a store's URL or file rather than a folder."""
     schemes = ("memory:", "sqlite:", address.SCHEME)
-    return text.startswith(schemes) or text.partition("?")[0].endswith(_SUFFIXES)
+    return _with_scheme(text).startswith(schemes) or text.partition("?")[0].endswith(_SUFFIXES)
 
 
 def public_url(url: str | os.PathLike[str]) -> str:
@@ -85,17 +87,23 @@ def public_url(url: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: a `postgresql://` URL that cannot be read.
     """
-    text = os.fspath(url)
+    text = _with_scheme(os.fspath(url))
     return address.read_address(text).url if text.startswith(address.SCHEME) else text
+
+
+def _with_scheme(text: str) -> str:
+    """`postgres://` is libpq's other name for the same."""
+    return re.sub(r"^postgres(ql)?://", address.SCHEME, text, flags=re.IGNORECASE)
 
 
 def _sqlite_path(url: str) -> tuple[str, bool]:
     name, _, option = url.partition("?")
+    shown = re.sub(r":[^:]*@", ":…@", url)  # another scheme's, perhaps with a password
     if option not in ("", _POWER_LOSS):
-        raise ConfigError(f"store {url!r}: no option {option!r}; the only one is {_POWER_LOSS!r}")
+        raise ConfigError(f"store {shown!r}: no option {option!r}; the only one is {_POWER_LOSS!r}")
     path = name.removeprefix("sqlite:")
     if path == name and not (name.endswith(_SUFFIXES) and ":" not in name.partition("/")[0]):
-        raise ConfigError(f"store {url!r} is not known: {_ALTERNATIVES}")
+        raise ConfigError(f"store {shown!r} is not known: {_ALTERNATIVES}")
     if path.startswith("//") and not path.startswith("///"):
         raise ConfigError(f"store {url!r} names a host; a file has three slashes: {_ALTERNATIVES}")
     path = path.removeprefix("//")

@@ -67,6 +67,7 @@ class Client:
         self.address = address
         self._socket = self._base = ""
         self._session: aiohttp.ClientSession | None = None
+        self._answers: set[aiohttp.ClientResponse] = set()
         self._model = ""
 
     async def open(self, address: str) -> None:
@@ -94,6 +95,8 @@ class Client:
     async def close(self) -> None:
         """Break off what is under way; idempotent."""
         session, self._session = self._session, None
+        for answer in self._answers:  # whoever reads it would not be told
+            answer.content.set_exception(aiohttp.ClientConnectionError("closed here"))
         if session is not None:
             await session.close()
 
@@ -131,7 +134,10 @@ class Client:
 
     async def label(self) -> str:
         """Of the weights that it has; `default` for those that it started with."""
-        return str(_json(await self._call("GET", "/weight_info"))["weight_version"])
+        try:
+            return str(_json(await self._call("GET", "/weight_info"))["weight_version"])
+        except Refused as error:  # its engine is asked, which may have died
+            raise Unreachable(str(error)) from error
 
     # --- weights --------------------------------------------------------------------------
     async def pause(self) -> None:
@@ -195,11 +201,15 @@ class Client:
             ) as response:
                 if response.status != 200:
                     raise _refusal(self.address, response.status, await response.read())
-                if not stream:
-                    yield self._part(await response.read())
-                    return
-                async for payload in server_events(response.content):
-                    yield self._part(payload)
+                self._answers.add(response)
+                try:
+                    if not stream:
+                        yield self._part(await response.read())
+                        return
+                    async for payload in server_events(response.content):
+                        yield self._part(payload)
+                finally:
+                    self._answers.discard(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lightspan.engines.protocol import ToolParserName
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -80,6 +80,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """Where weights are handed over: a folder in memory that servers read too. It holds one copy of
     each policy in `dtype`, and two while one is replaced."""
 
+    @short_tracebacks
     def __post_init__(self) -> None:
         self._take_lists()
         if bool(self.python) == bool(self.addresses):

@@ -69,8 +69,9 @@ CAPABILITIES: Final = EngineCapabilities(
 the learner computes with was not looked into yet."""
 TRIES: Final = 4
 """Submissions of one call in a row that brought no token and ended with an error."""
+MIN_TEMPERATURE: Final = 0.01
 MAX_TEMPERATURE: Final = 2.0
-"""vLLM's own."""
+"""vLLM's own. What is above 0 and below the least it takes for the least, without a word."""
 PROBES: Final = 4
 PROBE_TOKENS: Final = 8
 PROBE_LENGTH: Final = 2048
@@ -461,7 +462,10 @@ class _Lane:
         except LightspanError as error:
             log.error("%s", error)
             others = [each for each in self._servers if each is not server]
-            if not any(each.ready or each in self._recovering for each in others):
+            if any(each.ready or each in self._recovering for each in others):
+                self._servers.remove(server)  # no update waits for it
+                await server.close()
+            else:
                 self._fail(error if isinstance(error, EngineError) else EngineError(str(error)))
         finally:
             del self._recovering[server]
@@ -526,7 +530,8 @@ async def _read(
 
 def _check_sampling(sampling: Sampling) -> None:
     limits = {
-        "temperature": 0 <= sampling.temperature <= MAX_TEMPERATURE,
+        "temperature": sampling.temperature == 0
+        or MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE,
         "top_p": 0 < sampling.top_p <= 1,
         "top_k": sampling.top_k >= 0,
         "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
@@ -535,7 +540,7 @@ def _check_sampling(sampling: Sampling) -> None:
         if not fine:
             raise UnsupportedError(
                 f"{name}={getattr(sampling, name)} cannot be sampled with (vLLM's temperature is "
-                f"at most {MAX_TEMPERATURE:g})"
+                f"0, or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g})"
             )
 
 

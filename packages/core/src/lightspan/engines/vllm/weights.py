@@ -226,9 +226,11 @@ class Exchange:
 def _sweep(parent: str) -> None:
     """Remove what trainers that were killed left behind."""
     for folder in Path(parent).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its trainer lives
-            if folder.stat().st_uid == os.getuid():
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.getuid():  # to open what is in it could wait for ever
+                continue
+            with open(folder / _LOCK) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its trainer lives
                 shutil.rmtree(folder, ignore_errors=True)
 
 

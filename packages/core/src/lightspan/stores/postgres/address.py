@@ -17,7 +17,9 @@ from urllib.parse import unquote
 from lightspan.errors import ConfigError
 
 SCHEME: Final = "postgresql://"
-_SECRET: Final[tuple[str, ...]] = ("password", "sslpassword")
+_SECRET: Final[tuple[str, ...]] = (
+    *("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"),
+)
 _SCHEMA: Final = "schema"
 _DEFAULT_SCHEMA: Final = "lightspan"
 _LONGEST_NAME: Final = 63
@@ -52,7 +54,7 @@ def read_address(url: str) -> Address:
     rest, _, query = rest.partition("?")
     authority, _, database = rest.partition("/")
     user, at, hosts = authority.rpartition("@")
-    if "@" in database or "#" in rest:
+    if "@" in database or "@" in query or "#" in rest:
         raise _refused(
             url,
             "what follows the user is no host: write special characters of a "
@@ -114,4 +116,6 @@ def without_secrets(url: str) -> str:
     """The URL for a message, also one that cannot be read."""
     _, at, tail = url.removeprefix(SCHEME).rpartition("@")
     tail = re.sub(r"(\w*password)=[^&]*", r"\1=…", tail)
+    if not at:  # what looks like a host may be a user and a password
+        tail = re.sub(r"^([^/?]*?):[^/?]*", r"\1:…", tail)
     return f"{SCHEME}{'…@' if at else ''}{tail}"

@@ -244,15 +244,20 @@ _AGAIN: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 
 
 class Patience:
-    """Pauses between tries, until their time is over."""
+    """Pauses between tries, until their time is over. It begins with the first: what was lost may
+    have been noticed late."""
 
     def __init__(self, seconds: float) -> None:
-        self._end = clock.monotonic() + seconds
+        self._seconds = seconds
+        self._end: float | None = None
         self._pause, self._longest = _PAUSES_S
 
     def pause(self) -> bool:
         """Wait a little; False, at once, if the time is over."""
-        if clock.monotonic() > self._end:
+        now = clock.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        if now >= self._end:
             return False
         time.sleep(random.uniform(0.5, 1.0) * self._pause)
         self._pause = min(2 * self._pause, self._longest)
