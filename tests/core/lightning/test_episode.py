@@ -55,7 +55,7 @@ def test_without_a_group_the_rollouts_of_a_task_are_one():
 
 
 def test_an_attempt_of_another_rollout_is_an_error():
-    with pytest.raises(DataError, match=r"at-1 is of rollout ro-1, not to ro-2"):
+    with pytest.raises(DataError, match=r"at-1 belongs to rollout ro-1, not to ro-2"):
         build_episode(make_attempt(), make_rollout("2"), [], [])
 
 

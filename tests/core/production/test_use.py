@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -282,12 +281,10 @@ def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
     assert "lightspan.use: of 'router' no model call was seen" in done.stderr
 
 
-def test_a_langgraph_app_that_nobody_edits(
-    run: Path, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    """`LIGHTSPAN_USE` and the adapter: the graph of the training, as it is."""
+def test_a_langgraph_app_that_nobody_edits(run: Path) -> None:
+    """`LIGHTSPAN_USE` and the adapter: the graph of the training, as it is. In a process of its
+    own: what the variable says is used from the adapter's first `instrument()` on."""
     pytest.importorskip("langchain_openai")
-    import lightspan_langgraph
 
     def says(request: Request) -> str:
         return "accounts" if "Answer with the desk alone" in str(request.body) else "which desk?"
@@ -298,16 +295,24 @@ def test_a_langgraph_app_that_nobody_edits(
     )
     after = before.replace("Say which desk the mail is for.", "Answer with the desk alone.")
     RunFolder(run).write_prompts({"r": change(before, after, place=AGENT, agent="router")})
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "apps"))
-    graph = importlib.import_module("desk_graph").graph
+    program = """
+import lightspan_langgraph
+from desk_graph import graph
+
+lightspan_langgraph.instrument()
+print(graph.invoke({"text": "my bill", "records": ["new", "kind"]})["desk"])
+"""
     with ScriptedServer(says) as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "own-key")
-        monkeypatch.setenv("LIGHTSPAN_USE", str(run))
-        with lightspan_langgraph.instrument():
-            done = graph.invoke({"text": "my bill", "records": ["new", "kind"]})
-    importlib.import_module("langchain_core.globals").set_llm_cache(None)
-    assert done["desk"] == "accounts"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2] / "apps"),
+            "OPENAI_BASE_URL": server.url,
+            "OPENAI_API_KEY": "own-key",
+            "LIGHTSPAN_USE": str(run),
+        }
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "accounts\n"
     router, clerk = server.requests
     assert "- new\n- kind\n\nAnswer with the desk alone." in router.messages[0]["content"]
     assert clerk.messages[0]["content"] == "You are a clerk of the accounts desk. Be brief."

@@ -117,6 +117,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "metric": "reward",
         "cluster": None,
         "store": None,
+        "reward": None,
     }
 
 
