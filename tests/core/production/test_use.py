@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 
 import lightspan
 from lightspan import PromptTemplate, agent, prompt, record, use
-from lightspan.capture import scope, wire
+from lightspan.capture import scope, strays, threads, wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import ConfigError
@@ -146,6 +149,42 @@ def test_a_rollout_is_told_what_its_algorithm_says(
         ask(client)
         assert told_last(server) == OLD
         assert prompt("rules", "Speak.") == "Speak."
+
+
+def test_braces_of_a_learned_text_do_not_fail_in_the_app(run: Path) -> None:
+    after = PromptTemplate("Which {mail}?").rewritten('As {"desk": 1}: {mail}').template
+    RunFolder(run).write_prompts({"mails": change("Which {mail}?", after, place=CODE)})
+    with use(run):
+        said = prompt("mails", "Which {mail}?").format(mail="x")
+    assert said == 'As {"desk": 1}: x'
+
+
+def test_in_a_runners_process_it_changes_nothing(
+    server: ScriptedServer, client: openai.OpenAI, run: Path
+) -> None:
+    """A worker whose context was lost acts outside of its attempt, which lacks the call."""
+    wire.install()
+    threads.carry()
+    told = []
+
+    def work() -> None:
+        with agent("router"):
+            ask(client)
+        told.append(prompt("rules", "Speak."))
+
+    try:
+        for used in (nullcontext(), use(run)):
+            attempt = Scope(rollout_id="r", attempt_id="a")
+            before = strays.count()
+            with used, open_scope(attempt):
+                worker = threading.Thread(target=contextvars.Context().run, args=(work,))
+                worker.start()
+                worker.join()
+            told += [told_last(server), strays.count() - before]
+            assert strays.missing_from(attempt.recorder, before) is not None
+    finally:
+        threads.stop_carrying()
+    assert told == ["Speak.", OLD, 1] * 2
 
 
 def test_another_text_is_left_alone_and_said_once(
