@@ -331,7 +331,8 @@ async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, scri
 @pytest.mark.parametrize(
     ("message", "value"),
     [
-        ({"content": [{"type": "text", "text": '\ud83d {"A": 3}'}]}, 0.3),
+        ({"content": '\ud83d {"A": 3}'}, 0.3),
+        ({"content": [{"type": "text", "text": '{"A": 3}'}]}, 0.3),
         (None, None),
     ],
 )
@@ -343,7 +344,8 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
     value: float | None,
 ) -> None:
     choice = {"index": 0, "finish_reason": "stop", "message": message}
-    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": None}
+    usage = {"prompt_tokens": 3, "completion_tokens": None}
+    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
     monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
     for asked in (1, 1):  # the second time by what was kept
         [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
