@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("module", light_modules())
 def test_a_module_loads_without_the_learning_plane(loaded: dict[str, str], module: str) -> None:
+    if loaded[module].endswith("ModuleNotFoundError: No module named 'psycopg'\n"):
+        assert find_spec("psycopg") is None
+        pytest.skip("needs the extra postgres")
     assert "Traceback" not in loaded[module], loaded[module]
     assert "openai" not in loaded[module].split()
 

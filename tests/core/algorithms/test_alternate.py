@@ -276,6 +276,22 @@ def test_options_that_cannot_be_honoured(
         alternate(server, **options)
 
 
+@pytest.mark.parametrize("kind", ["APO", "GEPA"])
+async def test_a_share_that_is_too_small_for_a_search_is_called_a_share(
+    server: ScriptedServer, tmp_path: Path, kind: str
+) -> None:
+    algorithm, world = alternate(server, kind, cycles=5), World(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        await steps(algorithm, world, 1)
+    said = str(caught.value)
+    assert said.startswith(
+        "Alternate(cycles=5): of max_rollouts=60 this search may use 12: "
+        f"{kind}(max_rollouts=12) is too few for one new candidate: "
+    )
+    assert said.endswith("; each cycle has an equal share")
+    assert world.rollouts_done == 0
+
+
 def test_what_is_no_half_is_refused(server: ScriptedServer) -> None:
     both = alternate(server)
     with pytest.raises(ConfigError, match="the first learns prompts, GEPA or APO"):

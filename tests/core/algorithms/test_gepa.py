@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
@@ -27,6 +29,7 @@ from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.reflection import Reflector, Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
 from lightspan.schema.records import task_id
+from lightspan.testing import scripted
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 
 
@@ -240,6 +243,31 @@ async def test_rewards_that_cannot_be_compared_end_it(
     assert server.requests == []
 
 
+async def test_an_app_without_rewards_is_mended_and_it_goes_on(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
+    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+        await search(gepa(server, max_rollouts=16), broken)
+    found = await search(gepa(server, max_rollouts=16), mended)
+    assert None not in found.candidates[0].rewards.values()
+    assert (broken.rollouts_done, mended.rollouts_done) == (5, found.rollouts)
+
+
+async def test_a_key_in_a_task_is_kept_and_shown_nowhere(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    key = "sk-" + "proj-abcdefghijklmnop1234567890"
+    world = World(tmp_path)
+    world.tasks = [{**task, "with": key} for task in TASKS]
+    await search(gepa(server, max_reflections=1), world)
+    [request] = server.requests
+    kept = (tmp_path / "journal" / "gepa.jsonl").read_text()
+    assert key not in request.last_text + kept
+    assert '"with": "<key>"' in request.last_text
+    assert kept.count("<key>") > 5
+
+
 async def test_it_ends_when_nothing_is_left_to_learn(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -307,6 +335,72 @@ async def test_answers_that_are_of_no_use_cost_no_rollouts(
     assert len(useless) == 5
     assert all(why in note for why, note in zip(whys, useless, strict=True))
     assert world.notes[-1] == "5 of 5 answers of the reflection model were of no use"
+
+
+SAID = "<prompt>Do {q} well \ud83d</prompt>"
+PARTS = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": SAID}, "odd"]
+
+
+@pytest.mark.parametrize(
+    ("said", "usage", "tokens", "unusable"),
+    [
+        ({"message": {"content": PARTS}}, {"prompt_tokens": 3, "completion_tokens": 4}, 7, 0),
+        ({"message": {"content": SAID}}, {"prompt_tokens": 3, "completion_tokens": None}, 3, 0),
+        ({"message": {"content": SAID}}, {"total_tokens": 7}, 0, 0),
+        ({"message": {"content": SAID}}, None, 0, 0),
+        ({"message": {"content": 1}}, None, 0, 1),
+        ({"message": None}, None, 0, 1),
+        ({}, None, 0, 1),
+    ],
+)
+async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
+    server: ScriptedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: Any,
+    usage: Any,
+    tokens: int,
+    unusable: int,
+) -> None:
+    choice = {"index": 0, "finish_reason": "stop", **said}
+    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
+    monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
+    algorithm, world = gepa(server, max_reflections=1), World(tmp_path)
+    world.reward = lambda task, texts: float("well" in texts["first"])
+    found = await search(algorithm, world)
+    assert (found.reflections, found.tokens, found.unusable) == (1, tokens, unusable)
+    learned = ["Do {q}.", "Do {q} well \ufffd"][: 2 - unusable]
+    assert [each.templates["first"] for each in found.candidates] == learned
+    again = World(tmp_path)
+    assert pool(await search(gepa(server, max_reflections=1), again)) == pool(found)
+    assert again.rollouts_done == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "tries", "message"),
+    [
+        (b'{"choices": [', reflection.TRIES, "failed: JSONDecodeError: Expecting value"),
+        (b"null", 1, "answered with no choice: 'None'"),
+        (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
+    ],
+)
+async def test_a_body_that_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, tries: int, message: str
+) -> None:
+    monkeypatch.setattr(reflection, "PAUSE_S", 0.0)
+    asked = []
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, content=body, headers={"content-type": "application/json"})
+
+    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m")
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answers)) as http:
+        client = openai.AsyncOpenAI(base_url=llm.base_url, api_key="k", http_client=http)
+        model = Reflector(llm, timeout_s=None, patience_s=0.0, note=print, client=client)
+        with pytest.raises(EngineError, match=message):
+            await model.ask("?")
+    assert len(asked) == tries
 
 
 async def test_a_failing_reflection_model_ends_it_and_it_goes_on_later(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,16 +12,18 @@ import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, agent, prompt
 from lightspan.algorithms.prompts.feedback import evidence_of
+from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.survey import Surveyed, survey
+from lightspan.algorithms.prompts.trials import Trials
 from lightspan.capture import wire
 from lightspan.capture.bypass import bypassing_call, client_of
 from lightspan.capture.candidates import note
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope, acting
-from lightspan.errors import ConfigError, UnknownAgentError
+from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema import conventions as c
-from lightspan.schema.instructions import NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
+from lightspan.schema.instructions import ASKS, NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
 from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.testing.scripted import ScriptedServer
@@ -229,8 +232,9 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     def plain(n: int) -> None:
         ask("router", ROUTER.format(day=n + 1))
 
-    told = surveyed(plain, "router*").told({"router": "Route it! {date_1}"})
-    seen = [evidence_of(e, None, told.concerns) for e in played(app, told)]
+    found = surveyed(plain, "router*")
+    told = found.told({"router": "Route it! {date_1}"})
+    seen = [evidence_of(e, None, found.concerns) for e in played(app, told)]
     assert [each.applied for each in seen] == [1] * 6 + [0, 0]
     assert seen[6].kept == {f"router: {OTHER_TEXT}": 1}
     assert seen[7].kept == {
@@ -240,6 +244,38 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     }
     assert seen[0].asked == ["router"]
     assert evidence_of(played(app, told, 1)[0], None).asked == []
+
+
+@pytest.mark.parametrize("pattern", ["router", "*"])
+def test_an_agent_that_asks_for_its_text_is_not_one_that_was_never_asked(
+    ask: Any, pattern: str
+) -> None:
+    def app(n: int) -> None:
+        with agent("router"):
+            told = prompt("router", "Which desk? {mail}").format(mail=n)
+        ask("router", told)
+        ask("router", {**USER, "content": told})
+
+    found = surveyed(app, pattern)
+    [episode] = played(app, found.told({"router": "Better: {mail}"}), 1)
+    seen = evidence_of(episode, None, found.concerns)
+    assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
+    first, _ = (call.span.attributes for call in episode.calls if call.span is not None)
+    assert (first[c.PROMPT_APPLIED], first[c.PROMPT_REASON]) == (False, ASKS)
+
+
+async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path) -> None:
+    class Runs:
+        async def rollouts(self, tasks: Any, *args: Any, **given: Any) -> list[Episode]:
+            return played(lambda n: ask("clerk", OTHER), Instructions(surveyed=["*"]), len(tasks))
+
+    journal = Journal(tmp_path / "gepa.jsonl", "gepa")
+    begun = journal.path.read_bytes()
+    trials = Trials(Runs(), {}, journal, 0.0)
+    with pytest.raises(RewardError, match="no rollout of the prompts as they are has a reward"):
+        await trials.survey([1, 2], ["*"], print)
+    journal.close()
+    assert journal.path.read_bytes() == begun
 
 
 def test_the_text_of_a_call_that_another_span_tells() -> None:

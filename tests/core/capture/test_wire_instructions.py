@@ -342,6 +342,16 @@ def test_a_prompt_that_the_app_asks_for() -> None:
     assert (second[c.PROMPT_APPLIED], second[c.PROMPT_REASON]) == (False, OTHER_PROMPT)
 
 
+@pytest.mark.parametrize(
+    "text", ['As {"desk": "…"}: {mail}', "Use { and } for {mail}", "{mail!x} {mail}", "{a} {mail}"]
+)
+def test_braces_of_a_candidates_own_do_not_fail_in_the_app(text: str) -> None:
+    after = PromptTemplate("Which {mail}?").rewritten(text).template
+    with told(learned("Which {mail}?", after)):
+        said = prompt("mails", "Which {mail}?").format(mail="hi")
+    assert said == text.replace("{mail}", "hi")
+
+
 def test_a_prompt_without_placeholders_is_plain_text() -> None:
     with told(learned("Be brief.", 'Say {{"a": 1}}')):
         assert prompt("mails", "Be brief.") == 'Say {"a": 1}'

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 import lightspan
 from lightspan import PromptTemplate, agent, prompt, record, use
-from lightspan.capture import scope, wire
+from lightspan.capture import scope, strays, threads, wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import ConfigError
@@ -145,6 +147,40 @@ def test_a_rollout_is_told_what_its_algorithm_says(
         ask(client)
         assert told_last(server) == OLD
         assert prompt("rules", "Speak.") == "Speak."
+
+
+def test_braces_of_a_learned_text_do_not_fail_in_the_app(run: Path) -> None:
+    after = PromptTemplate("Which {mail}?").rewritten('As {"desk": 1}: {mail}').template
+    RunFolder(run).write_prompts({"mails": change("Which {mail}?", after, place=CODE)})
+    with use(run):
+        said = prompt("mails", "Which {mail}?").format(mail="x")
+    assert said == 'As {"desk": 1}: x'
+
+
+def test_in_a_runners_process_it_changes_nothing(
+    server: ScriptedServer, client: openai.OpenAI, run: Path
+) -> None:
+    """A worker whose context was lost acts outside of its attempt, which lacks the call."""
+    told, before = [], strays.count()
+
+    def work() -> None:
+        with agent("router"):
+            ask(client)
+        told.append(prompt("rules", "Speak."))
+
+    threads.carry()
+    try:
+        with use(run), open_scope(Scope(rollout_id="r", attempt_id="a")):
+            worker = threading.Thread(target=contextvars.Context().run, args=(work,))
+            worker.start()
+            worker.join()
+        with use(run):  # where an attempt was open before
+            work()
+    finally:
+        threads.stop_carrying()
+    assert [request.messages[0]["content"] for request in server.requests[-2:]] == [OLD, OLD]
+    assert told == ["Speak.", "Speak."]
+    assert strays.count() - before == 2
 
 
 def test_another_text_is_left_alone_and_said_once(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate, filled_as
 from lightspan.schema.resources import decode_resources, encode_resources
 
 
@@ -122,6 +122,15 @@ def test_other_texts_read_as_they_were_written(before: str, after: str) -> None:
     rewritten = prompt.rewritten(wanted)
     assert rewritten.text == wanted
     assert set(rewritten.fields) == set(prompt.fields)
+
+
+@given(texts)
+@example("{a!x}")
+@example('as {"b": 1}')
+def test_an_app_may_fill_a_learned_text_itself(after: str) -> None:
+    learned = PromptTemplate("Which {a}?").rewritten(after + "{a}")
+    assert filled_as("Which {a}?", learned.template).format(a="?") == learned.format(a="?")
+    assert filled_as('as {"b": {a}}', learned.template) == learned.template  # not by `format`
 
 
 def test_what_changed() -> None:

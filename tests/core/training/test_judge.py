@@ -25,6 +25,7 @@ from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
+from lightspan.testing import scripted
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.testing.strategies import (
     make_attempt,
@@ -328,6 +329,31 @@ async def test_a_score_that_one_order_lacks_is_none(server: ScriptedServer, scri
 
 
 @pytest.mark.parametrize(
+    ("message", "value"),
+    [
+        ({"content": '\ud83d {"A": 3}'}, 0.3),
+        ({"content": [{"type": "text", "text": '{"A": 3}'}]}, 0.3),
+        (None, None),
+    ],
+)
+async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
+    server: ScriptedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    message: Any,
+    value: float | None,
+) -> None:
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    usage = {"prompt_tokens": 3, "completion_tokens": None}
+    reply = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
+    monkeypatch.setattr(scripted, "completion", lambda *asked: {**reply, "choices": [choice]})
+    for asked in (1, 1):  # the second time by what was kept
+        [one], _ = await scored(judge(server), group(["3"]), folder=tmp_path)
+        assert values(one) == [value]
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize(
     ("status", "error"),
     [(401, "AuthenticationError"), (403, "PermissionDenied"), (404, "NotFound")],
 )
@@ -536,6 +562,9 @@ async def test_keys_are_taken_out_of_what_it_is_asked(
         ({"show": "all"}, "show='all': use one of 'conversation', 'answer'"),
         ({"name": "app"}, "not 'app', which is the app's own"),
         ({"name": "../x"}, "letters, digits"),
+        ({"name": "gepa"}, "name='gepa': a search for prompts keeps what is called so"),
+        ({"name": "apo"}, "name='apo': a search for prompts"),
+        ({"name": "step-1"}, "name='step-1': a search for prompts"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"patience_s": math.nan}, "patience_s=nan"),
     ],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
-from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from lightspan.agl._algorithms import Algorithm
@@ -19,7 +17,7 @@ from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate as KeptTemplate
+from lightspan.schema.prompts import PromptTemplate as KeptTemplate, filled_as
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
 from lightspan.training.collector import read_episodes
@@ -300,29 +298,6 @@ def _own(client: AsyncOpenAI) -> AsyncOpenAI:
     if given != "AsyncHttpxClientWrapper":  # what the SDK makes where nothing is given
         return client
     return client.copy(http_client=openai.DefaultAsyncHttpxClient())
-
-
-def filled_as(given: str, learned: str) -> str:
-    """A learned template that `str.format` fills, where it fills the given one: an agent may call
-    it itself."""
-    if not _is_formattable(given) or _is_formattable(learned):
-        return learned
-    fields = [re.escape(field) for field in KeptTemplate(learned).fields]
-    parts = re.split(f"({'|'.join(fields)})", learned) if fields else [learned]
-    return "".join(
-        part if number % 2 else part.replace("{", "{{").replace("}", "}}")
-        for number, part in enumerate(parts)
-    )
-
-
-def _is_formattable(template: str) -> bool:
-    """Whether Python's own `format` finds the same placeholders in it."""
-    try:
-        parsed = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
-    except ValueError:
-        return False
-    names = {re.split(r"[.\[]", field)[0] for field in parsed}
-    return names <= set(KeptTemplate(template).placeholders)
 
 
 def _distinct(tasks: Sequence[Json]) -> list[Json]:

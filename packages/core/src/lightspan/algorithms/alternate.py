@@ -14,7 +14,7 @@ from lightspan.algorithms.apo import APO
 from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.gepa import GEPA
 from lightspan.algorithms.lightning_rl import LightningRL
-from lightspan.algorithms.prompts.candidates import JOURNAL
+from lightspan.algorithms.prompts.candidates import JOURNAL, TooFewRolloutsError
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, short_constructor
@@ -252,7 +252,13 @@ class Alternate(Algorithm):
             max_reflections=None if asked is None else (asked - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
         )
-        metrics = await search.run_step(_part(world, path=self._folder(world)))
+        try:
+            metrics = await search.run_step(_part(world, path=self._folder(world)))
+        except TooFewRolloutsError as error:
+            raise ConfigError(
+                f"Alternate(cycles={self.cycles}): of max_rollouts={half.max_rollouts} this search "
+                f"may use {search.max_rollouts}: {error}; each cycle has an equal share"
+            ) from error
         world.explain({})  # its calls went to the model that is trained, and taught it nothing
         found = search.found
         assert found is not None

@@ -70,6 +70,8 @@ def instructions_of(current: Acting | None) -> Instructions | None:
 
 def _used(current: Acting | None) -> Used | None:
     """What `lightspan.use` says, where it does."""
+    if state.starters:  # a runner's process, where a call outside of attempts may belong to one
+        return None
     if current is not None:
         scope = current.scope
         if not (scope.is_outside or scope.mode is Mode.PRODUCTION):

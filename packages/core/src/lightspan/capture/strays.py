@@ -135,10 +135,13 @@ def look(current: Acting | None) -> None:
         for each in (giver, current):
             if each is not None:
                 each.scope.recorder.damage(reason)
-    elif state.starters and (current is None or current.scope.recorder.is_over):
-        if current is not None and _home.get() == _place():
+        return
+    # who acts outside of every attempt, by `lightspan.use`, acts for none
+    owner = None if current is None or current.scope.is_outside else current
+    if state.starters and (owner is None or owner.scope.recorder.is_over):
+        if owner is not None and _home.get() == _place():
             return  # an app that goes on past its own end: nobody else's work
-        whose = "none" if current is None else "one that is over"
+        whose = "none" if owner is None else "one that is over"
         state.stray = (
             "it made no model call that was seen, and one was made beside it for no attempt under "
             f"way, by {_worker()}, which belongs to {whose}: {ADVICE}"

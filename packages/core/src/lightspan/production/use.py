@@ -68,7 +68,8 @@ class Usage:
 
 @short_tracebacks
 def use(run: str | os.PathLike[str] | None = None) -> Usage:
-    """Use the prompts that a run learned, in this process, until it ends.
+    """Use the prompts that a run learned, in this process, until it ends. While it runs rollouts,
+    nothing is used: they are told what their algorithm says.
 
     Where an agent's text is not the one that was found while it was learned, the app's own is sent,
     and a warning says so once. What fails later never reaches the app.

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt, PromptTemplate, filled_as
 from lightspan.schema.routing import matches
 
 Body = Mapping[str, Any]
@@ -25,6 +25,7 @@ LATE: Final = "a system message stands after other messages"
 STORED: Final = "its prompt is stored at the provider (prompt=)"
 COMPLETION: Final = "it is a text completion, which has no instructions"
 OTHER_TEXT: Final = "the text is not one that was found before"
+ASKS: Final = "the agent asks for its text by name (lightspan.prompt)"
 NEW_AGENT: Final = "the agent made no call in the first evaluation"
 OTHER_PROMPT: Final = "the app gives another text than in the first evaluation"
 
@@ -188,4 +189,4 @@ class Instructions(
             return Reading(text, text)
         # one with placeholders is filled by the app, braces and all
         after = learned.after
-        return Reading(text, after.template if after.fields else after.format())
+        return Reading(text, filled_as(text, after.template) if after.fields else after.format())

@@ -137,29 +137,41 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         wanted = _split(text, self.fields)
         if _pieces(text) == wanted:  # such as one for an app that fills nothing
             return PromptTemplate(text, engine=self.engine)
-        escaped = (
-            piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
-            for piece in wanted
-        )
-        return PromptTemplate("".join(escaped), engine=self.engine)
+        return PromptTemplate(_escaped(wanted), engine=self.engine)
 
 
 @lru_cache(maxsize=1024)
 def _pieces(template: str) -> tuple[_Piece, ...]:
     """The parts of a template, two texts never side by side."""
+    pieces = _parsed(template)
+    if pieces is None:  # a brace of the text's own
+        return _split(template, dict.fromkeys(_PLAIN.findall(template)))
+    return _joined(pieces)
+
+
+def _parsed(template: str) -> list[_Piece] | None:
+    """The parts as Python has them; None: its `format` could not fill them."""
     try:
         parsed = list(Formatter().parse(template))
-    except ValueError:  # a brace of the text's own
-        return _split(template, dict.fromkeys(_PLAIN.findall(template)))
+    except ValueError:
+        return None
     pieces = []
     for literal, field, spec, conversion in parsed:
         pieces.append(_Piece(literal, False))
         if field is not None:
             if not _can_be_filled(field, spec or "", conversion):
-                return _split(template, dict.fromkeys(_PLAIN.findall(template)))
+                return None
             how = f"!{conversion}" if conversion else ""
             pieces.append(_Piece(f"{{{field}{how}{f':{spec}' if spec else ''}}}", True))
-    return _joined(pieces)
+    return pieces
+
+
+def _escaped(pieces: Iterable[_Piece]) -> str:
+    """A template that reads so."""
+    return "".join(
+        piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
+        for piece in pieces
+    )
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
@@ -239,6 +251,14 @@ def _last_places(literals: Sequence[str], text: str) -> list[int] | None:
             return None
         places.insert(0, end)
     return [0, *places]
+
+
+def filled_as(given: str, learned: str) -> str:
+    """A learned template that `str.format` fills, where it fills the given one: an app may call it
+    itself."""
+    if _parsed(given) is None or _parsed(learned) is not None:
+        return learned
+    return _escaped(_pieces(learned))
 
 
 class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -35,6 +35,7 @@ from lightspan.training.rewards import OWN, Member, Place, Scored, Scoring
 JOURNAL: Final = "journal"
 """The folder in the run's."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
+_OF_A_SEARCH: Final = re.compile(r"(?:gepa|apo)$|step-")
 LONGEST_WHY: Final = 200
 """Characters of why a question has no answer."""
 
@@ -136,6 +137,11 @@ def check_name(name: str) -> None:
         raise ConfigError(
             f"name={name!r}: a reward is called by letters, digits, - and _, and not {OWN!r}, "
             "which is the app's own"
+        )
+    if _OF_A_SEARCH.match(name):
+        raise ConfigError(
+            f"name={name!r}: a search for prompts keeps what is called so in the run's "
+            f"{JOURNAL}: use another name"
         )
 
 

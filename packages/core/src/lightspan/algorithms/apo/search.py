@@ -9,11 +9,10 @@ from typing import Final, NamedTuple
 
 from lightspan.algorithms.apo.questions import ANGLES, WAYS, critique, edit
 from lightspan.algorithms.epochs import Epochs
-from lightspan.algorithms.prompts.candidates import Candidate, Found, Split
+from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.journal import Evaluation, Reflection
 from lightspan.algorithms.prompts.reflection import Reflector, Unusable, other_template
 from lightspan.algorithms.prompts.trials import Question, Trial, Trials
-from lightspan.errors import ConfigError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
@@ -146,7 +145,7 @@ class Search:
         gradient = self._feedback.size(self._plan.gradient_batch_size)
         least = whole + gradient + 2 * batch + whole
         if most is not None and most < least:
-            raise ConfigError(
+            raise TooFewRolloutsError(
                 f"APO(max_rollouts={most}) is too few for one new candidate: "
                 f"{many(whole, 'task')} of the selection split twice, {many(gradient, 'task')} to "
                 f"learn from, and {many(batch, 'task')} for each of two prompts to compare; give "

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from lightspan.algorithms.gepa.questions import question
-from lightspan.algorithms.prompts.candidates import Candidate, Found, Split
+from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.feedback import Evidence
 from lightspan.algorithms.prompts.journal import Evaluation, Journal
 from lightspan.algorithms.prompts.reflection import Unusable, other_template
@@ -164,7 +164,7 @@ class Search:
     def _check_budget(self) -> None:
         least = len(self._split.selection) + self._iteration
         if self._settings.max_rollouts < least:
-            raise ConfigError(
+            raise TooFewRolloutsError(
                 f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
                 f"candidate: {many(len(self._split.selection), 'task')} of the selection split "
                 f"twice, and {many(self._settings.minibatch, 'task')} twice to propose from; give "

@@ -20,6 +20,10 @@ CANDIDATES: Final = "candidates.json"
 """In it: what the search found."""
 
 
+class TooFewRolloutsError(ConfigError):
+    """A search may use too few rollouts for one new candidate."""
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts that were compared, and how they did on the selection split."""
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.prompts.survey import texts_of
+from lightspan.algorithms.prompts.survey import Text, texts_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.health import app_failed
+from lightspan.lightning.transcript import without_keys
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import Json
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -44,21 +45,19 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which texts were sent as the app has them, and why → how many."""
 
 
-def _nobody(name: str) -> bool:
+def _none(text: Text) -> bool:
     return False
 
 
-def evidence_of(
-    episode: Episode, task: Json, concerns: Callable[[str], bool] = _nobody
-) -> Evidence:
+def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] = _none) -> Evidence:
     """What an episode showed.
 
     Args:
         episode: of the rollout.
         task: what it was given.
-        concerns: whether the text of an agent (its path), or a prompt, is one that was found.
+        concerns: whether a text is one that was found.
     """
-    texts = [text for text in texts_of(episode) if concerns(text.name or text.agent)]
+    texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
     usage = [c.usage_of(call.span.attributes) for call in episode.calls if call.span is not None]
     return Evidence(
@@ -76,7 +75,7 @@ def evidence_of(
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:
-    yield f"Task: {shortened(json.dumps(task, ensure_ascii=False))}"
+    yield f"Task: {shortened(without_keys(json.dumps(task, ensure_ascii=False)))}"
     left_out = len(episode.calls) - MOST_CALLS
     if left_out > 0:
         yield f"({left_out} earlier model calls are left out)"

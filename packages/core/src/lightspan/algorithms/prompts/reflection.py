@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -11,6 +12,7 @@ from lightspan.capture.clients import mark_clean
 from lightspan.errors import ConfigError, EngineError, how_to_install
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
+from lightspan.schema.texts import clean_text
 
 if TYPE_CHECKING:
     import openai
@@ -142,7 +144,11 @@ class Reflector:
                 if not waited:
                     self._note(f"the {self._role} is busy (429): waiting {wait:.0f} s")
                 waited += wait
-            except (openai.APIConnectionError, openai.InternalServerError) as error:
+            except (
+                openai.APIConnectionError,
+                openai.InternalServerError,
+                json.JSONDecodeError,  # a body that was cut off
+            ) as error:
                 tries += 1
                 if tries == TRIES:
                     raise self._failed(error) from error
@@ -157,25 +163,41 @@ class Reflector:
         reply = await self._client.chat.completions.create(
             model=self._llm.model, messages=messages, **self._llm.sampling
         )
-        if not getattr(reply, "choices", None):  # an endpoint may answer 200 with anything
+        choices = getattr(reply, "choices", None)
+        if not isinstance(choices, list) or not choices:  # an endpoint may answer 200 with anything
             raise EngineError(f"{self._where} answered with no choice: {str(reply)[:200]!r}")
-        choice, usage = reply.choices[0], reply.usage
+        choice, usage = choices[0], reply.usage
         return Answer(
-            text=choice.message.content or choice.message.refusal or "",
-            finish_reason=str(choice.finish_reason),
-            input_tokens=usage.prompt_tokens if usage is not None else 0,
-            output_tokens=usage.completion_tokens if usage is not None else 0,
+            text=clean_text(_said(getattr(choice, "message", None))),
+            finish_reason=str(getattr(choice, "finish_reason", None)),
+            input_tokens=_count(usage, "prompt_tokens"),
+            output_tokens=_count(usage, "completion_tokens"),
         )
 
     @property
     def _where(self) -> str:
         return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
-    def _failed(self, error: openai.OpenAIError) -> EngineError:
+    def _failed(self, error: Exception) -> EngineError:
         return EngineError(
             f"{self._where} failed: {type(error).__name__}: {error}; what was learned so far is "
             "kept: go on with resume=True"
         )
+
+
+def _said(message: Any) -> str:
+    """The text of an answer, which some endpoints give in parts, or not at all: the SDK's types
+    promise what nobody has checked."""
+    content = getattr(message, "content", None) or getattr(message, "refusal", None)
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _count(usage: Any, name: str) -> int:
+    """Tokens; 0 where an endpoint does not count them."""
+    count = getattr(usage, name, None)
+    return count if isinstance(count, int) else 0
 
 
 def _asked_to_wait(error: openai.APIStatusError) -> float | None:

@@ -14,7 +14,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import unknown_agents
 from lightspan.schema import conventions as c
 from lightspan.schema.common_text import SeveralPrompts, template_of
-from lightspan.schema.instructions import NO_INSTRUCTIONS, Instructions, Rewrite
+from lightspan.schema.instructions import ASKS, NO_INSTRUCTIONS, Instructions, Rewrite
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate
 from lightspan.schema.routing import matches
 from lightspan.schema.spans import SpanKind
@@ -37,6 +37,15 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
     """Agents that a pattern with `*` matches, whose instructions cannot be learned, and why."""
     patterns: list[str] = msgspec.field(default_factory=list)
+    asking: list[str] = msgspec.field(default_factory=list)
+    """Agents that ask for their texts by name (`lightspan.prompt`): nothing is put into their
+    requests."""
+
+    def concerns(self, text: Text) -> bool:
+        """Whether this is one of the texts that were found, or should have been."""
+        if text.name is None and text.agent in self.asking:
+            return False
+        return any(matches(pattern, text.name or text.agent) for pattern in self.patterns)
 
     def lines(self) -> list[str]:
         """The same for people."""
@@ -58,7 +67,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         agents = {n: each for n, each in self.components.items() if each.agent}
         return Instructions(
             surveyed=self.patterns,
-            left_out=self.left_out,
+            left_out={**self.left_out, **dict.fromkeys(self.asking, ASKS)},
             rewrites=[
                 Rewrite(agent=each.agent, template=each.template, text=templates[name])
                 for name, each in agents.items()
@@ -172,7 +181,12 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
                     components[name] = found
     if not components:
         raise ConfigError(" ".join(_refusal(path, path, why) for path, why in left_out.items()))
-    return Surveyed(components=components, left_out=left_out, patterns=list(patterns))
+    return Surveyed(
+        components=components,
+        left_out=left_out,
+        patterns=list(patterns),
+        asking=sorted(asking - {each.agent for each in components.values()}),
+    )
 
 
 def _check_patterns(

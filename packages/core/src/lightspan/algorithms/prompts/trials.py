@@ -14,13 +14,12 @@ from lightspan.algorithms.prompts.candidates import Candidate, Found
 from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
 from lightspan.algorithms.prompts.reflection import Reflector
-from lightspan.algorithms.prompts.survey import Surveyed, survey
+from lightspan.algorithms.prompts.survey import Surveyed, Text, survey
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import INSTRUCTIONS, Resources
-from lightspan.schema.routing import matches
 
 Prompts = Mapping[str, PromptTemplate]
 
@@ -134,6 +133,7 @@ class Trials:
             episodes = await self._runs.rollouts(tasks, 1, self._modes["selection"])
             self._surveyed = await asyncio.to_thread(survey, episodes, patterns)
             seen = self._seen(episodes, tasks)
+            _check_scored(seen)
             entry = Survey(key=key, found=self._surveyed, seen=seen)
             if self._journal is not None:
                 self._journal.add(entry)
@@ -163,6 +163,8 @@ class Trials:
         ]
         rest = [asked[place] for place in missing[len(begun) :]]
         fresh = [*begun, *await self._rolled_out(rest)]
+        if fresh and not self.rollouts:
+            _check_scored(fresh[0])
         for place, seen in zip(missing, fresh, strict=True):
             trial = asked[place]
             evaluation = Evaluation(
@@ -240,19 +242,12 @@ class Trials:
             for episode, task in zip(episodes, tasks, strict=True)
         ]
 
-    def _concerns(self, name: str) -> bool:
-        """Whether the text of an agent, or a prompt, is one that was found."""
-        found = self._surveyed
-        return found is not None and any(matches(pattern, name) for pattern in found.patterns)
+    def _concerns(self, text: Text) -> bool:
+        return self._surveyed is not None and self._surveyed.concerns(text)
 
     def _count(self, evaluation: Evaluation) -> None:
         rewards = [seen.reward for seen in evaluation.seen]
         scored = [reward for reward in rewards if reward is not None]
-        if not scored and not self.rollouts:
-            raise RewardError(
-                "no rollout of the prompts as they are has a reward, so there is nothing to "
-                f"compare: the first one says {evaluation.seen[0].text[-300:]!r}"
-            )
         self._rewards += scored
         self.rollouts += len(rewards)
         self.unscored += len(rewards) - len(scored)
@@ -309,6 +304,16 @@ class Trials:
             name: PromptTemplate(texts[name], engine=given.engine)
             for name, given in self._prompts.items()
         }
+
+
+def _check_scored(seen: Sequence[Evidence]) -> None:
+    """Raise `RewardError` if the app as it is got no reward: before that is kept, so that a run
+    whose app is mended goes on."""
+    if all(each.reward is None for each in seen):
+        raise RewardError(
+            "no rollout of the prompts as they are has a reward, so there is nothing to "
+            f"compare: the first one says {seen[0].text[-300:]!r}"
+        )
 
 
 def evaluation_key(trial: Trial) -> str:
