@@ -135,8 +135,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("module", light_modules())
 def test_a_module_loads_without_the_learning_plane(loaded: dict[str, str], module: str) -> None:
-    if loaded[module].endswith("ModuleNotFoundError: No module named 'psycopg'\n"):
-        assert find_spec("psycopg") is None
+    if module.startswith("stores.postgres.") and find_spec("psycopg") is None:
+        assert module.endswith(".address") or "psycopg" in loaded[module]
         pytest.skip("needs the extra postgres")
     assert "Traceback" not in loaded[module], loaded[module]
     assert "openai" not in loaded[module].split()
