@@ -13,6 +13,7 @@ from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
     check_installed,
+    check_numbers,
     check_prompts,
     check_reflection,
 )
@@ -21,7 +22,7 @@ from lightspan.algorithms.prompts.search import PromptSearch
 from lightspan.algorithms.prompts.trials import Trials
 from lightspan.algorithms.protocol import World
 from lightspan.errors import ConfigError, short_constructor
-from lightspan.schema.checks import check_number, check_whole
+from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
@@ -112,14 +113,7 @@ class APO(PromptSearch):
             check_whole("max_reflections", self.max_reflections, 2)  # those of one candidate
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
-        check_number("selection", self.selection, above=0, below=1)
-        check_number("failure_reward", self.failure_reward)
-        check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
-        check_number("patience_s", self.patience_s, low=0)
-        if self.timeout_s is not None:
-            check_number("timeout_s", self.timeout_s, above=0)
-        if self.perfect_reward is not None:
-            check_number("perfect_reward", self.perfect_reward)
+        check_numbers(self)
 
     def config(self) -> dict[str, Json]:
         same = (

@@ -14,6 +14,7 @@ from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
     check_installed,
+    check_numbers,
     check_optimize,
     check_prompts,
     check_reflection,
@@ -24,7 +25,7 @@ from lightspan.algorithms.prompts.survey import survey
 from lightspan.algorithms.protocol import World
 from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
-from lightspan.schema.checks import check_number, check_whole
+from lightspan.schema.checks import check_whole
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
@@ -101,14 +102,7 @@ class GEPA(PromptSearch):
         for name in ("max_reflections", "max_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
-        check_number("selection", self.selection, above=0, below=1)
-        check_number("failure_reward", self.failure_reward)
-        check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
-        check_number("patience_s", self.patience_s, low=0)
-        if self.timeout_s is not None:
-            check_number("timeout_s", self.timeout_s, above=0)
-        if self.perfect_reward is not None:
-            check_number("perfect_reward", self.perfect_reward)
+        check_numbers(self)
 
     # --- what a trainer asks ----------------------------------------------------------------
     def resources(self) -> Resources:

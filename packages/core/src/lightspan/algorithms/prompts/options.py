@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.runners.app import INJECTED
-from lightspan.schema.checks import check_url
+from lightspan.schema.checks import check_number, check_url
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.resources import ROUTING
@@ -51,6 +51,29 @@ def check_reflection(name: str, llm: Any) -> None:
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
     check_url(llm.base_url, f"the {name} model's base URL")
     llm.api_key()
+
+
+class Numbers(Protocol):
+    """What each search has beside its own options."""
+
+    selection: float
+    failure_reward: float
+    reflection_timeout_s: float
+    patience_s: float
+    timeout_s: float | None
+    perfect_reward: float | None
+
+
+def check_numbers(given: Numbers) -> None:
+    """Raise `ConfigError` for one that is out of its range."""
+    check_number("selection", given.selection, above=0, below=1)
+    check_number("failure_reward", given.failure_reward)
+    check_number("reflection_timeout_s", given.reflection_timeout_s, above=0)
+    check_number("patience_s", given.patience_s, low=0)
+    if given.timeout_s is not None:
+        check_number("timeout_s", given.timeout_s, above=0)
+    if given.perfect_reward is not None:
+        check_number("perfect_reward", given.perfect_reward)
 
 
 def check_installed(algorithm: str, modules: Sequence[str]) -> None:
