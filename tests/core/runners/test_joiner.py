@@ -434,7 +434,7 @@ async def test_a_runner_of_another_protocol(
         (["--store", "sqlite:x.db", "no_such_app:answer"], ["No module named", "--app-dir"]),
         (["--store", "sqlite:x.db", "apart_app:nothing"], ["has no 'nothing'"]),
         (["--store", "sqlite:x.db", "apart_app"], ["an app is named module:name"]),
-        (["--store", "postgres://host/db", "apart_app:naps"], ["'postgres://host/db' is not"]),
+        (["--store", "mysql://host/db", "apart_app:naps"], ["'mysql://host/db' is not"]),
         (["--store", "memory:", "apart_app:naps"], ["lives in one process", "store.db"]),
         (["--store", "x.db", "--slots", "0", "apart_app:naps"], ["slots=0 must be at least 1"]),
         (["--store", "x.db", "--lease", "0", "apart_app:naps"], ["lease_s=0.0 must be", "above 0"]),

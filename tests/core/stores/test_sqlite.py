@@ -92,7 +92,7 @@ def test_memory_urls() -> None:
     "url",
     [
         "",
-        "postgres://host/db",
+        "mysql://host/db",
         "redis:x.db",
         "plain",
         "sqlite:",
