@@ -249,6 +249,10 @@ async def test_other_servers_take_over(folder: Path, tmp_path: Path) -> None:
         answers = [await of_rollout(engine, f"r{n}") for n in range(4)]
         assert [answer.ids for answer in answers] == [[11]] * 4
         assert len(second.asked) == 6
+        async with asyncio.timeout(60):  # no update waits for the one that is gone
+            await engine.update("writer", moved(folder, 1.0), 7)
+        assert (await of_rollout(engine, "r0")).ids == [12]
+        assert engine.policies() == {"writer": 7}
 
 
 async def test_the_last_server_that_is_gone_for_good_ends_the_policy(

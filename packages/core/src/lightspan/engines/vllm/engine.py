@@ -311,10 +311,17 @@ class _Lane:
         try:
             async with asyncio.TaskGroup() as group:
                 for server in self._servers:
-                    group.create_task(server.serve())
+                    group.create_task(self._serve(server))
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
         self._wake()
+
+    async def _serve(self, server: Server) -> None:
+        try:
+            await server.serve()
+        except EngineClosedError:
+            if server in self._servers:
+                raise  # else it was given up meanwhile, and others serve
 
     async def close(self) -> None:
         """End everything: who waits gets `EngineClosedError`."""
