@@ -183,6 +183,22 @@ def tell(cluster: Cluster, *statements: str) -> None:
             db.execute(statement.encode())
 
 
+def _setting(cluster: Cluster, name: str) -> str:
+    """As a new session finds it."""
+    with cluster.connect() as db:
+        return str(db.execute(f"SHOW {name}".encode()).fetchone()[0])  # type: ignore[index]
+
+
+def change_for_all(cluster: Cluster, statement: str, shown: str, store: PostgresStore) -> None:
+    """Change a setting of the server until a new session and the store's writer show it:
+    `pg_reload_conf` does not wait for them."""
+    name = statement.split()[3]
+    writer = store._opened.moving.link.db  # type: ignore[attr-defined]
+    tell(cluster, statement, "SELECT pg_reload_conf()")
+    while _setting(cluster, name) != shown or writer.execute(f"SHOW {name}").fetchone() != (shown,):
+        pass
+
+
 async def test_a_server_that_forgets_is_refused_wherever_that_is_set(own_cluster: Cluster) -> None:
     url = own_cluster.url("x")
     for who, what, how in (
@@ -200,20 +216,21 @@ async def test_a_server_that_forgets_is_refused_wherever_that_is_set(own_cluster
     await refused(f"{url}&options=-csynchronous_commit%3Doff", "options of the client", "PGOPTIONS")
     async with PostgresStore(url) as store:
         await store.enqueue([make_rollout()])
-        reload = "SELECT pg_reload_conf()"
-        tell(own_cluster, "ALTER SYSTEM SET synchronous_commit = off", reload)
+        tell(own_cluster, "ALTER SYSTEM SET synchronous_commit = off", "SELECT pg_reload_conf()")
+        while _setting(own_cluster, "synchronous_commit") == "on":
+            pass
         await refused(url, "ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf()")
         # a session that was there before goes on as it was
         await store.enqueue([make_rollout("ro-2")])
         assert _settings(store) == ["on", "10s", "30s", "0"]
         tell(own_cluster, "ALTER SYSTEM RESET synchronous_commit")
-        tell(own_cluster, "ALTER SYSTEM SET fsync = off", reload)
+        change_for_all(own_cluster, "ALTER SYSTEM SET fsync = off", "off", store)
         await refused(url, "fsync is off", "ALTER SYSTEM SET fsync = on", "loses power")
         with pytest.raises(StoreError, match=r"fsync is off.*ALTER SYSTEM SET fsync = on"):
             await store.enqueue([make_rollout("ro-3")])
         with pytest.raises(StoreError, match="fsync is off"):
             await store.announce(make_peer("runner"))
-        tell(own_cluster, "ALTER SYSTEM RESET fsync", reload)
+        change_for_all(own_cluster, "ALTER SYSTEM RESET fsync", "on", store)
         await store.enqueue([make_rollout("ro-3")])
         assert await store.count() == {RolloutStatus.QUEUED: 3}
 

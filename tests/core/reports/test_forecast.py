@@ -371,27 +371,25 @@ def test_without_a_warm_rollout_all_count() -> None:
 # --- against a real run ---------------------------------------------------------------------------
 
 MEMORY_FACTOR = 1.5
-TIME_FACTOR = 2.0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rank", [(), ("8",)], ids=["full", "lora"])
-def test_a_runs_real_memory_and_time_are_as_forecast(tmp_path: Path, rank: tuple[str, ...]) -> None:
+def test_a_runs_real_memory_is_as_forecast(tmp_path: Path, rank: tuple[str, ...]) -> None:
     """A dry run and then the run, each in a process of its own. Memory is compared above what the
-    process takes without a model, so that nothing but the forecast's own parts is."""
+    process takes without a model, so that nothing but the forecast's own parts is. The time, which
+    depends on what else the machine does, is compared by benchmarks/forecast.py."""
     from lightspan.testing.tiny import tiny_model
 
     model = tiny_model(tmp_path / "model", seed=0, hidden=384, layers=6, heads=6, scale=0.02)
     forecast = _said("dev", model, tmp_path / "run", *rank)
     real = _said("fit", model, tmp_path / "run", *rank)
-    memory, forecast_s = forecast["memory"], forecast["time"]["total_s"]
+    memory = forecast["memory"]
     process = next(part["bytes"] for part in memory["parts"] if part["name"] == "process")
     expected, taken = memory["host_bytes"] - process, real["peak_bytes"] - process
     shown = f"{expected / 2**20:.0f} MiB forecast, {taken / 2**20:.0f} MiB taken"
     assert taken / MEMORY_FACTOR < expected < taken * MEMORY_FACTOR, shown
-    told = f"{forecast_s:.1f} s forecast, {real['seconds']:.1f} s taken"
-    assert real["seconds"] / TIME_FACTOR < forecast_s < real["seconds"] * TIME_FACTOR, told
 
 
 def _said(what: str, model: Path, folder: Path, *rank: str) -> Mapping[str, Any]:
