@@ -10,6 +10,7 @@
     python benchmarks/learning.py --json out.json        keep each run's figures as it ends: the
                                                          same command goes on where it stopped
     python benchmarks/learning.py --plot curve.png       mean and interval over seeds
+    python benchmarks/learning.py --keep runs/sql        keep the runs, to be inspected
 
 Needs `lightspan[train]`, the example and its adapter. The test split is looked at before and after
 training only; the points of a curve between them, and its ends, are of the dev split. All are
@@ -29,6 +30,7 @@ What the app is for is evaluated, never a shaped reward.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import itertools
 import json
@@ -873,11 +875,12 @@ def main() -> int:
     started = time.time()
     folder = subject.folder or options.example
     cache = options.cache or ROOT / "examples" / folder / ".cache"
-    with tempfile.TemporaryDirectory() as scratch:
+    with contextlib.ExitStack() as stack:
+        scratch = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bench = Bench(
             options.example,
             cache,
-            Path(scratch),
+            scratch,
             held_out=options.held_out,
             steps=options.steps,
             evaluations=options.evaluations,
@@ -936,6 +939,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, help="keep the figures there, and go on from them")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves there")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep there the folder of every run made now"
+    )
     parser.add_argument(
         "--cache", type=Path, help="data and warm starts (examples/<example>/.cache)"
     )
