@@ -180,8 +180,10 @@ PYTEST = [
     *("hypothesis", "jsonschema"),
 ]
 FAST = ["-m", "not slow and not faults and not controls"]
-PARALLEL = ["--numprocesses", "logical", "--maxprocesses", "4", "--dist", "worksteal"]
-"""A process per core; each takes tests in order, so that a module's fixtures are made once."""
+WORKERS = min(4, 1 + (os.cpu_count() or 1))
+PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
+"""A process per core, and one more: many tests wait for a process of theirs. Each takes tests in
+order, so that a module's fixtures are made once."""
 
 # A folder named after a framework never shadows it, no test reaches a network, and a test uses one
 # core. The programs that tests start as scripts import their neighbours from the two folders.

@@ -9,7 +9,7 @@ is known, `dialects` understand requests and word answers, `grammars` writes dow
 be in `schemas` that were checked, `preparation` has prompts and grammars made in the threads of
 `workers`, `tools` finds tool calls in text, `token_records` gathers the exact tokens, `store_log`
 writes to the store; `refusal` is what a client is told that gets no answer. `pauses` keeps the
-garbage collector from holding up all of it.
+garbage collector from holding up all of it, and `heap` gives back what is free.
 """
 
 from lightspan.gateway.attempts import Gateway

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from lightspan.errors import EngineError
 from lightspan.gateway.connections import IDLE_S, Connections, Handler
 from lightspan.gateway.delivery import deliver
 from lightspan.gateway.dialects import DIALECTS, Dialect
+from lightspan.gateway.heap import return_memory
 from lightspan.gateway.intake import Intake
 from lightspan.gateway.refusal import ApiError, bad_request, no_model, openai_refusal
 from lightspan.gateway.terms import Terms
@@ -68,6 +70,7 @@ class Server:
         self._max_body = max_body
         self._connections = Connections(most_connections)
         self._app_runner: web.AppRunner | None = None
+        self._returning: asyncio.Task[None] | None = None
 
     # --- life -----------------------------------------------------------------------------
     async def start(self) -> None:
@@ -93,9 +96,12 @@ class Server:
         await self._app_runner.setup()
         assert self._app_runner.server is not None  # it was set up
         self._connections.accept(self._app_runner.server)
+        self._returning = asyncio.create_task(return_memory(), name="return_memory")
 
     async def close(self) -> None:
         """Stop listening, cancel generations, write what is left. Idempotent."""
+        if self._returning is not None:
+            self._returning.cancel()
         await self._connections.close()
         runner, self._app_runner = self._app_runner, None
         if runner is not None:
