@@ -35,10 +35,12 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
 _state = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
 
-# nohup and scripts that start something in their background have it ignore Ctrl-C, and whatever it
-# starts inherits that. The tests press Ctrl-C all the same, as a person would at a terminal.
+# Scripts that start something in their background have it ignore Ctrl-C, nohup that its terminal is
+# closed, and whatever it starts inherits that. The tests press Ctrl-C and close terminals anyway.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

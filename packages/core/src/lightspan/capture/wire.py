@@ -21,7 +21,7 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -216,16 +216,17 @@ def _body(options: Any) -> dict[str, Any]:
     return {**body, **(options.extra_json or {})}
 
 
-def _server(address: Any) -> Attributes:
+@lru_cache(maxsize=64)
+def _server(address: str) -> Attributes:
     """Host and port of a base URL; nothing else of it, which may hold a key."""
     try:
-        url = urlsplit(str(address or ""))
-        address, port = url.hostname, url.port
+        url = urlsplit(address)
+        host, port = url.hostname, url.port
     except ValueError:  # a port that is no number
         return {}
-    if not address:
+    if not host:
         return {}
-    return {c.SERVER_ADDRESS: address, **({} if port is None else {c.SERVER_PORT: port})}
+    return {c.SERVER_ADDRESS: host, **({} if port is None else {c.SERVER_PORT: port})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +392,7 @@ class _SentCall:
     def _elsewhere(self) -> Attributes:
         """Who answers, where that is not ours."""
         provider = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
-        return {**_server(self.address), **provider}
+        return {**_server(str(self.address or "")), **provider}
 
     def guarded(self, note: Callable[..., None], *values: Any) -> None:
         """Note something of the call: what fails damages the attempt and never reaches the app."""

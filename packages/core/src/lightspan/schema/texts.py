@@ -71,8 +71,8 @@ def _sounds_secret(variable: str) -> bool:
 
 
 @cache
-def _sounds_like_address(variable: str) -> bool:
-    return variable.upper().endswith(("URL", "URI", "DSN"))
+def _may_hold_key(variable: str) -> bool:
+    return _sounds_secret(variable) or variable.upper().endswith(("URL", "URI", "DSN"))
 
 
 def add_key_variable(name: str) -> None:
@@ -118,12 +118,14 @@ def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 def _secret_values() -> dict[str, str]:
     """Environment variable → the key that it holds; the password, if it holds one in an address."""
     found = {}
-    for name in list(os.environ):
-        # by name: a variable that another thread takes away meanwhile would raise
+    # By name: a variable that another thread takes away meanwhile would raise. Most say nothing of
+    # interest, and this runs for every span.
+    for name in [name for name in os.environ if _may_hold_key(name) or name in _key_variables]:
+        value = os.environ.get(name, "")
         if is_secret(name):
-            found[name] = os.environ.get(name, "")
-        elif _sounds_like_address(name):
-            address = _PASSWORD_IN_URL.match(os.environ.get(name, ""))
+            found[name] = value
+        else:
+            address = _PASSWORD_IN_URL.match(value)
             if address is not None:
                 found[name] = address[1]
     return found
