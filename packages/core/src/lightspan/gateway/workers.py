@@ -16,7 +16,7 @@ SMALL: Final = 8_192
 THREADS: Final = 2
 """For each kind of work: what fills the ones does not hold up the others."""
 
-LARGE: Final = 2**20
+LARGE: Final = 2**18
 """Bytes beyond which work of any kind is done one at a time. It has steps that keep all of Python
 for up to 0.05 s: of several threads each would have its step before the event loop has its turn."""
 _turn: Final = threading.Lock()
