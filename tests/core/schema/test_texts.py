@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from lightspan.schema import texts
 from lightspan.schema.texts import (
     LONGEST_TEXT,
     add_clients_key,
+    add_key_variable,
     is_secret,
     kept_text,
     values_without_keys,
@@ -119,6 +121,31 @@ def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         **dict.fromkeys(KEYS, "<key>"),
         "url": "postgres://me:<key>@db.test/app",
     }
+
+
+def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment, under another name, with a client; and no longer."""
+    first, second, third = (f"{name}-key-0123456789" for name in ("first", "second", "third"))
+    said = {"said": f"{first} {second} {third}"}
+
+    def left() -> str:
+        return str(values_without_keys(said)["said"])
+
+    assert left() == f"{first} {second} {third}"
+    monkeypatch.setenv("APP_TOKEN", first)
+    assert left() == f"<key> {second} {third}"
+    monkeypatch.setenv("APP_TOKEN", second)
+    assert left() == f"{first} <key> {third}"
+    monkeypatch.setenv("APP_WORD", first)
+    assert left() == f"{first} <key> {third}"
+    monkeypatch.setattr(texts, "_key_variables", set())
+    add_key_variable("APP_WORD")
+    assert left() == f"<key> <key> {third}"
+    monkeypatch.setattr(texts, "_clients_keys", {})
+    add_clients_key(third)
+    assert left() == "<key> <key> <key>"
+    monkeypatch.delenv("APP_TOKEN")
+    assert left() == f"<key> {second} <key>"
 
 
 @pytest.mark.parametrize(

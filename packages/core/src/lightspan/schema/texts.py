@@ -53,6 +53,10 @@ _BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _key_variables: Final[set[str]] = set()
 _clients_keys: Final[dict[str, None]] = {}
+# Compared for every span: a microsecond in this form, 20 by asking for each variable.
+_environment: Final[Mapping[Any, Any]] = getattr(os.environ, "_data", os.environ)
+_written: Final[list[tuple[Any, Sequence[str]]]] = []
+"""What `_written_keys` said last, and of what."""
 
 
 def clean_text(text: str) -> str:
@@ -105,14 +109,25 @@ def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     words, and paths, fields or words in a variable called a key are left, because a conversation
     may be gone on with, or imitated.
     """
+    written = _written_keys()
+    return {name: _value_without(value, written) for name, value in values.items()}
+
+
+def _written_keys() -> Sequence[str]:
+    """The keys that no conversation may hold, in every form that one may have there."""
+    now = (_environment, _key_variables, _clients_keys)
+    if _written and _written[0][0] == now:
+        return _written[0][1]
+    made_of = (dict(_environment), set(_key_variables), dict(_clients_keys))
     secrets = {
         value
         for name, value in _secret_values().items()
         if not (_OF_KEYS.search(name) and _NO_KEY.match(value))
     }
-    keys = _longest_first(secrets | _clients_keys.keys(), SHORTEST_KEY_IN_TALK)
+    keys = _longest_first(secrets | made_of[2].keys(), SHORTEST_KEY_IN_TALK)
     written = _longest_first({form for key in keys for form in _as_json(key)}, 0)
-    return {name: _value_without(value, written) for name, value in values.items()}
+    _written[:] = [(made_of, written)]
+    return written
 
 
 def _secret_values() -> dict[str, str]:
