@@ -53,7 +53,7 @@ def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options
 
     llm = LLM(base_url=reflection_url, model="thinker")
     prompts: Any = (
-        GEPA({"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2)
+        GEPA({"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0)
         if kind == "GEPA"
         else APO(
             {"style": STYLE},

@@ -78,7 +78,7 @@ def train(folder: Path, reflection_url: str, app: Any = route, **options: Any) -
     reporter = options.pop("reporter", None) or SilentReporter()
     algorithm = GEPA(
         reflection=LLM(base_url=reflection_url, model="thinker"),
-        **{"optimize": ["router"], "max_rollouts": 60, **options},
+        **{"optimize": ["router"], "max_rollouts": 60, "finalists": 0, **options},
     )
     trainer = Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
     return trainer.fit(app, tasks(0, 16), tasks(30, 34), resume=folder.exists())

@@ -278,6 +278,52 @@ async def test_it_ends_when_nothing_is_left_to_learn(
     assert "the prompts stay as they are" in world.notes[-1]
 
 
+# --- the finalists --------------------------------------------------------------------------
+class Lucky:
+    """A prompt with ALPHA scores 1 on each task when it is run there first, and never again; one
+    with BETA alone 0.6; the prompts as they are 0.55."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def __call__(self, task: Any, texts: Mapping[str, str]) -> float:
+        text = texts["first"]
+        if "ALPHA" not in text:
+            return 0.6 if "BETA" in text else 0.55
+        is_new = (text, task_id(task)) not in self.seen
+        self.seen.add((text, task_id(task)))
+        return float(is_new)
+
+
+@pytest.mark.parametrize(
+    ("finalists", "chosen", "means"),
+    [
+        (0, 2, [0.55, 0.6, 1.0]),
+        (1, 0, [0.55, 0.6, 0.5]),  # of the second nothing more is known
+        (2, 1, [0.55, 0.6, 0.5]),
+        (9, 1, [0.55, 0.6, 0.5]),
+    ],
+)
+async def test_one_that_won_by_luck_is_not_chosen(
+    tmp_path: Path, finalists: int, chosen: int, means: list[float]
+) -> None:
+    def answers(request: Request) -> str:
+        text = request.last_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+        return f"<prompt>\n{text} {'ALPHA' if len(server.requests) > 1 else 'BETA'}\n</prompt>"
+
+    prompts, world = {"first": PromptTemplate("Do {q}.")}, World(tmp_path, Lucky())
+    with ScriptedServer(answers) as server:
+        llm = LLM(base_url=server.url, model="thinker")
+        found = await search(GEPA(prompts, llm, max_reflections=2, finalists=finalists), world)
+    assert [each.mean for each in found.candidates] == pytest.approx(means)
+    assert found.chosen == chosen
+    again = [number for number, each in enumerate(found.candidates) if each.again]
+    assert again == [[], [2], [1, 2], [0, 1, 2]][min(finalists, 3)]
+    assert {*found.candidates[2].again.values()} == ({0.0} if finalists else set())
+    assert found.rollouts == world.rollouts_done
+    assert read_found(tmp_path) == found
+
+
 # --- budgets --------------------------------------------------------------------------------
 @pytest.mark.parametrize("limit", [16, 17, 40, 41, 42, 43])
 async def test_rollouts_are_never_more_than_given(
@@ -286,8 +332,10 @@ async def test_rollouts_are_never_more_than_given(
     world = World(tmp_path)
     found = await search(gepa(server, max_rollouts=limit), world)
     assert found.rollouts == world.rollouts_done <= limit
-    assert found.rollouts > limit - 11
-    assert f"{found.rollouts} of max_rollouts={limit} rollouts are done" in found.ended
+    again = sum(len(each.again) for each in found.candidates)
+    assert found.rollouts - again > limit - 11 - min(10, limit - 16)
+    assert f"{found.rollouts - again} of max_rollouts={limit} rollouts are done" in found.ended
+    assert again == (0 if len(found.candidates) == 1 else min(10, (limit - 16) // 5 * 5))
 
 
 async def test_too_few_rollouts_for_one_candidate(server: ScriptedServer, tmp_path: Path) -> None:

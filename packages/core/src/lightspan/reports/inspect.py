@@ -246,6 +246,8 @@ def _candidate_lines(found: Found) -> Iterator[str]:
         chosen = ", chosen" if number == found.chosen else ""
         split = "selection" if candidate.is_whole else "a batch of selection"
         rewards = " ".join(map(_number, candidate.rewards.values()))
+        if candidate.again:
+            rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
         yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
     if found.surveyed is not None:
         yield found.texts()

@@ -57,6 +57,9 @@ class GEPA(PromptSearch):
             the others. The seed splits them. The held-out tasks have no part in any choice.
         minibatch: tasks that a candidate is proposed from, and first tried on.
         proposals: candidates that are proposed and run side by side in an iteration.
+        finalists: of the candidates with the highest means so many are run once more on the
+            selection split at the end, as far as `max_rollouts` allows, and one of them is chosen
+            by both means, or the prompts as they are. 0 chooses by the first alone.
         merge: also make candidates of two others, where there are several prompts.
         perfect_reward: with it on every task of the selection split the search ends, and a
             minibatch that has it everywhere is not reflected on. None: no reward is the highest.
@@ -81,6 +84,7 @@ class GEPA(PromptSearch):
     selection: float = 0.5
     minibatch: int = 3
     proposals: int = 1
+    finalists: int = 2
     merge: bool = True
     perfect_reward: float | None = 1.0
     failure_reward: float = 0.0
@@ -99,6 +103,7 @@ class GEPA(PromptSearch):
         check_reflection("reflection", self.reflection)
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
+        check_whole("finalists", self.finalists, 0)
         for name in ("max_reflections", "max_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
@@ -130,7 +135,7 @@ class GEPA(PromptSearch):
 
     def config(self) -> dict[str, Json]:
         budget = ("max_rollouts", "max_reflections", "max_tokens")
-        same = ("minibatch", "proposals", "merge", "perfect_reward", "failure_reward")
+        same = ("minibatch", "proposals", "finalists", "merge", "perfect_reward", "failure_reward")
         return {
             "algorithm": self.name,
             "seed": self.seed,

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.feedback import Evidence
@@ -134,7 +136,7 @@ class Search:
         thread.join()
         if self._error is not None:
             raise self._error
-        return self._trials.found(self._candidates, self._chosen, self._ended)
+        return self._trials.found(self._candidates, await self._confirmed(), self._ended)
 
     @property
     def _names(self) -> list[str]:
@@ -153,6 +155,27 @@ class Search:
         for name, component in found.components.items():
             self._prompts[name] = PromptTemplate(component.template)
 
+    async def _confirmed(self) -> int:
+        """Run the finalists once more, and choose: the best of many is high by luck too.
+
+        Of the prompts as they are nothing was chosen, so that their rewards are compared as they
+        were; and of the others those only that were run again.
+        """
+        candidates, selection = self._candidates, self._split.selection
+        left = self._settings.max_rollouts - self._trials.rollouts
+        count = min(self._settings.finalists, left // len(selection))
+        best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
+        if best in ([], [0]):
+            return self._chosen
+        trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
+        for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
+            again = {seen.task_id: seen.reward for seen in evaluation.seen}
+            means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))
+            candidates[number] = msgspec.structs.replace(
+                candidates[number], again=again, mean=math.fsum(means) / 2
+            )
+        return max(sorted({0, *best}), key=lambda each: candidates[each].mean)
+
     # --- budgets ----------------------------------------------------------------------------
     @property
     def _iteration(self) -> int:
@@ -161,8 +184,19 @@ class Search:
         mutated = self._settings.proposals * (2 * minibatch + selection)
         return max(mutated, MERGED_ON + selection) if self._settings.merge else mutated
 
+    @property
+    def _least(self) -> int:
+        """The rollouts that one new candidate takes at most."""
+        return len(self._split.selection) + self._iteration
+
+    @property
+    def _reserved(self) -> int:
+        """The rollouts that are left for the finalists, if that leaves one candidate."""
+        wanted = self._settings.finalists * len(self._split.selection)
+        return min(wanted, self._settings.max_rollouts - self._least)
+
     def _check_budget(self) -> None:
-        least = len(self._split.selection) + self._iteration
+        least = self._least
         if self._settings.max_rollouts < least:
             raise TooFewRolloutsError(
                 f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
@@ -174,14 +208,16 @@ class Search:
     def _stops(self, state: Any) -> bool:
         """Whether the library begins no further iteration."""
         settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
-        perfect, left = settings.perfect_reward, settings.max_rollouts - trials.rollouts
+        left = settings.max_rollouts - trials.rollouts - self._reserved
+        perfect = settings.perfect_reward
         rewards = best.rewards.values()
         if perfect is not None and all(r is not None and r >= perfect for r in rewards):
             self._ended = "the selection split has the perfect reward on every task"
         elif left < self._iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
-                f"and another candidate may take {self._iteration}"
+                f"another candidate may take {self._iteration}, and {self._reserved} are for "
+                "the finalists"
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
             self._ended = f"max_reflections={settings.max_reflections} is used up"

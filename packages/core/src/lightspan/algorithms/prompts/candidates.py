@@ -34,9 +34,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     rewards: dict[str, float | None]
     """Task of the selection split → reward; None: unscored."""
     mean: float
-    """Of these, an unscored one taken for `failure_reward`."""
+    """Of these and of `again`, an unscored one taken for `failure_reward`."""
     rollouts: int
     """Done until it was known."""
+    again: dict[str, float | None] = msgspec.field(default_factory=dict)
+    """Task of the selection split → reward when it was run once more, as a finalist."""
     is_whole: bool = True
     """Whether these are all tasks of the selection split; a part of them leads to no choice."""
 
@@ -46,7 +48,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     candidates: list[Candidate]
     chosen: int
-    """The first one with the highest mean on the whole selection split."""
+    """The first one with the highest mean on the whole selection split, of the finalists if there
+    were some, and the prompts as they were given."""
     ended: str
     """Why the search ended."""
     rollouts: int
