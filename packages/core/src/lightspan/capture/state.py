@@ -58,6 +58,8 @@ class State:
     )
     """Event loop → SDK and origin → our clean client."""
     resolvers: list[Resolver] = field(default_factory=list)
+    covered: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Adapter in force → OpenTelemetry's instrumentation scopes that tell of the same agents."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, Steps] = field(default_factory=dict)
     """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""

@@ -1,0 +1,99 @@
+"""Frameworks that `otel.instrument` knows by name: how each is made to tell who acts.
+
+What they tell goes to a provider of ours (`tracer`), so that no exporter of the app's gets a span
+more than before. A framework whose telemetry is on already is left as it is: its spans are heard
+where they go.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Final, NamedTuple
+
+from opentelemetry.metrics import NoOpMeterProvider
+
+from lightspan.errors import ConfigError
+from lightspan.otel.tracer import PROVIDER
+
+Undo = Callable[[], None]
+
+
+class Framework(NamedTuple):
+    """One that is known by name."""
+
+    modules: tuple[str, ...]
+    """What has to be there."""
+    install: str
+    """What pip is told for that."""
+    switch_on: Callable[..., Undo]
+    """Given the modules, has it tell ours; returns what undoes that."""
+
+
+def switch_on(name: str) -> Undo:
+    """Have a framework tell who acts; returns what undoes that.
+
+    Raises:
+        ConfigError: it is not known by name, or not installed.
+    """
+    known = FRAMEWORKS.get(name)
+    if known is None:
+        raise ConfigError(
+            f"otel.instrument({name!r}): known by name are {', '.join(map(repr, FRAMEWORKS))}; of "
+            "any other framework whose spans name its agents, give the TracerProvider that they go "
+            "to: otel.instrument(provider)"
+        )
+    try:
+        modules = [importlib.import_module(module) for module in known.modules]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"otel.instrument({name!r}) needs {error.name!r}: pip install {known.install}"
+        ) from error
+    return known.switch_on(*modules)
+
+
+def _nothing() -> None:
+    """What is undone where nothing was changed."""
+
+
+def _pydantic_ai(framework: Any, instrumented: Any) -> Undo:
+    agents = framework.Agent
+    before = agents._instrument_default
+    if before:
+        return _nothing
+    ours = instrumented.InstrumentationSettings(
+        tracer_provider=PROVIDER, meter_provider=NoOpMeterProvider(), include_content=False
+    )
+    agents.instrument_all(ours)
+
+    def undo() -> None:
+        if agents._instrument_default is ours:
+            agents.instrument_all(before)
+
+    return undo
+
+
+def _smolagents(instrumentation: Any, openinference: Any) -> Undo:
+    instrumentor = instrumentation.SmolagentsInstrumentor()
+    if instrumentor.is_instrumented_by_opentelemetry:
+        return _nothing
+    hidden = [field.name for field in fields(openinference.TraceConfig)]
+    config = openinference.TraceConfig(
+        **{name: True for name in hidden if name.startswith("hide_")}
+    )
+    instrumentor.instrument(tracer_provider=PROVIDER, config=config)
+    undo: Undo = instrumentor.uninstrument
+    return undo
+
+
+FRAMEWORKS: Final[Mapping[str, Framework]] = {
+    "pydantic-ai": Framework(
+        ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
+    ),
+    "smolagents": Framework(
+        ("openinference.instrumentation.smolagents", "openinference.instrumentation"),
+        "smolagents openinference-instrumentation-smolagents",
+        _smolagents,
+    ),
+}

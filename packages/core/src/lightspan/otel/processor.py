@@ -1,0 +1,81 @@
+"""Hears of the spans of an app's own tracer provider, and reads their names, ids and kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+from lightspan.otel.notes import SpanNote, failure_of, keep, note_by_ids, note_of
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import Span as LiveSpan
+
+
+class AgentSpanProcessor(SpanProcessor):
+    """Knows which spans are open, and changes none. What was said in them is not read.
+
+    `otel.instrument(provider)` adds one to a provider; there it stays, as OpenTelemetry has no way
+    to take it out, and hears nothing while it is not `on`.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+
+    def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
+        """A span begins; it is not the current one yet."""
+        if not self.on:
+            return
+        with contextlib.suppress(Exception):  # never into the app; a span unknown is noticed later
+            context, library = span.get_span_context(), span.instrumentation_scope
+            above = note_of(trace.get_current_span(parent_context))
+            name = "" if library is None else library.name
+            note = SpanNote(span, above, f"{context.span_id:016x}", name)
+            keep(span, note)
+            note.begin()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """It has ended."""
+        context = span.get_span_context()
+        note = None if context is None else note_by_ids(context.trace_id, context.span_id)
+        if note is not None:
+            note.end(failed=failure_of(span))
+
+    def shutdown(self) -> None:
+        """Nothing is kept."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is kept."""
+        return True
+
+
+# --- whom we hear ---------------------------------------------------------------------------
+heard: Final[weakref.WeakKeyDictionary[Any, AgentSpanProcessor]] = weakref.WeakKeyDictionary()
+"""The app's own providers with our processor in them."""
+_lock: Final = threading.Lock()
+
+
+def hear(provider: TracerProvider) -> AgentSpanProcessor:
+    """Hear of this provider's spans, as long as what is returned is `on`; nothing else is changed
+    there, and its exporters get what they got."""
+    processor = heard.get(provider)
+    if processor is not None and processor.on:
+        return processor
+    with _lock:
+        processor = heard.get(provider)
+        if processor is None:
+            heard[provider] = processor = AgentSpanProcessor()
+            provider.add_span_processor(processor)
+        processor.on = True
+        return processor
+
+
+def hear_global() -> AgentSpanProcessor | None:
+    """Hear of the global provider's spans, if the app has set one by now."""
+    provider: Any = trace.get_tracer_provider()
+    return hear(provider) if hasattr(provider, "add_span_processor") else None
