@@ -304,6 +304,7 @@ class SpanNote:
 
     def _give_up(self) -> None:
         """The attempt ends, or the span is gone: nobody will say how it ended."""
+        self.end_if_left()
         self._finish(SpanStatus.UNSET)
         self._leave(None)
 

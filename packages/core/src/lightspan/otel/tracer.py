@@ -128,6 +128,8 @@ class IdentitySpan(Span):
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         # Its description may quote what was said.
         self.status = Status(status.status_code if isinstance(status, Status) else status)
+        if not self._has_ended:
+            self.note.end_if_left()
 
     def record_exception(
         self,
