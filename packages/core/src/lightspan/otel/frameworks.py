@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from opentelemetry.metrics import NoOpMeterProvider
 
 from lightspan.errors import ConfigError
+from lightspan.otel.processor import hear_global
 from lightspan.otel.tracer import PROVIDER
 
 Undo = Callable[[], None]
@@ -74,16 +75,41 @@ def _pydantic_ai(framework: Any, instrumented: Any) -> Undo:
     return undo
 
 
-def _smolagents(instrumentation: Any, openinference: Any) -> Undo:
-    instrumentor = instrumentation.SmolagentsInstrumentor()
-    if instrumentor.is_instrumented_by_opentelemetry:
+def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
+    """One that OpenInference instruments.
+
+    Args:
+        framework: the last part of the name of its instrumentation's module.
+        instrumentor: the name of its class.
+        needs: what pip is told to install.
+    """
+
+    def switch_on(instrumentation: Any, openinference: Any) -> Undo:
+        found = getattr(instrumentation, instrumentor)()
+        if found.is_instrumented_by_opentelemetry:
+            return _nothing
+        names = [field.name for field in fields(openinference.TraceConfig)]
+        hidden = {name: True for name in names if name.startswith("hide_")}
+        found.instrument(tracer_provider=PROVIDER, config=openinference.TraceConfig(**hidden))
+        undo: Undo = found.uninstrument
+        return undo
+
+    module = f"openinference.instrumentation.{framework}"
+    return Framework((module, "openinference.instrumentation"), needs, switch_on)
+
+
+def _strands(telemetry: Any) -> Undo:
+    """Its one tracer keeps the provider that was the global one when it was made, if any."""
+    tracer = telemetry.get_tracer()
+    if hear_global() is not None:
         return _nothing
-    hidden = [field.name for field in fields(openinference.TraceConfig)]
-    config = openinference.TraceConfig(
-        **{name: True for name in hidden if name.startswith("hide_")}
-    )
-    instrumentor.instrument(tracer_provider=PROVIDER, config=config)
-    undo: Undo = instrumentor.uninstrument
+    before, ours = tracer.tracer, PROVIDER.get_tracer(tracer.service_name)
+    tracer.tracer = ours
+
+    def undo() -> None:
+        if tracer.tracer is ours:
+            tracer.tracer = before
+
     return undo
 
 
@@ -91,9 +117,11 @@ FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "pydantic-ai": Framework(
         ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
     ),
-    "smolagents": Framework(
-        ("openinference.instrumentation.smolagents", "openinference.instrumentation"),
+    "smolagents": _openinference(
+        "smolagents",
+        "SmolagentsInstrumentor",
         "smolagents openinference-instrumentation-smolagents",
-        _smolagents,
     ),
+    "agno": _openinference("agno", "AgnoInstrumentor", "agno openinference-instrumentation-agno"),
+    "strands-agents": Framework(("strands.telemetry.tracer",), "strands-agents", _strands),
 }

@@ -15,7 +15,7 @@ from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.otel import resolver
 from lightspan.otel.frameworks import switch_on
 from lightspan.otel.notes import NAME
-from lightspan.otel.processor import hear, heard
+from lightspan.otel.processor import AgentSpanProcessor, hear, processors
 from lightspan.production import record
 
 
@@ -58,7 +58,8 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
             key = hear(what)
             if key in _state.undo:
                 return Instrumentation(None)
-            _state.undo[key] = partial(setattr, key, "on", False)
+            key.is_asked_for = True
+            _state.undo[key] = partial(_hear_no_more, key)
         else:
             raise ConfigError(
                 f"otel.instrument({what!r}): it takes the name of a framework, or a TracerProvider "
@@ -76,6 +77,10 @@ def uninstrument() -> None:
             _undo(key)
 
 
+def _hear_no_more(processor: AgentSpanProcessor) -> None:
+    processor.on = processor.is_asked_for = False
+
+
 def _undo(key: Any) -> None:
     with _state.lock:
         undo = _state.undo.pop(key, None)
@@ -84,6 +89,6 @@ def _undo(key: Any) -> None:
         if _state.undo:
             return
         resolver.uninstall()
-        for processor in heard.values():  # the global provider's, too
-            processor.on = False
+        for processor in processors():  # the global provider's, too
+            _hear_no_more(processor)
     record.release(NAME)

@@ -24,7 +24,7 @@ from lightspan.capture.adapter import damage, is_covered
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
 from lightspan.capture.state import state
-from lightspan.otel.identity import Role, agent_name, role_of, tool_call_id, tool_name
+from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.routing import join_path
@@ -101,6 +101,8 @@ class SpanNote:
         self._parent_id: str | None = None
         self._is_repeated = self._is_elsewhere = False
         self._told: Attributes | None = None
+        self._read: tuple[str, Mapping[str, Any]] = ("", {})
+        """Name and identity, as they were read last: the span may be gone."""
         self._expecting: Recorder | None = None
         self._root: scope.Root | None = None
         self._handled: BaseException | None = None
@@ -168,7 +170,7 @@ class SpanNote:
         if span is None or around is None:
             return
         if self.frame is None and not self._is_repeated:
-            name, attributes = span.name, span.attributes or {}
+            name, attributes = self._read = span.name, _identity(span)
             if self.role not in (Role.AGENT, Role.TOOL):
                 self.role = role_of(name, attributes)
             if self.role is Role.AGENT:
@@ -190,6 +192,7 @@ class SpanNote:
             self._is_repeated = self._parent_id in (outer.span_id, outer._parent_id)
         if not self._is_repeated:
             self.frame = Frame(name, self.span_id)
+            open_agents.add(self)
 
     def rebase(self, acting: Acting) -> None:
         """It began outside every attempt, and turned out to be in one: `acting` is around it."""
@@ -289,9 +292,8 @@ class SpanNote:
         return f"invoke_agent {name}", SpanKind.AGENT, attributes
 
     def _tool(self) -> tuple[str, SpanKind, Attributes]:
-        span = self._span()
-        told, attributes = ("", {}) if span is None else (span.name, span.attributes or {})
-        name = tool_name(told, attributes)
+        name, attributes = self._read
+        name = tool_name(name, attributes)
         known: Attributes = {
             c.OPERATION_NAME: "execute_tool",
             c.TOOL_NAME: name,
@@ -311,6 +313,7 @@ class SpanNote:
     def _leave(self, error: BaseException | str | None) -> None:
         root, self._root = self._root, None
         self.ended, self.around, self._handled, self._expecting = True, None, None, None
+        open_agents.discard(self)
         if root is not None:
             root.close(error)
 
@@ -322,6 +325,11 @@ class SpanNote:
     @property
     def _key(self) -> str:
         return f"{NAME} {self.span_id}"
+
+
+def _identity(span: Readable) -> Mapping[str, Any]:
+    attributes = span.attributes or {}
+    return {key: attributes[key] for key in READ if key in attributes}
 
 
 def failure_of(span: Readable) -> str | None:
@@ -339,6 +347,9 @@ _by_ids: Final[weakref.WeakValueDictionary[tuple[int, int], SpanNote]] = (
     weakref.WeakValueDictionary()
 )
 """Trace and span → note, for copies of a span, which are other objects."""
+
+open_agents: Final[weakref.WeakSet[SpanNote]] = weakref.WeakSet()
+"""Those that act now, in any context."""
 
 kept_whole: Final[set[tuple[int, int]]] = set()
 """Open spans of which somebody else records all that they say (`LightspanSpanProcessor`)."""

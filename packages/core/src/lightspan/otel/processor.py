@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from lightspan.otel.notes import SpanNote, failure_of, keep, note_by_ids, note_of
 
@@ -26,6 +27,8 @@ class AgentSpanProcessor(SpanProcessor):
 
     def __init__(self) -> None:
         self.on = True
+        self.is_asked_for = False
+        """The app said that its agents are told of there."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         """A span begins; it is not the current one yet."""
@@ -55,27 +58,46 @@ class AgentSpanProcessor(SpanProcessor):
 
 
 # --- whom we hear ---------------------------------------------------------------------------
-heard: Final[weakref.WeakKeyDictionary[Any, AgentSpanProcessor]] = weakref.WeakKeyDictionary()
-"""The app's own providers with our processor in them."""
+_heard: Final[list[tuple[weakref.ref[Any], AgentSpanProcessor]]] = []
+"""The app's own providers with our processor in them. (Some cannot be the key of a dictionary.)"""
 _lock: Final = threading.Lock()
 
 
-def hear(provider: TracerProvider) -> AgentSpanProcessor:
+def processors() -> Sequence[AgentSpanProcessor]:
+    """Ours, one for each provider that is or was heard."""
+    return [processor for _, processor in list(_heard)]
+
+
+def _found(provider: object) -> AgentSpanProcessor | None:
+    return next((found for known, found in list(_heard) if known() is provider), None)
+
+
+def hear(provider: Any) -> AgentSpanProcessor:
     """Hear of this provider's spans, as long as what is returned is `on`; nothing else is changed
     there, and its exporters get what they got."""
-    processor = heard.get(provider)
-    if processor is not None and processor.on:
-        return processor
-    with _lock:
-        processor = heard.get(provider)
-        if processor is None:
-            heard[provider] = processor = AgentSpanProcessor()
-            provider.add_span_processor(processor)
-        processor.on = True
-        return processor
+    processor = _found(provider)
+    if processor is None or not processor.on:
+        with _lock:
+            processor = _found(provider)
+            if processor is None:
+                processor = AgentSpanProcessor()
+                provider.add_span_processor(processor)
+                _heard[:] = [known for known in _heard if known[0]() is not None]
+                _heard.append((weakref.ref(provider), processor))
+            processor.on = True
+    return processor
 
 
 def hear_global() -> AgentSpanProcessor | None:
     """Hear of the global provider's spans, if the app has set one by now."""
     provider: Any = trace.get_tracer_provider()
     return hear(provider) if hasattr(provider, "add_span_processor") else None
+
+
+def is_of_a_heard_provider(span: Any) -> bool:
+    """Whether a span was made by a provider that is heard now; False where that cannot be seen."""
+    processor = getattr(span, "_span_processor", None)
+    if processor is None:
+        return False
+    providers = [known() for known, ours in list(_heard) if ours.on]
+    return any(getattr(each, "_active_span_processor", None) is processor for each in providers)

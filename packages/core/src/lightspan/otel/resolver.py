@@ -21,8 +21,8 @@ from lightspan.capture import scope
 from lightspan.capture.adapter import damage
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame
-from lightspan.otel.notes import NAME, SpanNote, note_of, open_here
-from lightspan.otel.processor import heard
+from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
+from lightspan.otel.processor import is_of_a_heard_provider, processors
 
 DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` switches its SDK off."""
@@ -98,13 +98,18 @@ def note_call(acting: Acting) -> None:
 
 def _unknown(span: Any) -> str | None:
     context = span.get_span_context()
+    if note_of(span) is not None or context.is_remote:
+        return None
+    is_told = any(processor.on and processor.is_asked_for for processor in processors())
     if not context.is_valid:
-        if not heard or os.environ.get(DISABLED, "").strip().lower() != "true":
+        if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
             return None
         return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
-    if context.is_remote or note_of(span) is not None:
-        return None
+    if not (is_told or open_agents):
+        return None  # agents are told of by ours alone, and there is none that it could hide
     if span.is_recording():
+        if is_of_a_heard_provider(span):
+            return None  # it began before
         return (
             f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
             "lightspan does not hear: otel.instrument(provider), with that one"
