@@ -106,6 +106,11 @@ SPEAKERS = {
         ["smolagents[openai]", "openinference-instrumentation-smolagents"],
         ["smolagents", "openinference.instrumentation.smolagents"],
     ),
+    "strands_agents": Speaker(["strands-agents[openai]"], ["strands"]),
+    "agno": Speaker(
+        ["agno", "openai", "openinference-instrumentation-agno"],
+        ["agno", "openinference.instrumentation.agno"],
+    ),
 }
 
 
@@ -227,6 +232,7 @@ CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
     *("autogen-agentchat", "crewai", "litellm", "openai-agents", "pydantic-ai-slim", "smolagents"),
+    *("strands-agents", "agno"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),

@@ -22,6 +22,7 @@ from lightspan import otel
 from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
+from lightspan.otel.frameworks import FRAMEWORKS, Framework
 from lightspan.otel.tracer import PROVIDER
 from lightspan.testing.attempts import captured, make_scope, tree
 
@@ -108,7 +109,10 @@ def test_two_providers(provider: TracerProvider) -> None:
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("langfuse", r"known by name are 'pydantic-ai', 'smolagents'; of any other framework"),
+        (
+            "langfuse",
+            "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents'; of any other",
+        ),
         (None, "it takes the name of a framework, or a TracerProvider of OpenTelemetry's SDK"),
         (trace.ProxyTracerProvider(), "it takes the name of a framework, or a TracerProvider"),
     ],
@@ -119,9 +123,9 @@ def test_what_it_does_not_take(what: Any, complaint: str) -> None:
     assert scope.resolvers() == ()
 
 
-@pytest.mark.parametrize("name", ["pydantic-ai", "smolagents"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pydantic_ai", "openinference.instrumentation.smolagents"):
+    for module in FRAMEWORKS[name].modules:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"otel.instrument\('{name}'\) needs .*: pip install"):
         otel.instrument(name)
@@ -236,6 +240,66 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 
     [reason] = damage_of(inside)
     assert "the current span, 'hidden', is of a TracerProvider that lightspan does not" in reason
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
+    """A framework that was instrumented by its name, in an app that has no global provider."""
+    known = Framework((), "", lambda: lambda: None)
+    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
+    with otel.instrument("known"):
+        yield PROVIDER.get_tracer("known")
+
+
+def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.OpenAI) -> None:
+    """The app's tool makes a span between, which the app samples out, or which nobody hears."""
+    off, other = TracerProvider(sampler=ALWAYS_OFF), TracerProvider()
+    for hiding, complaint in ((off, "sampler leaves its spans out"), (other, "does not hear")):
+        tracer = hiding.get_tracer("app")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with agent(by_name, "writer"), tracer.start_as_current_span("query"):
+                say(client)
+
+        attempt = make_scope()
+        with open_scope(attempt):
+            inside()
+        [reason] = attempt.recorder.damages()
+        assert complaint in reason
+
+
+def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
+    """A call outside every agent, in an app that samples its requests."""
+    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
+        tracer = hiding.get_tracer("app")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with tracer.start_as_current_span("request"):
+                say(client)
+
+        assert damage_of(inside) == []
+
+
+def test_a_span_that_began_before_its_provider_was_heard(client: openai.OpenAI) -> None:
+    provider = TracerProvider()
+    with provider.get_tracer("app").start_as_current_span("request"), otel.instrument(provider):
+        assert damage_of(lambda: say(client)) == []
+
+
+def test_a_provider_that_cannot_be_hashed() -> None:
+    """As logfire's, which is a dataclass."""
+
+    class Provider(TracerProvider):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+    provider = Provider()
+    for _ in range(2):
+        with otel.instrument(provider), captured(), agent(provider.get_tracer("t"), "writer"):
+            assert path() == "writer"
+    assert len(provider._active_span_processor._span_processors) == 1
 
 
 def test_opentelemetry_is_switched_off(
