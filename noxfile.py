@@ -106,6 +106,10 @@ SPEAKERS = {
         ["smolagents[openai]", "openinference-instrumentation-smolagents"],
         ["smolagents", "openinference.instrumentation.smolagents"],
     ),
+    "agent_framework": Speaker(
+        ["agent-framework-core", "agent-framework-openai"],
+        ["agent_framework", "agent_framework.openai"],
+    ),
     "strands_agents": Speaker(["strands-agents[openai]"], ["strands"]),
     "agno": Speaker(
         ["agno", "openai", "openinference-instrumentation-agno"],
@@ -232,7 +236,7 @@ CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
     *("autogen-agentchat", "crewai", "litellm", "openai-agents", "pydantic-ai-slim", "smolagents"),
-    *("strands-agents", "agno"),
+    *("strands-agents", "agno", "agent-framework-core"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),

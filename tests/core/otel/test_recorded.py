@@ -89,6 +89,34 @@ def test_an_exception_that_was_handled_before_is_not_its_error(tracer: Tracer) -
     assert attempt.tree == ["invoke_agent writer @writer"]
 
 
+def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) -> None:
+    """As of a stream that has ended: its reader is told by an exception."""
+    with captured() as attempt:
+        span = tracer.start_span("invoke_agent writer", attributes=INVOKES)
+        try:
+            raise StopAsyncIteration
+        except StopAsyncIteration:
+            span.end()
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_a_run_that_is_cancelled(tracer: Tracer) -> None:
+    async def run() -> None:
+        with agent(tracer, "writer"):
+            await asyncio.sleep(60)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(run())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    with captured() as attempt:
+        asyncio.run(cancel())
+    assert attempt.tree == ["invoke_agent writer @writer error"]
+    assert attempt.spans[0].attributes[c.ERROR_TYPE] == "CancelledError"
+
+
 def test_a_span_that_is_left_open_by_its_library_when_its_agent_fails() -> None:
     """smolagents by OpenInference: the failed agent's span stays the current one for ever."""
     provider = TracerProvider()

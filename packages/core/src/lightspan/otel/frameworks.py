@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.metrics import NoOpMeterProvider
 
+from lightspan.capture.patch import Patch
 from lightspan.errors import ConfigError
 from lightspan.otel.processor import hear_global
 from lightspan.otel.tracer import PROVIDER
@@ -113,6 +115,20 @@ def _strands(telemetry: Any) -> Undo:
     return undo
 
 
+def _agent_framework(observability: Any) -> Undo:
+    """It asks for the global provider's tracer at each span: the app's, whenever that is set."""
+
+    def ours(original: Any, patch: Patch) -> Any:
+        def get_tracer(*names: Any, **more: Any) -> Any:
+            if not patch.on or hear_global() is not None:
+                return original(*names, **more)
+            return PROVIDER.get_tracer("agent_framework")
+
+        return get_tracer
+
+    return Patch(observability, "get_tracer", partial(ours, observability.get_tracer)).undo
+
+
 FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "pydantic-ai": Framework(
         ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
@@ -124,4 +140,7 @@ FRAMEWORKS: Final[Mapping[str, Framework]] = {
     ),
     "agno": _openinference("agno", "AgnoInstrumentor", "agno openinference-instrumentation-agno"),
     "strands-agents": Framework(("strands.telemetry.tracer",), "strands-agents", _strands),
+    "agent-framework": Framework(
+        ("agent_framework.observability",), "agent-framework", _agent_framework
+    ),
 }

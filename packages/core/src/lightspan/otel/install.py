@@ -40,8 +40,8 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
     is undone at the end of the block.
 
     Args:
-        what: a framework, `"pydantic-ai"` or `"smolagents"`, whose telemetry is then on for us
-            alone, unless the app has switched it on; or the app's own TracerProvider, to which the
+        what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
+            the app has switched it on; or the app's own TracerProvider, to which the
             spans of any framework go. Spans of the global provider are heard with either.
 
     Raises:

@@ -227,6 +227,8 @@ class SpanNote:
             return
         raised = sys.exception()
         error = None if raised is self._handled else raised
+        if failed is None and isinstance(error, Exception):
+            error = None  # one that is being handled, such as the end of a stream
         try:
             self.settle(may_guess=True)
             if isinstance(error, GeneratorExit):
