@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -203,6 +205,48 @@ class TestResponses(TestChat):
     """The same with the Responses API, the gateway's own included."""
 
     kind = OpenAIResponsesModel
+
+
+PROGRAM = """
+import sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from lightspan import otel
+from lightspan.testing.attempts import captured
+from lightspan.testing.scripted import ScriptedServer
+
+def trace_it():
+    trace.set_tracer_provider(TracerProvider())
+    if sys.argv[2] == "on":
+        Agent.instrument_all()
+
+steps = [trace_it, lambda: otel.instrument("pydantic-ai")]
+for step in steps if sys.argv[1] == "before" else reversed(steps):
+    step()
+with ScriptedServer("said") as server:
+    provider = OpenAIProvider(base_url=server.url, api_key="key")
+    agent = Agent(OpenAIChatModel("m", provider=provider), name="writer")
+
+    @agent.instructions
+    def look() -> str:
+        return "Write."
+
+    with captured() as attempt, trace.get_tracer("app").start_as_current_span("request"):
+        agent.run_sync("hello")
+print(attempt.tree)
+"""
+
+
+@pytest.mark.parametrize("telemetry", ["on", "off"])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_apps_global_provider_is_heard_whenever_it_is_set(order: str, telemetry: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, order, telemetry], capture_output=True, text=True
+    )
+    assert done.stdout == "['invoke_agent writer @writer', '  chat m @writer']\n", done.stderr
 
 
 pytest_generate_tests = columns(TestChat)

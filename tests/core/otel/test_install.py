@@ -21,8 +21,9 @@ import lightspan
 from lightspan import otel
 from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
+from lightspan.capture.state import state
 from lightspan.errors import ConfigError
-from lightspan.otel.frameworks import FRAMEWORKS, Framework
+from lightspan.otel.frameworks import FRAMEWORKS, Framework, Switch
 from lightspan.otel.tracer import PROVIDER
 from lightspan.testing.attempts import captured, make_scope, tree
 
@@ -246,7 +247,7 @@ def test_a_provider_that_is_not_heard(provider: TracerProvider, client: openai.O
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     """A framework that was instrumented by its name, in an app that has no global provider."""
-    known = Framework((), "", lambda: lambda: None)
+    known = Framework((), "", lambda: Switch(lambda: True, lambda: None))
     monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
     with otel.instrument("known"):
         yield PROVIDER.get_tracer("known")
@@ -267,6 +268,47 @@ def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.O
             inside()
         [reason] = attempt.recorder.damages()
         assert complaint in reason
+
+
+def test_the_global_provider_is_heard_from_the_next_attempt_on(
+    by_name: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the app sets it, and switches its framework's telemetry on towards it."""
+    provider = TracerProvider()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    with captured() as attempt, agent(provider.get_tracer("t"), "writer"):
+        assert path() == "writer"
+    assert attempt.tree == ["invoke_agent writer @writer"]
+
+
+def test_what_fails_before_an_attempt_damages_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise LookupError("it")
+
+    monkeypatch.setattr(state, "entry_listeners", [fail])
+    attempt = make_scope()
+    with open_scope(attempt):
+        pass
+    assert attempt.recorder.damages() == [
+        "what has to be ready before an attempt is not: LookupError('it')"
+    ]
+
+
+def test_a_framework_that_tells_a_provider_of_the_apps(
+    monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
+) -> None:
+    """It was instrumented by its name; where its spans go nobody knows."""
+    known = Framework((), "", lambda: Switch(lambda: False, lambda: None))
+    monkeypatch.setattr("lightspan.otel.frameworks.FRAMEWORKS", {"known": known})
+    for hiding in (TracerProvider(sampler=ALWAYS_OFF), TracerProvider()):
+        tracer = hiding.get_tracer("known")
+
+        def inside(tracer: Tracer = tracer) -> None:
+            with agent(tracer, "writer"):
+                say(client)
+
+        with otel.instrument("known"):
+            assert len(damage_of(inside)) == 1
 
 
 def test_a_span_that_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:

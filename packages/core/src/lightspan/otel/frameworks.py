@@ -20,7 +20,14 @@ from lightspan.errors import ConfigError
 from lightspan.otel.processor import hear_global
 from lightspan.otel.tracer import PROVIDER
 
-Undo = Callable[[], None]
+
+class Switch(NamedTuple):
+    """What was done to a framework."""
+
+    is_ours: Callable[[], bool]
+    """Whether it tells ours now, and not a provider of the app's."""
+    undo: Callable[[], None]
+    """Leaves it as it was."""
 
 
 class Framework(NamedTuple):
@@ -30,12 +37,12 @@ class Framework(NamedTuple):
     """What has to be there."""
     install: str
     """What pip is told for that."""
-    switch_on: Callable[..., Undo]
-    """Given the modules, has it tell ours; returns what undoes that."""
+    switch_on: Callable[..., Switch]
+    """Given the modules, has it tell ours."""
 
 
-def switch_on(name: str) -> Undo:
-    """Have a framework tell who acts; returns what undoes that.
+def switch_on(name: str) -> Switch:
+    """Have a framework tell who acts.
 
     Raises:
         ConfigError: it is not known by name, or not installed.
@@ -56,25 +63,24 @@ def switch_on(name: str) -> Undo:
     return known.switch_on(*modules)
 
 
-def _nothing() -> None:
-    """What is undone where nothing was changed."""
+_LEFT_ALONE: Final = Switch(lambda: False, lambda: None)
+"""Of one that tells a provider of the app's already."""
 
 
-def _pydantic_ai(framework: Any, instrumented: Any) -> Undo:
+def _pydantic_ai(framework: Any, instrumented: Any) -> Switch:
     agents = framework.Agent
     before = agents._instrument_default
     if before:
-        return _nothing
+        return _LEFT_ALONE
     ours = instrumented.InstrumentationSettings(
         tracer_provider=PROVIDER, meter_provider=NoOpMeterProvider(), include_content=False
     )
     agents.instrument_all(ours)
 
-    def undo() -> None:
-        if agents._instrument_default is ours:
-            agents.instrument_all(before)
+    def is_ours() -> bool:
+        return agents._instrument_default is ours
 
-    return undo
+    return Switch(is_ours, lambda: agents.instrument_all(before) if is_ours() else None)
 
 
 def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
@@ -86,36 +92,34 @@ def _openinference(framework: str, instrumentor: str, needs: str) -> Framework:
         needs: what pip is told to install.
     """
 
-    def switch_on(instrumentation: Any, openinference: Any) -> Undo:
+    def switch_on(instrumentation: Any, openinference: Any) -> Switch:
         found = getattr(instrumentation, instrumentor)()
         if found.is_instrumented_by_opentelemetry:
-            return _nothing
+            return _LEFT_ALONE
         names = [field.name for field in fields(openinference.TraceConfig)]
         hidden = {name: True for name in names if name.startswith("hide_")}
         found.instrument(tracer_provider=PROVIDER, config=openinference.TraceConfig(**hidden))
-        undo: Undo = found.uninstrument
-        return undo
+        return Switch(lambda: True, found.uninstrument)
 
     module = f"openinference.instrumentation.{framework}"
     return Framework((module, "openinference.instrumentation"), needs, switch_on)
 
 
-def _strands(telemetry: Any) -> Undo:
+def _strands(telemetry: Any) -> Switch:
     """Its one tracer keeps the provider that was the global one when it was made, if any."""
     tracer = telemetry.get_tracer()
     if hear_global() is not None:
-        return _nothing
+        return _LEFT_ALONE
     before, ours = tracer.tracer, PROVIDER.get_tracer(tracer.service_name)
     tracer.tracer = ours
 
-    def undo() -> None:
-        if tracer.tracer is ours:
-            tracer.tracer = before
+    def is_ours() -> bool:
+        return tracer.tracer is ours
 
-    return undo
+    return Switch(is_ours, lambda: setattr(tracer, "tracer", before) if is_ours() else None)
 
 
-def _agent_framework(observability: Any) -> Undo:
+def _agent_framework(observability: Any) -> Switch:
     """It asks for the global provider's tracer at each span: the app's, whenever that is set."""
 
     def ours(original: Any, patch: Patch) -> Any:
@@ -126,7 +130,8 @@ def _agent_framework(observability: Any) -> Undo:
 
         return get_tracer
 
-    return Patch(observability, "get_tracer", partial(ours, observability.get_tracer)).undo
+    patch = Patch(observability, "get_tracer", partial(ours, observability.get_tracer))
+    return Switch(lambda: hear_global() is None, patch.undo)
 
 
 FRAMEWORKS: Final[Mapping[str, Framework]] = {

@@ -15,7 +15,7 @@ from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.otel import resolver
 from lightspan.otel.frameworks import switch_on
 from lightspan.otel.notes import NAME
-from lightspan.otel.processor import AgentSpanProcessor, hear, processors
+from lightspan.otel.processor import AgentSpanProcessor, hear, hear_global, processors
 from lightspan.production import record
 
 
@@ -53,7 +53,9 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
             key: Any = what
             if key in _state.undo:
                 return Instrumentation(None)
-            _state.undo[key] = switch_on(what)
+            resolver.switches[what] = switch = switch_on(what)
+            _state.undo[key] = switch.undo
+            hear_global()  # as long as it lasts, where the app tells it of the framework itself
         elif callable(getattr(what, "add_span_processor", None)):
             key = hear(what)
             if key in _state.undo:
@@ -85,6 +87,7 @@ def _undo(key: Any) -> None:
     with _state.lock:
         undo = _state.undo.pop(key, None)
         if undo is not None:
+            resolver.switches.pop(key, None)
             undo()
         if _state.undo:
             return

@@ -21,11 +21,16 @@ from lightspan.capture import scope
 from lightspan.capture.adapter import damage
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.state import state
+from lightspan.otel.frameworks import Switch
 from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
-from lightspan.otel.processor import is_of_a_heard_provider, processors
+from lightspan.otel.processor import hear_global, is_of_a_heard_provider, processors
 
 DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` switches its SDK off."""
+
+switches: Final[dict[str, Switch]] = {}
+"""The frameworks that were instrumented by name."""
 
 _told: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """The attempts that are damaged already."""
@@ -34,14 +39,21 @@ _told: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 # --- who acts -------------------------------------------------------------------------------
 def resolve(acting: Acting) -> Acting | None:
     """Who really acts, by the open spans around; None where there are none (`scope.Resolver`)."""
-    notes = open_here()
-    if not notes:
-        return None
     try:
+        _listen()
+        notes = open_here()
+        if not notes:
+            return None
         return _with_agents(acting, notes)
     except Exception as error:
         damage(acting.scope.recorder, NAME, error)
         return None
+
+
+def _listen() -> None:
+    """Hear the app's global provider, whenever it was set: a framework's spans may go there."""
+    if switches:
+        hear_global()
 
 
 def _with_agents(pushed: Acting, notes: Sequence[SpanNote]) -> Acting:
@@ -100,7 +112,8 @@ def _unknown(span: Any) -> str | None:
     context = span.get_span_context()
     if note_of(span) is not None or context.is_remote:
         return None
-    is_told = any(processor.on and processor.is_asked_for for processor in processors())
+    goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
+    is_told = goes_elsewhere or any(p.on and p.is_asked_for for p in processors())
     if not context.is_valid:
         if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
             return None
@@ -108,7 +121,7 @@ def _unknown(span: Any) -> str | None:
     if not (is_told or open_agents):
         return None  # agents are told of by ours alone, and there is none that it could hide
     if span.is_recording():
-        if is_of_a_heard_provider(span):
+        if is_of_a_heard_provider(span) and not goes_elsewhere:
             return None  # it began before
         return (
             f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
@@ -125,9 +138,13 @@ def install() -> None:
     """Ask it, and have it told of model calls. Twice is once."""
     scope.register_resolver(resolve, first=True)
     scope.add_call_listener(note_call)
+    if _listen not in state.entry_listeners:
+        state.entry_listeners.append(_listen)
 
 
 def uninstall() -> None:
     """Undo `install`."""
     scope.unregister_resolver(resolve)
     scope.remove_call_listener(note_call)
+    if _listen in state.entry_listeners:
+        state.entry_listeners.remove(_listen)
