@@ -26,7 +26,7 @@ from lightspan.capture.adapter import cover, uncover
 from lightspan.capture.scope import Acting, Frame
 from lightspan.capture.state import state
 from lightspan.otel import notes
-from lightspan.testing.attempts import captured
+from lightspan.testing.attempts import captured, make_scope
 
 
 # --- one span -------------------------------------------------------------------------------
@@ -74,6 +74,18 @@ def test_an_agent_whose_name_is_an_id_has_none(tracer: Tracer) -> None:
 def test_outside_a_scope_nobody_acts(tracer: Tracer) -> None:
     with agent(tracer, "writer"):
         assert scope.acting() is None
+
+
+def test_a_process_that_is_connected_to_a_server(tracer: Tracer) -> None:
+    """Outside every attempt: who acts says which policy answers."""
+    connection = Acting(replace(make_scope(), is_outside=True))
+    scope.connect(connection)
+    try:
+        assert path() == "app"
+        with agent(tracer, "boss"), lightspan.agent("middle"), agent(tracer, "expert"):
+            assert path() == "boss/middle/expert"
+    finally:
+        scope.disconnect(connection)
 
 
 def test_what_began_outside_the_attempt_is_no_part_of_it(tracer: Tracer) -> None:

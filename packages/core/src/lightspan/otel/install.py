@@ -41,8 +41,8 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
 
     Args:
         what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
-            the app has switched it on; or the app's own TracerProvider, to which the
-            spans of any framework go. Spans of the global provider are heard with either.
+            the app has switched it on; spans of its global provider are heard then, whenever it is
+            set. Or the app's own TracerProvider, to which the spans of any framework go.
 
     Raises:
         ConfigError: no framework is known by that name, it is not installed, or the provider is

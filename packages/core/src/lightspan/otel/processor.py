@@ -44,10 +44,11 @@ class AgentSpanProcessor(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         """It has ended."""
-        context = span.get_span_context()
-        note = None if context is None else note_by_ids(context.trace_id, context.span_id)
-        if note is not None:
-            note.end(failed=failure_of(span))
+        with contextlib.suppress(Exception):  # never into the app
+            context = span.get_span_context()
+            note = None if context is None else note_by_ids(context.trace_id, context.span_id)
+            if note is not None:
+                note.end(failed=failure_of(span))
 
     def shutdown(self) -> None:
         """Nothing is kept."""

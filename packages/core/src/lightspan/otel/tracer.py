@@ -9,6 +9,7 @@ is switched off.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
@@ -55,8 +56,9 @@ class _Tracer(Tracer):
         record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> Span:
-        # a span of the app's may come between an agent and its call, and is the current one then
-        hear_global()
+        with contextlib.suppress(Exception):  # a provider of the app's that cannot be heard
+            # a span of the app's may come between an agent and its call, and is the current one
+            hear_global()
         return IdentitySpan(name, attributes, trace.get_current_span(context), self._library)
 
     def start_as_current_span(  # type: ignore[override]
