@@ -106,6 +106,7 @@ SPEAKERS = {
         ["smolagents[openai]", "openinference-instrumentation-smolagents"],
         ["smolagents", "openinference.instrumentation.smolagents"],
     ),
+    "google_adk": Speaker(["google-adk", "litellm", "openai"], ["google.adk", "litellm"]),
     "agent_framework": Speaker(
         ["agent-framework-core", "agent-framework-openai"],
         ["agent_framework", "agent_framework.openai"],
@@ -236,7 +237,7 @@ CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
     *("autogen-agentchat", "crewai", "litellm", "openai-agents", "pydantic-ai-slim", "smolagents"),
-    *("strands-agents", "agno", "agent-framework-core"),
+    *("strands-agents", "agno", "agent-framework-core", "google-adk"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),

@@ -63,6 +63,6 @@ def test_the_page_says_which_versions_were_tested(name: str) -> None:
     key = name.replace("-", "_")
     assert key in noxfile.SPEAKERS
     pins = (Path(noxfile.__file__).parent / f"constraints/{key}-latest.txt").read_text()
-    for shown, version in re.findall(r"([a-z-]+)`? (\d+\.\d+\.\d+)", row):
+    for shown, version in re.findall(r"([A-Za-z-]+)`? (\d+\.\d+\.\d+)", row.lower()):
         assert f"\n{shown}=={version}\n" in pins
     assert re.findall(r"\d+\.\d+\.\d+", row)

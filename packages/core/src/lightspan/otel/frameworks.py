@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.trace import Span, Tracer
 
 from lightspan.capture.patch import Patch
 from lightspan.errors import ConfigError
@@ -134,6 +135,40 @@ def _agent_framework(observability: Any) -> Switch:
     return Switch(lambda: hear_global() is None, patch.undo)
 
 
+class _Following(Tracer):
+    """A tracer of the app's global provider, whenever that is set; of ours until then."""
+
+    def __init__(self, original: Tracer, name: str) -> None:
+        self._original, self._ours = original, PROVIDER.get_tracer(name)
+
+    def _now(self) -> Tracer:
+        return self._ours if hear_global() is None else self._original
+
+    def start_span(self, *args: Any, **more: Any) -> Span:
+        return self._now().start_span(*args, **more)
+
+    def start_as_current_span(self, *args: Any, **more: Any) -> Any:
+        return self._now().start_as_current_span(*args, **more)
+
+
+def _google_adk(*modules: Any) -> Switch:
+    """Its modules have a tracer of the global provider each."""
+    patches = []
+    for module in modules:
+        following = _Following(module.tracer, "gcp.vertex.agent")
+        patches.append(Patch(module, "tracer", partial(_in_place, following)))
+
+    def undo() -> None:
+        for patch in patches:
+            patch.undo()
+
+    return Switch(lambda: hear_global() is None, undo)
+
+
+def _in_place(ours: Any, patch: Patch) -> Any:
+    return ours
+
+
 FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "pydantic-ai": Framework(
         ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
@@ -145,6 +180,11 @@ FRAMEWORKS: Final[Mapping[str, Framework]] = {
     ),
     "agno": _openinference("agno", "AgnoInstrumentor", "agno openinference-instrumentation-agno"),
     "strands-agents": Framework(("strands.telemetry.tracer",), "strands-agents", _strands),
+    "google-adk": Framework(
+        ("google.adk.telemetry.tracing", "google.adk.telemetry.node_tracing"),
+        "google-adk",
+        _google_adk,
+    ),
     "agent-framework": Framework(
         ("agent_framework.observability",), "agent-framework", _agent_framework
     ),
