@@ -100,6 +100,21 @@ def test_an_exception_in_whose_handler_it_ends_is_not_its_error(tracer: Tracer) 
     assert attempt.tree == ["invoke_agent writer @writer"]
 
 
+def test_an_error_of_a_span_that_says_at_its_end_that_all_went_well(tracer: Tracer) -> None:
+    """smolagents by OpenInference, when it streams."""
+
+    def run() -> None:
+        with agent(tracer, "writer") as span:
+            error = LookupError("nothing there")
+            span.record_exception(error)
+            span.set_status(StatusCode.OK)
+            raise error
+
+    with captured() as attempt, pytest.raises(LookupError):
+        run()
+    assert attempt.tree == ["invoke_agent writer @writer error"]
+
+
 def test_a_run_that_is_cancelled(tracer: Tracer) -> None:
     async def run() -> None:
         with agent(tracer, "writer"):

@@ -215,11 +215,11 @@ class SpanNote:
         self.settle(may_guess=False)
 
     # --- its end --------------------------------------------------------------------------
-    def end(self, *, failed: str | None) -> None:
+    def end(self, span: Readable) -> None:
         """It ends now. Never raises.
 
         Args:
-            failed: the kind of its error, as far as the span knows; None: it has none.
+            span: it, complete.
         """
         around, recorder = self.around, None if self.around is None else self.around.scope.recorder
         if around is None or recorder is None:
@@ -227,9 +227,11 @@ class SpanNote:
             return
         raised = sys.exception()
         error = None if raised is self._handled else raised
-        if failed is None and isinstance(error, Exception):
-            error = None  # one that is being handled, such as the end of a stream
+        failed: str | None = None
         try:
+            failed = failure_of(span)
+            if failed is None and isinstance(error, Exception) and not _has_told(span, error):
+                error = None  # one that is being handled, such as the end of a stream
             self.settle(may_guess=True)
             if isinstance(error, GeneratorExit):
                 self._finish(SpanStatus.UNSET)
@@ -338,9 +340,20 @@ def failure_of(span: Readable) -> str | None:
     """The kind of a span's error, not its words; None if it has none."""
     if span.status.status_code is not StatusCode.ERROR:
         return None
+    return next(iter(_errors_of(span)), "error")
+
+
+def _errors_of(span: Readable) -> list[str]:
+    """The kinds of errors that a span tells of."""
     said = (span.attributes or {}).get(c.ERROR_TYPE)
     kinds = [(event.attributes or {}).get(c.EXCEPTION_TYPE) for event in span.events]
-    return str(next(filter(None, [said, *kinds]), "error"))
+    return [str(kind) for kind in (said, *kinds) if kind]
+
+
+def _has_told(span: Readable, error: Exception) -> bool:
+    """Whether a span tells of this error, though some say at its end that all went well."""
+    name = type(error).__qualname__
+    return any(kind.endswith(name) for kind in _errors_of(span))
 
 
 # --- finding them ---------------------------------------------------------------------------

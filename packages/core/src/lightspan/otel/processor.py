@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from lightspan.otel.notes import SpanNote, failure_of, keep, note_by_ids, note_of
+from lightspan.otel.notes import SpanNote, keep, note_by_ids, note_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -48,7 +48,7 @@ class AgentSpanProcessor(SpanProcessor):
             context = span.get_span_context()
             note = None if context is None else note_by_ids(context.trace_id, context.span_id)
             if note is not None:
-                note.end(failed=failure_of(span))
+                note.end(span)
 
     def shutdown(self) -> None:
         """Nothing is kept."""

@@ -18,7 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanContext, Status, StatusCode, Tracer, TracerProvider
 
 from lightspan.otel.identity import READ
-from lightspan.otel.notes import SpanNote, failure_of, note_of
+from lightspan.otel.notes import SpanNote, note_of
 from lightspan.otel.processor import hear_global
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import new_span_id
@@ -146,7 +146,7 @@ class IdentitySpan(Span):
         if self._has_ended:
             return
         self._has_ended = True
-        self.note.end(failed=failure_of(self))
+        self.note.end(self)
 
 
 PROVIDER: Final = IdentityTracerProvider()
