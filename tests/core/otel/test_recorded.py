@@ -204,6 +204,27 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
     assert (first.attempt.status, second.attempt.status) == ("succeeded", "succeeded")
 
 
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_spans_that_are_kept_whole_in_production(
+    client: openai.OpenAI, url: str, order: str
+) -> None:
+    provider = TracerProvider()
+    if order == "first":
+        provider.add_span_processor(LightspanSpanProcessor())
+    with otel.instrument(provider):
+        if order == "last":
+            provider.add_span_processor(LightspanSpanProcessor())
+        tracer = provider.get_tracer("t")
+        with record(url), agent(tracer, "boss"), agent(tracer, "expert"):
+            say(client)
+    tree = only(url).tree()
+    assert tree.splitlines()[-3:] == [
+        "  invoke_agent boss",
+        "    invoke_agent expert",
+        "      chat m @boss/expert",
+    ]
+
+
 def test_a_name_that_comes_late_in_production(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:

@@ -79,7 +79,7 @@ class LightspanSpanProcessor(SpanProcessor):
             return
         current = acting()
         context = span.get_span_context()
-        if current is not None and context is not None:
+        if current is not None and context is not None and current.scope.recorder.keeps:
             key = (context.trace_id, context.span_id)
             self._open[key] = current
             kept_whole.add(key)
