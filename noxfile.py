@@ -90,6 +90,35 @@ ADAPTERS = {
 BESIDE = ["openinference.instrumentation.openai", "opentelemetry.distro"]
 
 
+class Speaker(NamedTuple):
+    """A framework without an adapter, known by its OpenTelemetry spans (`lightspan.otel`): tested
+    by tests/frameworks/test_NAME.py with the versions of constraints/NAME-latest.txt."""
+
+    packages: list[str]
+    """What pip is told to install."""
+    modules: list[str]
+    """What its tests cannot do without."""
+
+
+SPEAKERS = {
+    "pydantic_ai": Speaker(["pydantic-ai-slim[openai]"], ["pydantic_ai"]),
+    "smolagents": Speaker(
+        ["smolagents[openai]", "openinference-instrumentation-smolagents"],
+        ["smolagents", "openinference.instrumentation.smolagents"],
+    ),
+    "google_adk": Speaker(["google-adk", "litellm", "openai"], ["google.adk", "litellm"]),
+    "agent_framework": Speaker(
+        ["agent-framework-core", "agent-framework-openai"],
+        ["agent_framework", "agent_framework.openai"],
+    ),
+    "strands_agents": Speaker(["strands-agents[openai]"], ["strands"]),
+    "agno": Speaker(
+        ["agno", "openai", "openinference-instrumentation-agno"],
+        ["agno", "openinference.instrumentation.agno"],
+    ),
+}
+
+
 class Example(NamedTuple):
     """An example: tested by the files of tests/examples that a pattern names."""
 
@@ -207,7 +236,8 @@ CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
 # Printed by every session that runs code of ours.
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
-    *("autogen-agentchat", "crewai", "litellm", "openai-agents"),
+    *("autogen-agentchat", "crewai", "litellm", "openai-agents", "pydantic-ai-slim", "smolagents"),
+    *("strands-agents", "agno", "agent-framework-core", "google-adk"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),
@@ -562,6 +592,18 @@ def tests_together(session: nox.Session, versions: str) -> None:
     expected = [module for name in names for module in expected_of(name, "oldest")]
     files = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
     run_pytest(session, *files, expected=expected)
+
+
+@nox.session(default=False)
+@nox.parametrize("framework", [nox.param(name, id=name) for name in SPEAKERS])
+def tests_frameworks(session: nox.Session, framework: str) -> None:
+    """Test a framework that is known by its OpenTelemetry spans, no adapter, no torch."""
+    known = SPEAKERS[framework]
+    pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-latest.txt")
+    install(session, *pins, f"{CORE}[serve]", *known.packages, *PYTEST)
+    report_versions(session)
+    file = f"tests/frameworks/test_{framework}.py"
+    run_pytest(session, *FAST, file, expected=known.modules)
 
 
 @nox.session(venv_backend="none", requires=["learning"])

@@ -34,10 +34,12 @@ from lightspan.capture import scope
 from lightspan.capture.adapter import (
     AdapterInstrumentor,
     Instrumentation,
+    cover,
     damage,
     follow,
     shortened,
     subclasses,
+    uncover,
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting
@@ -48,6 +50,9 @@ from lightspan.schema.messages import dump_json
 from lightspan.schema.spans import SpanKind, SpanStatus, text_of
 from lightspan_autogen import _bypass, _messages
 from lightspan_autogen._identity import End, Opened, Role, enter, span_of
+
+_COVERED: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
+"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
 
 
 @dataclass(slots=True)
@@ -390,6 +395,7 @@ def instrument() -> Instrumentation:
             return Instrumentation(None)
         _install()
         _state.is_everywhere = True
+        cover(__name__, _COVERED)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
@@ -401,6 +407,7 @@ def uninstrument() -> None:
         scope.remove_call_listener(_bypass.note_call)
         while _state.patches:
             _state.patches.pop().undo()
+    uncover(__name__)
     record.release(__name__)
 
 

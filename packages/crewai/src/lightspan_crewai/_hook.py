@@ -33,10 +33,12 @@ from lightspan.capture.adapter import (
     AdapterInstrumentor,
     Instrumentation,
     as_json,
+    cover,
     damage,
     place_of,
     shown,
     subclasses,
+    uncover,
 )
 from lightspan.capture.patch import Patch
 from lightspan.production import record
@@ -67,6 +69,13 @@ class _Open(NamedTuple):
 
 
 _NOTHING: Final = _Open()
+
+
+_COVERED: Final = (
+    *("crewai", "crewai.telemetry"),
+    *("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai"),
+)
+"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
 
 
 @dataclass(slots=True)
@@ -613,6 +622,7 @@ def instrument() -> Instrumentation:
         for owner in (Agent, Flow):
             _state.watches.append(_watch(owner, "kickoff_async", _kicking_off))
         scope.add_call_listener(note_call)
+        cover(__name__, _COVERED)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
@@ -625,6 +635,7 @@ def uninstrument() -> None:
         _state.watches.clear()
         _state.clients.clear()
         scope.remove_call_listener(note_call)
+    uncover(__name__)
     record.release(__name__)
 
 

@@ -28,9 +28,11 @@ from lightspan.capture import scope
 from lightspan.capture.adapter import (
     AdapterInstrumentor,
     Instrumentation,
+    cover,
     damage,
     place_of,
     shown,
+    uncover,
 )
 from lightspan.capture.bypass import bypassing_call, is_at_gateway, is_routed
 from lightspan.capture.patch import Patch
@@ -46,6 +48,13 @@ from lightspan_langgraph._prebuilt import is_running_prebuilt
 _NAME: Final = "lightspan_langgraph"
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 """Interrupted, abandoned."""
+
+
+_COVERED: Final = (
+    "openinference.instrumentation.langchain",
+    "opentelemetry.instrumentation.langchain",
+)
+"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
 
 
 class _AttemptRuns:
@@ -374,6 +383,7 @@ def instrument() -> Instrumentation:
             _everywhere, inheritable=True, handle_class=LightspanCallback
         )
         _watch()
+        cover(__name__, _COVERED)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
@@ -387,6 +397,7 @@ def uninstrument() -> None:
         scope.remove_call_listener(_note_call)
         while _state.patches:
             _state.patches.pop().undo()
+    uncover(__name__)
     record.release(__name__)
 
 

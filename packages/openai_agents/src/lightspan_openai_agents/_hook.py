@@ -38,7 +38,14 @@ from agents.tracing import (
 )
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import AdapterInstrumentor, Instrumentation, damage, shown
+from lightspan.capture.adapter import (
+    AdapterInstrumentor,
+    Instrumentation,
+    cover,
+    damage,
+    shown,
+    uncover,
+)
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
 from lightspan.production import record
@@ -74,6 +81,13 @@ _watched: Final[ContextVar[_Watched | None]] = ContextVar(
 The SDK's own spans have no room for ours, and an app may keep none but `get_current_span()` to end
 one by. It is no note of `scope.Acting`: most such spans change nothing of who acts.
 """
+
+
+_COVERED: Final = (
+    "openinference.instrumentation.openai_agents",
+    "opentelemetry.instrumentation.openai_agents",
+)
+"""OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
 
 
 @dataclass(slots=True)
@@ -598,12 +612,14 @@ def instrument() -> Instrumentation:
         _wrap_tool_context()
         _state.models = _bypass.wrap()
         scope.add_call_listener(_note_call)
+        cover(__name__, _COVERED)
         record.hold(__name__)
         return Instrumentation(uninstrument)
 
 
 def uninstrument() -> None:
     """Undo `instrument`; the SDK is left as it was, with the processors that the app gave it."""
+    uncover(__name__)
     record.release(__name__)
     with _state.lock:
         scope.remove_call_listener(_note_call)

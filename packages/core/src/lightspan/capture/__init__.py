@@ -5,8 +5,7 @@
 somebody does (`imports`), hands requests to `clients` of ours and watches the `answers`; `bypass`
 words calls of other clients; `candidates` are the texts that agents are given in place of the
 app's; `emit` is what a person's own code may say. `steps` keeps a block to its own generator;
-`threads` carries the scope along, `strays` are calls where it could not; `otel` translates to and
-from OpenTelemetry. What changes the process as a whole is in `state`. Framework adapters share
-`adapter`, `patch` (what they wrap) and `search` (the agents of an app, by what its code
-`references`).
+`threads` carries the scope along, `strays` are calls where it could not. What changes the process
+as a whole is in `state`. Framework adapters share `adapter`, `patch` (what they wrap) and `search`
+(the agents of an app, by what its code `references`).
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.state import state
 from lightspan.errors import ConfigError
 from lightspan.schema import conventions
 from lightspan.schema.routing import join_path
@@ -114,6 +115,29 @@ def error_attributes(attributes: Mapping[str, Any]) -> Attributes:
 def damage(recorder: Recorder, adapter: str, error: Exception) -> None:
     """An error of an adapter's own: it damages the attempt and never reaches the app."""
     recorder.damage(f"{adapter}: {type(error).__name__}: {text_of(error)}")
+
+
+# --- spans that tell the same ----------------------------------------------------------------
+def cover(adapter: str, libraries: Iterable[str]) -> None:
+    """Say that an adapter tells of the agents whose spans these instrumentations make, until
+    `uncover`: who reads agents from spans (`lightspan.otel`) passes over them, or each would be
+    told of twice.
+
+    Args:
+        adapter: its name.
+        libraries: names of OpenTelemetry's instrumentation scopes.
+    """
+    state.covered[adapter] = frozenset(libraries)
+
+
+def uncover(adapter: str) -> None:
+    """Undo `cover`."""
+    state.covered.pop(adapter, None)
+
+
+def is_covered(library: str) -> bool:
+    """Whether an adapter tells of what the spans of this instrumentation tell of."""
+    return any(library in covered for covered in state.covered.values())
 
 
 # --- installing -----------------------------------------------------------------------------

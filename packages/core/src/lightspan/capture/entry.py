@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from lightspan.capture import strays, wire
 from lightspan.capture.scope import Acting, Scope, reset_acting, set_acting
+from lightspan.capture.state import state
 
 
 @contextmanager
@@ -16,6 +17,11 @@ def open_scope(scope: Scope) -> Iterator[Scope]:
         wire.install()
     except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
         scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+    for listener in list(state.entry_listeners):
+        try:
+            listener()
+        except Exception as error:
+            scope.recorder.damage(f"what has to be ready before an attempt is not: {error!r}")
     strays.is_here()
     token = set_acting(Acting(scope, parent_span_id=scope.root_span_id))
     try:

@@ -260,10 +260,15 @@ def push(frame: Frame) -> Iterator[Acting | None]:
         reset_acting(token)
 
 
-def register_resolver(resolver: Resolver) -> None:
-    """Ask `resolver` who is acting, too. Registering twice is a no-op."""
+def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
+    """Ask `resolver` who is acting, too. Registering twice is a no-op.
+
+    Args:
+        resolver: see there.
+        first: ask it before those that are registered, whenever they are.
+    """
     if resolver not in state.resolvers:
-        state.resolvers.append(resolver)
+        state.resolvers.insert(0 if first else len(state.resolvers), resolver)
 
 
 def unregister_resolver(resolver: Resolver) -> None:
@@ -273,7 +278,7 @@ def unregister_resolver(resolver: Resolver) -> None:
 
 
 def resolvers() -> Sequence[Resolver]:
-    """The registered resolvers, in the order of registration."""
+    """The registered resolvers, in the order in which they are asked."""
     return tuple(state.resolvers)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -58,6 +59,10 @@ class State:
     )
     """Event loop → SDK and origin → our clean client."""
     resolvers: list[Resolver] = field(default_factory=list)
+    covered: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Adapter in force → OpenTelemetry's instrumentation scopes that tell of the same agents."""
+    entry_listeners: list[Callable[[], object]] = field(default_factory=list)
+    """Called before an attempt is entered."""
     call_listeners: list[CallListener] = field(default_factory=list)
     steps: dict[FrameType, Steps] = field(default_factory=dict)
     """Generator → its open blocks, until the last of them ends (an abandoned one ends them)."""

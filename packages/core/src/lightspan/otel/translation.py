@@ -27,6 +27,7 @@ from opentelemetry.trace import (
 
 from lightspan.capture.scope import Acting, acting, pushed
 from lightspan.errors import DataError, LightspanError
+from lightspan.otel.notes import kept_whole, note_by_ids
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import (
     SCHEMA_VERSION,
@@ -78,20 +79,26 @@ class LightspanSpanProcessor(SpanProcessor):
             return
         current = acting()
         context = span.get_span_context()
-        if current is not None and context is not None:
-            self._open[context.trace_id, context.span_id] = current
+        if current is not None and context is not None and current.scope.recorder.keeps:
+            key = (context.trace_id, context.span_id)
+            self._open[key] = current
+            kept_whole.add(key)
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         if context is None:
             return
-        current = self._open.pop((context.trace_id, context.span_id), None)
+        key = (context.trace_id, context.span_id)
+        current = self._open.pop(key, None)
         if current is None:
             return
-        scope = current.scope
+        scope, note = current.scope, note_by_ids(*key)
+        kept_whole.discard(key)
         try:
             kept = from_otel(span)
-            attributes = {c.AGENT_PATH: current.path, **kept.attributes}
+            # an agent that is read from this very span is told of once: here, with all it says
+            identity = {} if note is None else note.told_elsewhere()
+            attributes = {c.AGENT_PATH: current.path, **kept.attributes, **identity}
             scope.recorder.add(
                 kept.replace(
                     rollout_id=scope.rollout_id,
@@ -104,6 +111,7 @@ class LightspanSpanProcessor(SpanProcessor):
             scope.recorder.damage(f"a span could not be kept: {error!r}")
 
     def shutdown(self) -> None:
+        kept_whole.difference_update(self._open)
         self._open.clear()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

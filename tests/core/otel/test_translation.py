@@ -12,7 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import lightspan
 from lightspan.capture.entry import open_scope
-from lightspan.capture.otel import (
+from lightspan.capture.scope import Scope
+from lightspan.errors import DataError, LightspanError
+from lightspan.otel.translation import (
     LightspanSpanProcessor,
     decode_otlp,
     encode_otlp,
@@ -20,8 +22,6 @@ from lightspan.capture.otel import (
     from_otel,
     to_otel,
 )
-from lightspan.capture.scope import Scope
-from lightspan.errors import DataError, LightspanError
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 

@@ -1,0 +1,31 @@
+"""Every framework that speaks OpenTelemetry: who acts is read from the app's spans.
+
+from lightspan import otel
+
+otel.instrument("pydantic-ai")        # a framework by its name, whether the app traces it or not
+otel.instrument(provider)             # or: hear what goes to the app's own TracerProvider
+
+`identity` says what a span says of an agent, `notes` are taken of the spans that are open (by the
+`processor` in a provider of the app's, and by the `tracer` of ours), the `resolver` makes agents of
+them, `frameworks` are switched on by name and `install` does all that. `translation` is between
+OpenTelemetry's spans and ours, whole ones.
+"""
+
+from __future__ import annotations
+
+from lightspan.otel.install import instrument, uninstrument
+from lightspan.otel.translation import (
+    LightspanSpanProcessor,
+    decode_otlp,
+    encode_otlp,
+    export,
+)
+
+__all__ = [
+    "LightspanSpanProcessor",
+    "decode_otlp",
+    "encode_otlp",
+    "export",
+    "instrument",
+    "uninstrument",
+]

@@ -1,0 +1,104 @@
+"""Hears of the spans of an app's own tracer provider, and reads their names, ids and kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from lightspan.otel.notes import SpanNote, keep, note_by_ids, note_of
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import Span as LiveSpan
+
+
+class AgentSpanProcessor(SpanProcessor):
+    """Knows which spans are open, and changes none. What was said in them is not read.
+
+    `otel.instrument(provider)` adds one to a provider; there it stays, as OpenTelemetry has no way
+    to take it out, and hears nothing while it is not `on`.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self.is_asked_for = False
+        """The app said that its agents are told of there."""
+
+    def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
+        """A span begins; it is not the current one yet."""
+        if not self.on:
+            return
+        with contextlib.suppress(Exception):  # never into the app; a span unknown is noticed later
+            context, library = span.get_span_context(), span.instrumentation_scope
+            above = note_of(trace.get_current_span(parent_context))
+            name = "" if library is None else library.name
+            note = SpanNote(span, above, f"{context.span_id:016x}", name)
+            keep(span, note)
+            note.begin()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """It has ended."""
+        with contextlib.suppress(Exception):  # never into the app
+            context = span.get_span_context()
+            note = None if context is None else note_by_ids(context.trace_id, context.span_id)
+            if note is not None:
+                note.end(span)
+
+    def shutdown(self) -> None:
+        """Nothing is kept."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is kept."""
+        return True
+
+
+# --- whom we hear ---------------------------------------------------------------------------
+_heard: Final[list[tuple[weakref.ref[Any], AgentSpanProcessor]]] = []
+"""The app's own providers with our processor in them. (Some cannot be the key of a dictionary.)"""
+_lock: Final = threading.Lock()
+
+
+def processors() -> Sequence[AgentSpanProcessor]:
+    """Ours, one for each provider that is or was heard."""
+    return [processor for _, processor in list(_heard)]
+
+
+def _found(provider: object) -> AgentSpanProcessor | None:
+    return next((found for known, found in list(_heard) if known() is provider), None)
+
+
+def hear(provider: Any) -> AgentSpanProcessor:
+    """Hear of this provider's spans, as long as what is returned is `on`; nothing else is changed
+    there, and its exporters get what they got."""
+    processor = _found(provider)
+    if processor is None or not processor.on:
+        with _lock:
+            processor = _found(provider)
+            if processor is None:
+                processor = AgentSpanProcessor()
+                provider.add_span_processor(processor)
+                _heard[:] = [known for known in _heard if known[0]() is not None]
+                _heard.append((weakref.ref(provider), processor))
+            processor.on = True
+    return processor
+
+
+def hear_global() -> AgentSpanProcessor | None:
+    """Hear of the global provider's spans, if the app has set one by now."""
+    provider: Any = trace.get_tracer_provider()
+    return hear(provider) if hasattr(provider, "add_span_processor") else None
+
+
+def is_of_a_heard_provider(span: Any) -> bool:
+    """Whether a span was made by a provider that is heard now; False where that cannot be seen."""
+    processor = getattr(span, "_span_processor", None)
+    if processor is None:
+        return False
+    providers = [known() for known, ours in list(_heard) if ours.on]
+    return any(getattr(each, "_active_span_processor", None) is processor for each in providers)

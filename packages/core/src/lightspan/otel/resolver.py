@@ -1,0 +1,150 @@
+"""Who acts, by OpenTelemetry's current span: the first of all resolvers.
+
+A frame is put in for each open agent's span around the caller, at the depth at which frames were
+pushed when it began: agents of `lightspan.agent` and of adapters that push come out in the order in
+which they were entered. Those that are resolved (LangGraph's) follow by themselves: they are asked
+next, and given what this one says. It has to be the first: what an adapter notes when something of
+its begins is what was said before it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from opentelemetry import trace
+
+from lightspan.capture import scope
+from lightspan.capture.adapter import damage
+from lightspan.capture.recorder import Recorder
+from lightspan.capture.scope import Acting, Frame
+from lightspan.capture.state import state
+from lightspan.otel.frameworks import Switch
+from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
+from lightspan.otel.processor import hear_global, is_of_a_heard_provider, processors
+
+DISABLED: Final = "OTEL_SDK_DISABLED"
+"""OpenTelemetry's variable; `true` switches its SDK off."""
+
+switches: Final[dict[str, Switch]] = {}
+"""The frameworks that were instrumented by name."""
+
+_told: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
+"""The attempts that are damaged already."""
+
+
+# --- who acts -------------------------------------------------------------------------------
+def resolve(acting: Acting) -> Acting | None:
+    """Who really acts, by the open spans around; None where there are none (`scope.Resolver`)."""
+    try:
+        _listen()
+        notes = open_here()
+        if not notes:
+            return None
+        return _with_agents(acting, notes)
+    except Exception as error:
+        damage(acting.scope.recorder, NAME, error)
+        return None
+
+
+def _listen() -> None:
+    """Hear the app's global provider, whenever it was set: a framework's spans may go there."""
+    if switches:
+        hear_global()
+
+
+def _with_agents(pushed: Acting, notes: Sequence[SpanNote]) -> Acting:
+    acting = _in_attempt(pushed, notes) if pushed.scope.is_outside else pushed
+    own, parent = acting.frames, acting.parent_span_id
+    known = {frame.span_id: place for place, frame in enumerate(own)}
+    frames: list[Frame] = []
+    taken = 0
+    for note in reversed(notes):
+        if frames and note.began_outside and not acting.scope.is_outside:
+            note.rebase(replace(acting, frames=tuple(frames), parent_span_id=parent))
+        if not note.began_in(acting):
+            continue
+        note.settle(may_guess=True)
+        if not note.is_node:
+            continue
+        upto = known.get(note.span_id, note.depth - 1) + 1
+        frames += own[taken:upto]
+        taken = max(taken, upto)
+        if note.frame is not None and note.span_id not in known:
+            frames.append(note.frame)
+        if (note.depth, note.beneath) == (len(pushed.frames), pushed.parent_span_id):
+            parent = note.span_id  # nothing was pushed since
+    frames += own[taken:]
+    return replace(acting, frames=tuple(frames), parent_span_id=parent)
+
+
+def _in_attempt(acting: Acting, notes: Sequence[SpanNote]) -> Acting:
+    """In production: in the attempt that the outermost of the spans is in, or is."""
+    for note in reversed(notes):
+        note.settle(may_guess=True)
+        note.open()
+        if note.around is not None and not note.around.scope.is_outside:
+            inside = note.around.scope
+            return replace(acting, scope=inside, parent_span_id=inside.root_span_id)
+    return acting
+
+
+# --- where that cannot be known -------------------------------------------------------------
+def note_call(acting: Acting) -> None:
+    """Somebody asks a model (`scope.CallListener`): see whether it could be known who.
+
+    If not, the attempt is damaged, which the coverage shows with the reason: its calls would be
+    taken for calls of `app`, or of whoever is around.
+    """
+    recorder = acting.scope.recorder
+    if not recorder.keeps or recorder in _told:
+        return
+    reason = _unknown(trace.get_current_span())
+    if reason is not None:
+        _told.add(recorder)
+        recorder.damage(f"{NAME}: it is not known which agent made a model call: {reason}")
+
+
+def _unknown(span: Any) -> str | None:
+    context = span.get_span_context()
+    if note_of(span) is not None or context.is_remote:
+        return None
+    goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
+    is_told = goes_elsewhere or any(p.on and p.is_asked_for for p in processors())
+    if not context.is_valid:
+        if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
+            return None
+        return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
+    if not (is_told or open_agents):
+        return None  # agents are told of by ours alone, and there is none that it could hide
+    if span.is_recording():
+        if is_of_a_heard_provider(span) and not goes_elsewhere:
+            return None  # it began before
+        return (
+            f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
+            "lightspan does not hear: otel.instrument(provider), with that one"
+        )
+    return (
+        "the app's sampler leaves its spans out: keep all of them while agents are trained "
+        "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
+    )
+
+
+# --- installing -----------------------------------------------------------------------------
+def install() -> None:
+    """Ask it, and have it told of model calls. Twice is once."""
+    scope.register_resolver(resolve, first=True)
+    scope.add_call_listener(note_call)
+    if _listen not in state.entry_listeners:
+        state.entry_listeners.append(_listen)
+
+
+def uninstall() -> None:
+    """Undo `install`."""
+    scope.unregister_resolver(resolve)
+    scope.remove_call_listener(note_call)
+    if _listen in state.entry_listeners:
+        state.entry_listeners.remove(_listen)

@@ -1,0 +1,154 @@
+"""A framework with an adapter beside one without, whose agents are known by OpenTelemetry's spans.
+
+A test file of an adapter subclasses `SpansNesting`. Each chain of layers is run with the adapter
+installed first and last, asynchronous and synchronous, in training and in production: one attempt,
+one tree, the path of the agents as they were entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from tests.adapters.layers import InALoop, Layer, PlainPython, asked, client, in_this_loop
+
+import lightspan
+from lightspan import otel
+from lightspan.capture import threads, wire
+from lightspan.capture.entry import open_scope
+from lightspan.testing.adapter_suite.checks import check_calls, check_tokens
+from lightspan.testing.adapter_suite.plays import inside_root
+from lightspan.testing.attempts import path_of, read_recorded, tree
+from lightspan.testing.stage import Part, Played, Stage, Turn
+
+PROVIDER = TracerProvider()
+"""The app's."""
+
+
+class Spans(InALoop):
+    """An agent of a framework that speaks OpenTelemetry, and does no more: its model is asked in
+    its span, and its tool runs the next layer."""
+
+    def __init__(self, name: str, url: str, inner: Layer | None) -> None:
+        self.names = [name]
+        self.url, self.inner = url, inner
+        self.tracer = PROVIDER.get_tracer("some.framework")
+
+    async def run(self, text: str) -> Any:
+        attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": self.names[0]}
+        with self.tracer.start_as_current_span("run", attributes=attributes):
+            said = await self._ask(text)
+            if self.inner is None:
+                return said
+            tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "ask"}
+            with self.tracer.start_as_current_span("execute_tool ask", attributes=tool):
+                found = await self.inner.run(text)
+            return await self._ask(f"{text}: {found}")
+
+    async def _ask(self, text: str) -> str:
+        answer = await client(self.url).chat.completions.create(**asked(self.names[0], text))
+        return str(answer.choices[0].message.content)
+
+
+Make = Callable[[str, str, Layer | None], Layer]
+NAMES = "abc"
+
+
+class SpansNesting:
+    """See the module."""
+
+    adapter: ClassVar[Any]
+    """The adapter's module."""
+    layers: ClassVar[Sequence[type[Any]]]
+    """Its framework's kinds of agents."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stage(cls) -> Iterator[Stage]:
+        with Stage() as stage:
+            yield stage
+            assert stage.brain.problems == []
+
+    @pytest.mark.parametrize("place", ["training", "production"])
+    @pytest.mark.parametrize("mode", ["async", "sync"])
+    @pytest.mark.parametrize("order", ["adapter first", "adapter last"])
+    @pytest.mark.parametrize("chain", ["sx", "xs", "psx", "xsp", "sxs", "xsx"])
+    def test_path(
+        self, stage: Stage, tmp_path: Path, chain: str, order: str, mode: str, place: str
+    ) -> None:
+        for kind in self.layers:
+            makers: dict[str, Make] = {"s": Spans, "x": kind, "p": PlainPython}
+            layer: Layer | None = None
+            for letter, name in reversed(list(zip(chain, NAMES, strict=False))):
+                layer = makers[letter](name, stage.url, layer)
+            assert layer is not None
+            folder = tmp_path / kind.__name__
+            folder.mkdir()
+            self._check(stage, layer, len(chain), order, mode, place, folder)
+
+    def _check(
+        self,
+        stage: Stage,
+        layer: Layer,
+        depth: int,
+        order: str,
+        mode: str,
+        place: str,
+        folder: Path,
+    ) -> None:
+        asking = Turn(calls=[("ask", '{"what": "help with {task}"}')])
+        says = {name: [asking, f"{name} is done with {{task}}."] for name in NAMES}
+        says[NAMES[depth - 1]] = ["All I know of {task}."]
+        store = f"sqlite:{folder / 'traces.db'}"
+        played = stage.open(Part(says), through_gateway=place == "training")
+        installs = [self.adapter.instrument, lambda: otel.instrument(PROVIDER)]
+        with ExitStack() as stack:
+            for install in installs if order == "adapter first" else reversed(installs):
+                stack.enter_context(install())
+            if place == "training":
+                threads.carry()  # as a runner does
+                stack.callback(threads.stop_carrying)
+                stack.enter_context(open_scope(played.scope))
+            else:
+                stack.enter_context(lightspan.record(store))
+            if mode == "sync":
+                layer.run_sync(played.text)
+            else:
+                asyncio.run(in_this_loop(layer.run(played.text)))
+            wire.close()
+        if place == "training":
+            stage.close(played)
+            check_tokens(played, stage)
+        else:
+            played = self._recorded(store, played)
+        paths = ["/".join(NAMES[: level + 1]) for level in range(depth)]
+        assert played.calls == [*paths, *reversed(paths[:-1])], tree(played.spans)
+        agents = [path_of(span) for span in played.spans if span.kind == "agent"]
+        assert sorted(agents) == sorted(paths)
+        check_calls(played, stage)
+        assert tree(played.spans)  # no parent is missing
+
+    def _recorded(self, store: str, played: Played) -> Played:
+        recorded = read_recorded(store)
+        assert len(recorded) == 1, "\n".join(one.tree() for one in recorded)
+        assert (recorded[0].attempt.status, recorded[0].attempt.damage) == ("succeeded", [])
+        return inside_root(recorded[0], played)
+
+    def test_what_the_adapter_covers_is_told_of_once(self, stage: Stage, tmp_path: Path) -> None:
+        """OpenInference tells the app's provider of the same agents."""
+        for kind, place in itertools.product(self.layers, ["training", "production"]):
+            layer = Spans("a", stage.url, kind("b", stage.url, None))
+            folder = tmp_path / f"{kind.__name__}-{place}"
+            folder.mkdir()
+            with self.openinference():
+                self._check(stage, layer, 2, "adapter first", "async", place, folder)
+
+    def openinference(self) -> Any:
+        """OpenInference's instrumentation of the framework, on `PROVIDER`, around a block."""
+        raise NotImplementedError

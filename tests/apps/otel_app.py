@@ -1,0 +1,32 @@
+"""Two agents of a framework that lightspan has no adapter for: OpenTelemetry's spans name them.
+
+`boss` asks its model, then `helper` inside it does. The reward is the helper's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.sdk.trace import TracerProvider
+from toy_apps import letters, say  # type: ignore[import-not-found]
+
+import lightspan
+from lightspan import otel
+
+provider = TracerProvider()
+tracer = provider.get_tracer("some.framework")
+otel.instrument(provider)
+
+
+@lightspan.rollout
+def answer(task: dict[str, Any]) -> float:
+    """Run both."""
+    with _agent("boss"):
+        text = say(task["q"])
+        with _agent("helper"):
+            return float(letters(say(text)))
+
+
+def _agent(name: str) -> Any:
+    who = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": name}
+    return tracer.start_as_current_span("run", attributes=who)

@@ -1,0 +1,50 @@
+"""What tests of OpenTelemetry's agents share: a provider that is heard, and spans of agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Tracer
+
+from lightspan import otel
+from lightspan.capture import scope, wire
+from lightspan.testing.scripted import ScriptedServer
+
+
+@pytest.fixture
+def provider() -> Iterator[TracerProvider]:
+    """An app's own, heard; afterwards nothing is left of that."""
+    made = TracerProvider()
+    with otel.instrument(made):
+        yield made
+    assert scope.resolvers() == scope.call_listeners() == ()
+
+
+@pytest.fixture
+def tracer(provider: TracerProvider) -> Tracer:
+    return provider.get_tracer("some.framework")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer("said") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as made:
+        yield made
+    wire.uninstall()
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the store; the environment names none."""
+    for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return f"sqlite:{tmp_path / 'production.db'}"

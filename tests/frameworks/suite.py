@@ -1,0 +1,289 @@
+"""What a framework that is known by its spans must do: the real framework, a scripted model.
+
+A test file subclasses `FrameworkSuite` and says how its framework expresses the scenarios, as test
+files of adapters do (`lightspan.testing.adapter_suite`), and what is recorded of them: identity.
+A tool's arguments and results are none, so they are not in its span.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import lightspan
+from lightspan import otel
+from lightspan.capture import scope, threads, wire
+from lightspan.capture.entry import open_scope
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import SpanKind
+from lightspan.testing.adapter_suite.checks import check_calls, check_names, check_tokens
+from lightspan.testing.adapter_suite.plays import (
+    close_clients,
+    inside_root,
+    part_of,
+    play,
+    play_outside,
+    run_sync,
+)
+from lightspan.testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
+from lightspan.testing.adapter_suite.trees import ordered, without_call_status
+from lightspan.testing.attempts import read_recorded, tree
+from lightspan.testing.stage import Played, Stage
+
+CONCURRENT: Final = 32
+
+EXPORTER: Final = InMemorySpanExporter()
+"""Of the app's own provider."""
+PROVIDER: Final = TracerProvider()
+"""The app's own, which is no global one."""
+PROVIDER.add_span_processor(SimpleSpanProcessor(EXPORTER))
+
+
+class FrameworkSuite:
+    """See the module."""
+
+    name: ClassVar[str]
+    """As `otel.instrument` knows it."""
+    scenarios: ClassVar[Sequence[str]]
+    modes: ClassVar[Sequence[str]]
+    outside: ClassVar[Sequence[str]]
+    """Scenarios whose app is one run of the framework: in production one attempt."""
+
+    # --- hooks ----------------------------------------------------------------------------
+    def build(self, scenario: str, model: Model) -> App:
+        """An app that plays the scenario."""
+        raise NotImplementedError
+
+    def telling(self, provider: TracerProvider) -> AbstractContextManager[Any]:
+        """The app has its framework send spans to its provider, as the framework's docs say."""
+        raise NotImplementedError
+
+    def patched(self) -> Any:
+        """What `otel.instrument` changes in the framework."""
+        raise NotImplementedError
+
+    # --- helpers --------------------------------------------------------------------------
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stage(cls) -> Iterator[Stage]:
+        with Stage() as stage:
+            yield stage
+
+    @pytest.fixture(autouse=True)
+    def _clean(self, stage: Stage) -> Iterator[None]:
+        before = self.patched()
+        yield
+        problems, stage.brain.problems = stage.brain.problems, []
+        assert problems == []
+        assert scope.resolvers() == ()
+        assert self.patched() == before
+        EXPORTER.clear()
+
+    def app(self, stage: Stage, scenario: str, mode: str = "async") -> App:
+        row = SCENARIOS[scenario]
+        model = Model(
+            base_url=stage.url,
+            stream=mode == "stream",
+            max_retries=row.max_retries,
+            timeout_s=row.timeout_s,
+        )
+        return self.build(scenario, model)
+
+    def apps(self, stage: Stage, scenario: str, count: int) -> list[App]:
+        """For as many attempts at once; one for all, where the framework allows it."""
+        app = self.app(stage, scenario)
+        return [app if app.concurrent else self.app(stage, scenario) for _ in range(count)]
+
+    def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
+        """Everything that must hold of what was recorded."""
+        is_ordered = SCENARIOS[scenario].ordered
+        expected = textwrap.dedent(app.tree).strip("\n").splitlines()
+        lines = tree(played.spans, ordered=is_ordered)
+        if played.through_gateway:
+            expected, lines = without_call_status(expected), without_call_status(lines)
+        assert lines == ordered(expected, is_ordered), "\n".join(lines)
+        check_names(played, app)
+        check_calls(played, stage)
+        if played.through_gateway:
+            check_tokens(played, stage)
+        said = [span for span in played.spans if span.kind is not SpanKind.LLM]
+        assert played.tag not in repr([span.attributes for span in said])
+        assert not any(c.TOOL_CALL_ARGUMENTS in span.attributes for span in said)
+
+    # --- the table ------------------------------------------------------------------------
+    @pytest.mark.parametrize("route", ROUTES)
+    def test_scenarios(self, stage: Stage, scenario: str, mode: str, route: str) -> None:
+        app = self.app(stage, scenario, mode)
+        with otel.instrument(self.name):
+            played = play(stage, app, scenario, mode, through_gateway=route == "gateway")
+        self.check(played, scenario, app, stage)
+
+    def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
+        """The framework's spans go to the app's own provider; `otel.instrument(provider)`."""
+        with self.telling(PROVIDER), otel.instrument(PROVIDER):
+            app = self.app(stage, scenario, mode)
+            played = play(stage, app, scenario, mode, through_gateway=True)
+            self.check(played, scenario, app, stage)
+            with otel.instrument(self.name):  # too
+                app = self.app(stage, scenario, mode)  # some of them remember what was said
+                played = play(stage, app, scenario, mode, through_gateway=True)
+                self.check(played, scenario, app, stage)
+        assert EXPORTER.get_finished_spans()
+
+    # --- at once --------------------------------------------------------------------------
+    @pytest.mark.parametrize("route", ROUTES)
+    @pytest.mark.parametrize("scenario", ["agent_as_tool"])
+    def test_32_at_once(self, stage: Stage, scenario: str, route: str) -> None:
+        if "async" not in self.modes:
+            pytest.skip("the framework has no asynchronous way")
+        apps = self.apps(stage, scenario, CONCURRENT)
+        part = part_of(apps[0], scenario)
+        played = [stage.open(part, through_gateway=route == "gateway") for _ in apps]
+
+        async def one(app: App, attempt: Played) -> None:
+            with open_scope(attempt.scope):
+                await app.run(attempt.text)
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*map(one, apps, played))
+            await close_clients([], played[0])
+
+        with otel.instrument(self.name):
+            asyncio.run(all_of_them())
+        for attempt in played:
+            stage.close(attempt)
+            self.check(attempt, scenario, apps[0], stage)
+
+    def test_32_threads(self, stage: Stage) -> None:
+        """As a runner runs synchronous apps; each has an app of its own."""
+        apps = [self.app(stage, "agent_as_tool", "sync") for _ in range(CONCURRENT)]
+        part = part_of(apps[0], "agent_as_tool")
+        played = [stage.open(part, through_gateway=True) for _ in apps]
+
+        def one(app: App, attempt: Played) -> None:
+            with open_scope(attempt.scope):
+                run_sync(app, attempt)
+
+        with otel.instrument(self.name), ThreadPoolExecutor(CONCURRENT) as pool:
+            list(pool.map(one, apps, played))
+        wire.close()
+        for attempt in played:
+            stage.close(attempt)
+            self.check(attempt, "agent_as_tool", apps[0], stage)
+
+    def test_in_a_thread_of_the_app(self, stage: Stage) -> None:
+        app = self.app(stage, "agent_as_tool", "sync")
+        played = stage.open(part_of(app, "agent_as_tool"), through_gateway=True)
+        threads.carry()
+        try:
+            with (
+                otel.instrument(self.name),
+                open_scope(played.scope),
+                ThreadPoolExecutor(1) as pool,
+            ):
+                pool.submit(run_sync, app, played).result()
+        finally:
+            threads.stop_carrying()
+        wire.close()
+        stage.close(played)
+        self.check(played, "agent_as_tool", app, stage)
+
+    # --- privacy --------------------------------------------------------------------------
+    def test_the_apps_exporter_gets_not_one_span(self, stage: Stage) -> None:
+        """Nor does a span of the app's inside lose its parent."""
+        tracer = PROVIDER.get_tracer("app")
+        app = self.app(stage, "agent_as_tool", self.modes[0])
+        with (
+            otel.instrument(PROVIDER),
+            otel.instrument(self.name),
+            tracer.start_as_current_span("request"),
+        ):
+            played = play(stage, app, "agent_as_tool", self.modes[0], through_gateway=True)
+        self.check(played, "agent_as_tool", app, stage)
+        assert [span.name for span in EXPORTER.get_finished_spans()] == ["request"]
+
+    def test_the_global_provider_is_the_apps(self, stage: Stage) -> None:
+        """None is set: an app may set its own at any time."""
+        app = self.app(stage, "single", self.modes[0])
+        with otel.instrument(self.name):
+            play(stage, app, "single", self.modes[0], through_gateway=True)
+            assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+    # --- installing -----------------------------------------------------------------------
+    def test_twice_is_once_and_undone_it_is_undone(self, stage: Stage) -> None:
+        before = self.patched()
+        app = self.app(stage, "single", self.modes[0])
+        with otel.instrument(self.name):
+            with otel.instrument(self.name):
+                pass
+            assert self.patched() != before
+            played = play(stage, app, "single", self.modes[0], through_gateway=True)
+        self.check(played, "single", app, stage)
+        assert self.patched() == before
+        app = self.app(stage, "single", self.modes[0])
+        played = play(stage, app, "single", self.modes[0], through_gateway=True)
+        assert played.calls == ["app"]
+
+    # --- production -----------------------------------------------------------------------
+    def test_production(self, stage: Stage, tmp_path: Path, whole: str, mode: str) -> None:
+        """A run is one attempt, whole and named."""
+        store = f"sqlite:{tmp_path / 'traces.db'}"
+        app = self.app(stage, whole, mode)
+        with otel.instrument(self.name), lightspan.record(store):
+            played = play_outside(stage, app, whole, mode)
+        [found] = read_recorded(store)
+        assert found.attempt.damage == []
+        assert (found.attempt.status == "failed") is (app.raises is not None)
+        self.check(inside_root(found, played), whole, app, stage)
+
+    def test_production_at_once(self, stage: Stage, tmp_path: Path) -> None:
+        """Gathered runs are an attempt each."""
+        if "async" not in self.modes:
+            pytest.skip("the framework has no asynchronous way")
+        store = f"sqlite:{tmp_path / 'traces.db'}"
+        apps = self.apps(stage, "agent_as_tool", 8)
+        app, part = apps[0], part_of(apps[0], "agent_as_tool")
+        played = [stage.open(part, through_gateway=False) for _ in apps]
+
+        async def all_of_them() -> None:
+            runs = zip(apps, played, strict=True)
+            await asyncio.gather(*(each.run(attempt.text) for each, attempt in runs))
+            await close_clients([], played[0])
+
+        with otel.instrument(self.name), lightspan.record(store):
+            asyncio.run(all_of_them())
+        found = read_recorded(store)
+        assert len(found) == len(played)
+        for recorded in found:
+            [one] = [each for each in played if each.tag in repr(recorded.rollout.task)]
+            self.check(inside_root(recorded, one), "agent_as_tool", app, stage)
+
+
+def columns(suite: type[FrameworkSuite]) -> Callable[[pytest.Metafunc], None]:
+    """`pytest_generate_tests` of a test file: the suite's scenarios and modes."""
+
+    def generate(metafunc: pytest.Metafunc) -> None:
+        if metafunc.cls is None or not issubclass(metafunc.cls, FrameworkSuite):
+            return
+        of = {"scenario": suite.scenarios, "mode": suite.modes, "whole": suite.outside}
+        marked = {
+            name
+            for mark in metafunc.definition.iter_markers("parametrize")
+            for name in mark.args[:1]
+        }
+        for name, values in of.items():
+            if name in metafunc.fixturenames and name not in marked:
+                metafunc.parametrize(name, values)
+
+    return generate

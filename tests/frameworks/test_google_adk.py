@@ -1,0 +1,116 @@
+"""Google's Agent Development Kit, known by its own spans; its models are asked by LiteLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from tests.frameworks.suite import FrameworkSuite, columns
+
+from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan.testing.stage import Turn
+
+pytest.importorskip("google.adk")
+
+from google.adk.agents import LlmAgent
+from google.adk.models.lite_llm import LiteLlm
+from google.adk.runners import InMemoryRunner
+from google.adk.telemetry import node_tracing, tracing
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
+
+pytestmark = [
+    # LiteLLM, of a type of its own
+    pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning"),
+    # ADK's agents as tools, of ADK
+    pytest.mark.filterwarnings("ignore:The `plugins` argument is deprecated:DeprecationWarning"),
+]
+
+
+class Builder:
+    def __init__(self, model: Model) -> None:
+        self.model = LiteLlm(
+            f"openai/{model.name}",
+            api_base=model.base_url,
+            api_key=model.api_key,
+            max_retries=model.max_retries,
+        )
+
+    def agent(self, name: str, tools: Sequence[Any] = (), **more: Any) -> Any:
+        return LlmAgent(
+            name=name,
+            model=self.model,
+            description="Ask it.",
+            instruction=instructions(name),
+            tools=list(tools),
+            **more,
+        )
+
+    def alone(self, agent: Any, tree: str, **more: Any) -> App:
+        async def run(text: str) -> Any:
+            runner = InMemoryRunner(agent, app_name="app")
+            session = await runner.session_service.create_session(app_name="app", user_id="u")
+            asked = types.Content(role="user", parts=[types.Part(text=text)])
+            events = runner.run_async(user_id="u", session_id=session.id, new_message=asked)
+            return [event async for event in events][-1]
+
+        return App(run=run, tree=tree, **more)
+
+    # --- the table ------------------------------------------------------------------------
+    def single(self) -> App:
+        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
+
+    def parallel_tools(self) -> App:
+        tree = """
+            invoke_agent scout @scout
+              chat @scout
+              execute_tool look @scout
+              execute_tool count @scout
+              chat @scout
+        """
+        return self.alone(self.agent("scout", [look, count]), tree)
+
+    def agent_as_tool(self) -> App:
+        expert = AgentTool(self.agent("expert", [look]))
+        tree = """
+            invoke_agent boss @boss
+              chat @boss
+              execute_tool expert @boss
+                invoke_agent expert @boss/expert
+                  chat @boss/expert
+                  execute_tool look @boss/expert
+                  chat @boss/expert
+              chat @boss
+        """
+        asks = Turn(calls=[("expert", '{"request": "help with {task}"}')])
+        return self.alone(self.agent("boss", [expert]), tree, says={"boss": [asks, "{task}."]})
+
+
+class TestAdk(FrameworkSuite):
+    name = "google-adk"
+    scenarios = ("single", "parallel_tools", "agent_as_tool")
+    modes = ("async", "sync")
+    outside = ("single", "parallel_tools", "agent_as_tool")
+
+    def build(self, scenario: str, model: Model) -> App:
+        built: App = getattr(Builder(model), scenario)()
+        return built
+
+    @contextmanager
+    def telling(self, provider: TracerProvider) -> Iterator[None]:
+        """The global one would be this; that can be set once in a process."""
+        before = tracing.tracer
+        tracing.tracer = node_tracing.tracer = provider.get_tracer("gcp.vertex.agent")
+        try:
+            yield
+        finally:
+            tracing.tracer = node_tracing.tracer = before
+
+    def patched(self) -> Any:
+        return tracing.tracer, node_tracing.tracer
+
+
+pytest_generate_tests = columns(TestAdk)

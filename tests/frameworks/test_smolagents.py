@@ -1,0 +1,281 @@
+"""smolagents, known by the spans of OpenInference's instrumentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from tests.frameworks.suite import FrameworkSuite, columns
+
+from lightspan import otel
+from lightspan.testing.adapter_suite.plays import play
+from lightspan.testing.adapter_suite.scenarios import App, Model, instructions
+from lightspan.testing.stage import Stage, Turn
+
+smolagents = pytest.importorskip("smolagents")
+instrumentation = pytest.importorskip("openinference.instrumentation.smolagents")
+
+from smolagents import (  # noqa: E402
+    AgentGenerationError,
+    CodeAgent,
+    MultiStepAgent,
+    OpenAIModel,
+    ToolCallingAgent,
+    tool,
+)
+
+
+@tool
+def look(what: str) -> str:
+    """Look something up.
+
+    Args:
+        what: it
+    """
+    return f"{what}: 7"
+
+
+@tool
+def count(what: str) -> str:
+    """Count something.
+
+    Args:
+        what: it
+    """
+    return f"{len(what)} letters"
+
+
+@tool
+def broken(what: str) -> str:
+    """Fail.
+
+    Args:
+        what: it
+    """
+    raise LookupError(f"nothing known of {what}")
+
+
+def final(text: str) -> Turn:
+    """An agent of smolagents ends by calling a tool."""
+    return Turn(calls=[("final_answer", f'{{"answer": "{text}"}}')])
+
+
+LOOKS = Turn(calls=[("look", '{"what": "seven"}')])
+
+
+class Builder:
+    def __init__(self, model: Model) -> None:
+        self.model = OpenAIModel(
+            model.name,
+            api_base=model.base_url,
+            api_key=model.api_key,
+            client_kwargs={"max_retries": model.max_retries},
+        )
+        self.stream = model.stream
+
+    def agent(self, name: str | None, tools: Sequence[Any] = (), **more: Any) -> Any:
+        return ToolCallingAgent(
+            list(tools),
+            self.model,
+            name=name,
+            description="Ask it.",
+            instructions=instructions(name or "writer"),
+            stream_outputs=self.stream,
+            verbosity_level=-1,
+            **more,
+        )
+
+    def alone(self, agent: Any, tree: str, **more: Any) -> App:
+        def run_sync(text: str) -> Any:
+            if not self.stream:
+                return agent.run(text)
+            return list(agent.run(text, stream=True))[-1]
+
+        async def run(text: str) -> Any:
+            return run_sync(text)
+
+        return App(run=run, run_sync=run_sync, tree=tree, concurrent=False, **more)
+
+    # --- the table ------------------------------------------------------------------------
+    def single(self) -> App:
+        tree = """
+            invoke_agent writer @writer
+              chat @writer
+              execute_tool final_answer @writer
+        """
+        return self.alone(self.agent("writer"), tree, says={"writer": [final("For {task}.")]})
+
+    def parallel_tools(self) -> App:
+        tree = """
+            invoke_agent scout @scout
+              chat @scout
+              execute_tool look @scout
+              execute_tool count @scout
+              chat @scout
+              execute_tool final_answer @scout
+        """
+        both = Turn(calls=[("look", '{"what": "seven"}'), ("count", '{"what": "seven"}')])
+        says = {"scout": [both, final("Seven, for {task}.")]}
+        return self.alone(self.agent("scout", [look, count]), tree, says=says)
+
+    def agent_as_tool(self) -> App:
+        """A managed agent: it is no tool of smolagents', so it has no span of one."""
+        tree = """
+            invoke_agent boss @boss
+              chat @boss
+              invoke_agent expert @boss/expert
+                chat @boss/expert
+                execute_tool look @boss/expert
+                chat @boss/expert
+                execute_tool final_answer @boss/expert
+              chat @boss
+              execute_tool final_answer @boss
+        """
+        says = {
+            "boss": [Turn(calls=[("expert", '{"task": "help with {task}"}')]), final("{task}.")],
+            "expert": [LOOKS, final("It is seven, {task}.")],
+        }
+        expert = self.agent("expert", [look])
+        return self.alone(self.agent("boss", managed_agents=[expert]), tree, says=says)
+
+    def parallel(self) -> App:
+        """`planner` asks two managed agents in one answer, which run in threads."""
+        tree = """
+            invoke_agent planner @planner
+              chat @planner
+              invoke_agent left @planner/left
+                chat @planner/left
+                execute_tool final_answer @planner/left
+              invoke_agent right @planner/right
+                chat @planner/right
+                execute_tool final_answer @planner/right
+              chat @planner
+              execute_tool final_answer @planner
+        """
+        asks = [(name, '{"task": "help with {task}"}') for name in ("left", "right")]
+        says = {
+            "planner": [Turn(calls=asks), final("Both of {task}.")],
+            "left": [final("Left of {task}.")],
+            "right": [final("Right of {task}.")],
+        }
+        inner = [self.agent(name) for name in ("left", "right")]
+        return self.alone(self.agent("planner", managed_agents=inner), tree, says=says)
+
+    def unicode(self) -> App:
+        """A name has to be an identifier; this one is."""
+        name = "Prüferin日本"
+        tree = f"invoke_agent {name} @{name}\n  chat @{name}\n  execute_tool final_answer @{name}"
+        return self.alone(self.agent(name), tree, says={name: [final("Gut: {task}.")]})
+
+    def tool_error(self) -> App:
+        """The error is told the model, which goes on."""
+        tree = """
+            invoke_agent scout @scout
+              chat @scout
+              execute_tool broken @scout error
+              chat @scout
+              execute_tool final_answer @scout
+        """
+        says = {
+            "scout": [
+                Turn(calls=[("broken", '{"what": "it"}')]),
+                final("No luck with {task}."),
+            ]
+        }
+        return self.alone(self.agent("scout", [broken]), tree, says=says)
+
+    def model_error(self) -> App:
+        tree = "invoke_agent writer @writer error\n  chat @writer error"
+        return self.alone(self.agent("writer"), tree, raises=AgentGenerationError)
+
+
+class TestToolCalling(FrameworkSuite):
+    name = "smolagents"
+    scenarios = (
+        *("single", "parallel", "parallel_tools", "agent_as_tool", "unicode", "tool_error"),
+        "model_error",
+    )
+    modes = ("sync", "stream")
+    outside = ("single", "parallel", "parallel_tools", "agent_as_tool", "model_error")
+
+    def build(self, scenario: str, model: Model) -> App:
+        built: App = getattr(Builder(model), scenario)()
+        return built
+
+    @contextmanager
+    def telling(self, provider: TracerProvider) -> Iterator[None]:
+        instrumentor = instrumentation.SmolagentsInstrumentor()
+        instrumentor.instrument(tracer_provider=provider)
+        try:
+            yield
+        finally:
+            instrumentor.uninstrument()
+
+    def patched(self) -> Any:
+        return type(vars(MultiStepAgent)["run"])  # what wraps it is equal to it
+
+    def test_an_agent_without_a_name_has_its_classes(self, stage: Stage) -> None:
+        builder = Builder(Model(base_url=stage.url))
+        tree = "invoke_agent ToolCallingAgent @ToolCallingAgent\n  chat @ToolCallingAgent\n"
+        app = builder.alone(
+            builder.agent(None),
+            f"{tree}  execute_tool final_answer @ToolCallingAgent",
+            says={"writer": [final("For {task}.")]},
+            names={"writer": "ToolCallingAgent"},
+        )
+        with otel.instrument(self.name):
+            played = play(stage, app, "single", "sync", through_gateway=True)
+        self.check(played, "single", app, stage)
+
+    def test_an_agent_that_failed_acts_no_more(self, stage: Stage) -> None:
+        """OpenInference leaves its span open, and the current one."""
+        builder = Builder(Model(base_url=stage.url))
+        tree = """
+            invoke_agent boss @boss
+              chat @boss
+              invoke_agent expert @boss/expert error
+                chat @boss/expert error
+              chat @boss
+              execute_tool final_answer @boss
+        """
+        asks = Turn(calls=[("expert", '{"task": "help with {task}"}')])
+        app = builder.alone(
+            builder.agent("boss", managed_agents=[builder.agent("expert")]),
+            tree,
+            says={
+                "boss": [asks, final("Without it, {task}.")],
+                "expert": [Turn(text="refused", status=400)],
+            },
+        )
+        for _ in range(2):
+            with otel.instrument(self.name):
+                played = play(stage, app, "single", "sync", through_gateway=False)
+            self.check(played, "single", app, stage)
+
+    def test_an_agent_that_writes_code(self, stage: Stage) -> None:
+        model = Builder(Model(base_url=stage.url)).model
+        agent = CodeAgent(
+            [look], model, name="coder", instructions=instructions("coder"), verbosity_level=-1
+        )
+
+        async def run(text: str) -> Any:
+            return agent.run(text)
+
+        code = "Thoughts: look.\n<code>\nfinal_answer(look(what='seven') + ' {task}')\n</code>"
+        tree = """
+            invoke_agent coder @coder
+              chat @coder
+              execute_tool look @coder
+              execute_tool final_answer @coder
+        """
+        app = App(run=run, tree=tree, says={"coder": [code]})
+        with otel.instrument(self.name):
+            # what it says ends before a stop sequence
+            played = play(stage, app, "single", "async", through_gateway=False)
+        self.check(played, "single", app, stage)
+
+
+pytest_generate_tests = columns(TestToolCalling)
