@@ -108,7 +108,10 @@ def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: GEPA\napp prompt_apps:told\n")
     assert "candidate 0, as given: selection 0.000 (0 0 0 0)\n" in text
-    assert f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n" in text
+    assert (
+        f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
+        in text
+    )
     assert "prompt rules:\n  --- before\n  +++ after\n  @@ -1 +1 @@\n  -Speak.\n  +SHOUT" in text
 
 
