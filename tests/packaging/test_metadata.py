@@ -12,8 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import noxfile
 import pytest
+
+from lightspan.otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
@@ -139,9 +140,8 @@ def test_latest_constraints_agree() -> None:
     """They are installed together, but for adapters whose frameworks exclude one another."""
     together: dict[str, str] = {}
     apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
-    apart |= {
-        f"{name}-latest.txt" for name in noxfile.SPEAKERS
-    }  # each has an environment of its own
+    # each has an environment of its own
+    apart |= {f"{name.replace('-', '_')}-latest.txt" for name in FRAMEWORKS}
     apart.add("together-latest.txt")  # what the newest CrewAI leaves of the others
     apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own

@@ -12,7 +12,16 @@ from opentelemetry.trace import Tracer
 
 from lightspan import otel
 from lightspan.capture import scope, wire
+from lightspan.capture.state import state
 from lightspan.testing.scripted import ScriptedServer
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No adapter is in force that an earlier test of this process has installed."""
+    for name in ("resolvers", "call_listeners", "entry_listeners"):
+        monkeypatch.setattr(state, name, [])
+    monkeypatch.setattr(state, "covered", {})
 
 
 @pytest.fixture

@@ -53,8 +53,6 @@ _BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _key_variables: Final[set[str]] = set()
 _clients_keys: Final[dict[str, None]] = {}
-# Compared for every span: a microsecond in this form, 20 by asking for each variable.
-_environment: Final[Mapping[Any, Any]] = getattr(os.environ, "_data", os.environ)
 _written: Final[list[tuple[Any, Sequence[str]]]] = []
 """What `_written_keys` said last, and of what."""
 
@@ -115,10 +113,11 @@ def values_without_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written_keys() -> Sequence[str]:
     """The keys that no conversation may hold, in every form that one may have there."""
-    now = (_environment, _key_variables, _clients_keys)
-    if _written and _written[0][0] == now:
+    # Compared for every span: a microsecond in this form, 20 by asking for each variable.
+    environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    if _written and _written[0][0] == (environment, _key_variables, _clients_keys):
         return _written[0][1]
-    made_of = (dict(_environment), set(_key_variables), dict(_clients_keys))
+    made_of = (dict(environment), set(_key_variables), dict(_clients_keys))
     secrets = {
         value
         for name, value in _secret_values().items()

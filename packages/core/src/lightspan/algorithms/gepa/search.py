@@ -165,7 +165,7 @@ class Search:
         left = self._settings.max_rollouts - self._trials.rollouts
         count = min(self._settings.finalists, left // len(selection))
         best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
-        if best in ([], [0]):
+        if best in ([], [0]) or _is_used_up(self._trials.tokens, self._settings.max_tokens):
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -185,18 +185,15 @@ class Search:
         return max(mutated, MERGED_ON + selection) if self._settings.merge else mutated
 
     @property
-    def _least(self) -> int:
-        """The rollouts that one new candidate takes at most."""
-        return len(self._split.selection) + self._iteration
-
-    @property
     def _reserved(self) -> int:
-        """The rollouts that are left for the finalists, if that leaves one candidate."""
-        wanted = self._settings.finalists * len(self._split.selection)
-        return min(wanted, self._settings.max_rollouts - self._least)
+        """The rollouts that are left for the finalists, as many as there may be after an iteration;
+        none before there is a first candidate."""
+        count = len(self._candidates)
+        most = min(self._settings.finalists, count + self._settings.proposals)
+        return 0 if count == 1 else most * len(self._split.selection)
 
     def _check_budget(self) -> None:
-        least = self._least
+        least = len(self._split.selection) + self._iteration
         if self._settings.max_rollouts < least:
             raise TooFewRolloutsError(
                 f"GEPA(max_rollouts={self._settings.max_rollouts}) is too few for one new "
