@@ -97,6 +97,22 @@ def test_twice_is_once_and_the_end_is_the_end() -> None:
     assert provider._active_span_processor._span_processors == processors
 
 
+def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
+    """As Phoenix's does."""
+
+    class Provider(TracerProvider):
+        def add_span_processor(self, processor: Any) -> None:
+            self._active_span_processor.shutdown()
+            self._active_span_processor._span_processors = ()
+            super().add_span_processor(processor)
+
+    provider, exporter = Provider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(provider), captured(), agent(provider.get_tracer("t"), "writer"):
+        assert path() == "writer"
+    assert [span.name for span in exporter.get_finished_spans()] == ["invoke_agent writer"]
+
+
 def test_two_providers(provider: TracerProvider) -> None:
     other = TracerProvider()
     a, b = provider.get_tracer("t"), other.get_tracer("t")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from lightspan.otel.notes import SpanNote, keep, note_by_ids, note_of
 
@@ -82,11 +82,19 @@ def hear(provider: Any) -> AgentSpanProcessor:
             processor = _found(provider)
             if processor is None:
                 processor = AgentSpanProcessor()
-                provider.add_span_processor(processor)
+                _add(provider, processor)
                 _heard[:] = [known for known in _heard if known[0]() is not None]
                 _heard.append((weakref.ref(provider), processor))
             processor.on = True
     return processor
+
+
+def _add(provider: Any, processor: AgentSpanProcessor) -> None:
+    """A subclass may do more when the app adds one: Phoenix's takes its own exporter out then."""
+    if isinstance(provider, TracerProvider):
+        TracerProvider.add_span_processor(provider, processor)
+    else:
+        provider.add_span_processor(processor)
 
 
 def hear_global() -> AgentSpanProcessor | None:
