@@ -383,10 +383,11 @@ def keep(span: trace.Span, note: SpanNote) -> None:
 
 def note_of(span: Any) -> SpanNote | None:
     """The note of a span, or of a copy of it; None if none was taken."""
-    own = getattr(span, "note", None)
-    if isinstance(own, SpanNote):
-        return own
     context = span.get_span_context()
+    for place in (span, context):
+        own = getattr(place, "note", None)
+        if isinstance(own, SpanNote):
+            return own
     return None if context is None else note_by_ids(context.trace_id, context.span_id)
 
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.context import get_current
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import damage
+from lightspan.capture.adapter import damage, is_covered
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame
 from lightspan.capture.state import state
@@ -102,23 +103,26 @@ def note_call(acting: Acting) -> None:
     recorder = acting.scope.recorder
     if not recorder.keeps or recorder in _told:
         return
-    reason = _unknown(trace.get_current_span())
+    reason = _unknown(trace.get_current_span(), acting)
     if reason is not None:
         _told.add(recorder)
         recorder.damage(f"{NAME}: it is not known which agent made a model call: {reason}")
 
 
-def _unknown(span: Any) -> str | None:
+def _unknown(span: Any, acting: Acting) -> str | None:
     context = span.get_span_context()
-    if note_of(span) is not None or context.is_remote:
+    if note_of(span) is not None or context.is_remote or _is_covered(span):
         return None
     goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
     is_told = goes_elsewhere or any(p.on and p.is_asked_for for p in processors())
+    may_hide = any(note.began_in(acting) for note in list(open_agents))
     if not context.is_valid:
+        if may_hide and _is_set():
+            return "a library's span without ids is the current one, and hides the agent around it"
         if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
             return None
         return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
-    if not (is_told or open_agents):
+    if not (is_told or may_hide):
         return None  # agents are told of by ours alone, and there is none that it could hide
     if span.is_recording():
         if is_of_a_heard_provider(span) and not goes_elsewhere:
@@ -131,6 +135,17 @@ def _unknown(span: Any) -> str | None:
         "the app's sampler leaves its spans out: keep all of them while agents are trained "
         "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
     )
+
+
+def _is_covered(span: Any) -> bool:
+    """Whether an adapter tells of what this span tells of."""
+    library = getattr(span, "instrumentation_scope", None)
+    return library is not None and is_covered(library.name)
+
+
+def _is_set() -> bool:
+    """Whether somebody made a span the current one, if only one that says nothing."""
+    return any(isinstance(value, trace.Span) for value in get_current().values())
 
 
 # --- installing -----------------------------------------------------------------------------
