@@ -25,7 +25,13 @@ from lightspan.capture.scope import Acting, Frame
 from lightspan.capture.state import state
 from lightspan.otel.frameworks import Switch
 from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
-from lightspan.otel.processor import hear_global, is_of_a_heard_provider, processors
+from lightspan.otel.processor import (
+    can_be_heard,
+    global_provider,
+    hear_global,
+    is_of_a_heard_provider,
+    processors,
+)
 
 DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` switches its SDK off."""
@@ -114,27 +120,38 @@ def _unknown(span: Any, acting: Acting) -> str | None:
     if note_of(span) is not None or context.is_remote or _is_covered(span):
         return None
     goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
-    is_told = goes_elsewhere or any(p.on and p.is_asked_for for p in processors())
+    is_asked_for = any(p.on and p.is_asked_for for p in processors())
+    foreign = global_provider() if goes_elsewhere and not is_asked_for else None
+    if foreign is not None and not can_be_heard(foreign):
+        return (
+            f"the global TracerProvider, a {type(foreign).__qualname__}, is none of "
+            "OpenTelemetry's SDK, and cannot be heard; its framework's spans go there"
+        )
     may_hide = any(note.began_in(acting) for note in list(open_agents))
     if not context.is_valid:
-        if may_hide and _is_set():
-            return "a library's span without ids is the current one, and hides the agent around it"
-        if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
-            return None
-        return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
-    if not (is_told or may_hide):
+        return _without_ids(may_hide or goes_elsewhere, goes_elsewhere or is_asked_for)
+    if not (goes_elsewhere or is_asked_for or may_hide):
         return None  # agents are told of by ours alone, and there is none that it could hide
-    if span.is_recording():
-        if is_of_a_heard_provider(span) and not goes_elsewhere:
-            return None  # it began before
+    if not span.is_recording():
         return (
-            f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
-            "lightspan does not hear: otel.instrument(provider), with that one"
+            "the app's sampler leaves its spans out: keep all of them while agents are trained "
+            "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
         )
+    if is_of_a_heard_provider(span) and not goes_elsewhere:
+        return None  # it began before
     return (
-        "the app's sampler leaves its spans out: keep all of them while agents are trained "
-        "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
+        f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
+        "lightspan does not hear: otel.instrument(provider), with that one"
     )
+
+
+def _without_ids(may_hide: bool, is_told: bool) -> str | None:
+    """Where the current span is none, or one that says nothing."""
+    if is_told and os.environ.get(DISABLED, "").strip().lower() == "true":
+        return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
+    if may_hide and _is_set():
+        return "a library's span without ids is the current one, and hides the agent around it"
+    return None
 
 
 def _is_covered(span: Any) -> bool:

@@ -56,7 +56,7 @@ class _Tracer(Tracer):
         record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> Span:
-        with contextlib.suppress(Exception):  # a provider of the app's that cannot be heard
+        with contextlib.suppress(Exception):  # a provider of the app's that takes no processor
             # a span of the app's may come between an agent and its call, and is the current one
             hear_global()
         return IdentitySpan(name, attributes, trace.get_current_span(context), self._library)
