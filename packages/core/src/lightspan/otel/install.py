@@ -45,12 +45,13 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
     """Read who acts from OpenTelemetry's spans, in this process; twice is once.
 
     Their names, ids and kinds are read, and no prompt. Nothing is sent anywhere: exporters get
-    the spans that they got before, unchanged. As a context manager (`with instrument(…):`) it
-    is undone at the end of the block.
+    the spans that they got before, and no other. By a framework's name, what the app writes on the
+    *current* span inside an agent is lost where that is a span of ours (`docs/otel.md`, Limits).
+    As a context manager (`with instrument(…):`) it is undone at the end of the block.
 
     Args:
         what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
-            the app has switched it on; spans of its global provider are heard then, whenever it is
+            the app has switched it on; spans of its global provider are heard, whenever it is
             set. Or the app's own TracerProvider, to which the spans of any framework go.
 
     Raises:
