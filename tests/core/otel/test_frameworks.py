@@ -210,6 +210,19 @@ def test_pydantic_ai_that_was_only_told_to_be_on(instrumented: Any) -> None:
     assert stand_in._instrument_default is True
 
 
+def test_an_agent_of_pydantic_ai_that_has_settings_of_its_own(
+    instrumented: Any, client: openai.OpenAI
+) -> None:
+    """Its spans go to a provider that nobody hears, while those of the others are ours."""
+    stand_in, attempt = PydanticAI(proxy()), make_scope()
+    stand_in.instrument_all(False)
+    tracer = Settings(tracer_provider=TracerProvider()).tracer
+    with instrumented(stand_in), open_scope(attempt), agent(tracer, "writer"):
+        say(client)
+    [reason] = attempt.recorder.damages()
+    assert "is of a TracerProvider that lightspan does not hear" in reason
+
+
 def test_what_the_app_took_over_stays_its_own(instrumented: Any) -> None:
     stand_in = OpenInference(proxy())
     stand_in.uninstrument()

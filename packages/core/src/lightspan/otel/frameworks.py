@@ -30,6 +30,8 @@ class Switch(NamedTuple):
     """Whether it tells ours now, and not a provider of the app's."""
     undo: Callable[[], None]
     """Leaves it as it was."""
+    library: str = ""
+    """The scope of its spans, where some may go elsewhere though `is_ours`."""
 
 
 class Framework(NamedTuple):
@@ -135,6 +137,7 @@ def _pydantic_ai(framework: Any, instrumented: Any) -> Switch:
     return Switch(
         lambda: is_in_place() and (not follows or global_provider() is None),
         lambda: agents.instrument_all(before) if is_in_place() else None,
+        "pydantic-ai",  # an agent may have settings of its own
     )
 
 

@@ -119,7 +119,11 @@ def _unknown(span: Any, acting: Acting) -> str | None:
     context = span.get_span_context()
     if note_of(span) is not None or context.is_remote or _is_covered(span):
         return None
-    goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
+    library = _library_of(span)
+    goes_elsewhere = any(
+        not switch.is_ours() or (library and switch.library == library)
+        for switch in list(switches.values())
+    )
     is_asked_for = any(p.on and p.is_asked_for for p in processors())
     foreign = global_provider() if goes_elsewhere and not is_asked_for else None
     if foreign is not None and not can_be_heard(foreign):
@@ -156,8 +160,11 @@ def _without_ids(may_hide: bool, is_told: bool) -> str | None:
 
 def _is_covered(span: Any) -> bool:
     """Whether an adapter tells of what this span tells of."""
-    library = getattr(span, "instrumentation_scope", None)
-    return library is not None and is_covered(library.name)
+    return is_covered(_library_of(span))
+
+
+def _library_of(span: Any) -> str:
+    return getattr(getattr(span, "instrumentation_scope", None), "name", "")
 
 
 def _is_set() -> bool:
