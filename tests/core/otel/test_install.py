@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from contextvars import Context
 from typing import Any
 
 import openai
@@ -20,6 +23,7 @@ from tests.core.otel.spans import INVOKES, agent, path, say, tool
 import lightspan
 from lightspan import otel
 from lightspan.capture import scope
+from lightspan.capture.adapter import cover, uncover
 from lightspan.capture.entry import open_scope
 from lightspan.capture.state import state
 from lightspan.errors import ConfigError
@@ -95,6 +99,22 @@ def test_twice_is_once_and_the_end_is_the_end() -> None:
     with otel.instrument(provider), captured(), agent(tracer, "writer"):
         assert path() == "writer"
     assert provider._active_span_processor._span_processors == processors
+
+
+def test_a_provider_that_takes_its_exporter_out_when_another_is_added() -> None:
+    """As Phoenix's does."""
+
+    class Provider(TracerProvider):
+        def add_span_processor(self, processor: Any) -> None:
+            self._active_span_processor.shutdown()
+            self._active_span_processor._span_processors = ()
+            super().add_span_processor(processor)
+
+    provider, exporter = Provider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with otel.instrument(provider), captured(), agent(provider.get_tracer("t"), "writer"):
+        assert path() == "writer"
+    assert [span.name for span in exporter.get_finished_spans()] == ["invoke_agent writer"]
 
 
 def test_two_providers(provider: TracerProvider) -> None:
@@ -268,6 +288,68 @@ def test_a_span_that_may_hide_an_agent_of_ours(by_name: Tracer, client: openai.O
             inside()
         [reason] = attempt.recorder.damages()
         assert complaint in reason
+
+
+def test_an_agent_of_another_attempt_hides_nobody(by_name: Tracer, client: openai.OpenAI) -> None:
+    off = TracerProvider(sampler=ALWAYS_OFF).get_tracer("app")
+
+    def inside() -> list[str]:
+        with off.start_as_current_span("request"):
+            return damage_of(lambda: say(client))
+
+    with captured(), agent(by_name, "writer"):
+        assert Context().run(inside) == []
+
+
+def test_what_an_adapter_covers_hides_nobody(
+    provider: TracerProvider, client: openai.OpenAI
+) -> None:
+    other = TracerProvider().get_tracer("covered")
+
+    def inside() -> None:
+        with agent(other, "writer"):
+            say(client)
+
+    cover("some.adapter", ("covered",))
+    try:
+        assert damage_of(inside) == []
+    finally:
+        uncover("some.adapter")
+    assert len(damage_of(inside)) == 1
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_span_of_a_library_that_says_nothing(
+    ours: Tracer, is_heard: bool, client: openai.OpenAI
+) -> None:
+    """It has the ids of the span around ours, which may be one that is heard."""
+    app, library = TracerProvider(), trace.NoOpTracerProvider().get_tracer("library")
+    attempt = make_scope()
+    with otel.instrument(app), open_scope(attempt), ExitStack() as around:
+        if is_heard:
+            around.enter_context(app.get_tracer("app").start_as_current_span("request"))
+        with agent(ours, "boss"), library.start_as_current_span("step"):
+            assert path() == "boss"
+            with agent(ours, "expert"), library.start_as_current_span("step"):
+                assert path() == "boss/expert"
+                say(client)
+        assert path() == "app"
+    assert attempt.recorder.damages() == []
+
+
+def test_a_span_without_ids_that_hides_an_agent(ours: Tracer, client: openai.OpenAI) -> None:
+    attempt = make_scope()
+    with open_scope(attempt), agent(ours, "writer"), trace.use_span(trace.INVALID_SPAN):
+        say(client)
+    [reason] = attempt.recorder.damages()
+    assert "a library's span without ids is the current one, and hides the agent" in reason
+
+
+def test_what_a_span_of_ours_sends_elsewhere_is_the_span_around_it(ours: Tracer) -> None:
+    app = TracerProvider().get_tracer("app")
+    with captured(), app.start_as_current_span("request") as around, agent(ours, "writer") as span:
+        context = pickle.loads(pickle.dumps(span.get_span_context()))
+        assert (type(context), context) == (trace.SpanContext, around.get_span_context())
 
 
 def test_the_global_provider_is_heard_from_the_next_attempt_on(

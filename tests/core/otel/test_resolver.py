@@ -390,6 +390,22 @@ def test_ended_spans_that_stay_current_are_no_chain(tracer: Tracer) -> None:
         otel_context.detach(token)
 
 
+@pytest.mark.parametrize("is_open", [False, True], ids=["outside", "covered"])
+def test_ended_spans_are_no_chain_where_nothing_is_read(tracer: Tracer, is_open: bool) -> None:
+    """Each step of a worker goes on from the last one, which has ended."""
+    cover("some.adapter", ("some.framework",) * is_open)
+    context = None
+    with captured() if is_open else ExitStack():
+        for _ in range(50):
+            span = tracer.start_span("step", context)
+            context = trace.set_span_in_context(span)
+            span.end()
+    uncover("some.adapter")
+    found = notes.note_of(span)
+    assert found is not None
+    assert found._above is None
+
+
 def test_a_span_that_is_dropped_is_recorded_as_abandoned(tracer: Tracer) -> None:
     with captured() as attempt:
         span = tracer.start_span("invoke_agent writer", attributes=INVOKES)

@@ -15,16 +15,25 @@ from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.otel import resolver
 from lightspan.otel.frameworks import switch_on
 from lightspan.otel.notes import NAME
-from lightspan.otel.processor import AgentSpanProcessor, hear, hear_global, processors
+from lightspan.otel.processor import can_be_heard, hear, hear_what_is_asked_for
 from lightspan.production import record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Undo:
+    """One `instrument`."""
+
+    key: Any
+    """The name of a framework, or a processor."""
+    off: Callable[[], None]
 
 
 @dataclass(slots=True)
 class _State:
     """Of this process."""
 
-    undo: dict[Any, Callable[[], None]] = field(default_factory=dict)
-    """The name of a framework, or a processor → what undoes it."""
+    undo: dict[Any, _Undo] = field(default_factory=dict)
+    """By their keys."""
     lock: Any = field(default_factory=threading.RLock)
 
 
@@ -36,12 +45,13 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
     """Read who acts from OpenTelemetry's spans, in this process; twice is once.
 
     Their names, ids and kinds are read, and no prompt. Nothing is sent anywhere: exporters get
-    the spans that they got before, unchanged. As a context manager (`with instrument(…):`) it
-    is undone at the end of the block.
+    the spans that they got before, and no other. By a framework's name, what the app writes on the
+    *current* span inside an agent is lost where that is a span of ours (`docs/otel.md`, Limits).
+    As a context manager (`with instrument(…):`) it is undone at the end of the block.
 
     Args:
         what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
-            the app has switched it on; spans of its global provider are heard then, whenever it is
+            the app has switched it on; spans of its global provider are heard, whenever it is
             set. Or the app's own TracerProvider, to which the spans of any framework go.
 
     Raises:
@@ -49,49 +59,65 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
             none of OpenTelemetry's SDK.
     """
     with _state.lock:
-        if isinstance(what, str):
-            key: Any = what
-            if key in _state.undo:
-                return Instrumentation(None)
-            resolver.switches[what] = switch = switch_on(what)
-            _state.undo[key] = switch.undo
-            hear_global()  # as long as it lasts, where the app tells it of the framework itself
-        elif callable(getattr(what, "add_span_processor", None)):
-            key = hear(what)
-            if key in _state.undo:
-                return Instrumentation(None)
-            key.is_asked_for = True
-            _state.undo[key] = partial(_hear_no_more, key)
-        else:
-            raise ConfigError(
-                f"otel.instrument({what!r}): it takes the name of a framework, or a TracerProvider "
-                "of OpenTelemetry's SDK, to which the spans of one go"
-            )
+        undo = _by_name(what) if isinstance(what, str) else _by_provider(what)
+        if undo is None:
+            return Instrumentation(None)
+        _state.undo[undo.key] = undo
         resolver.install()
         record.hold(NAME)
-        return Instrumentation(partial(_undo, key))
+        return Instrumentation(partial(_undo, undo))
+
+
+def _by_name(name: str) -> _Undo | None:
+    if name in _state.undo:
+        return None
+    switch = switch_on(name)
+    resolver.switches[name] = switch
+
+    def off() -> None:
+        resolver.switches.pop(name, None)
+        switch.undo()
+
+    try:
+        # as long as it lasts, where the app tells it of the framework itself
+        hear_what_is_asked_for(and_global=True)
+    except Exception:  # it takes no processor
+        off()
+        hear_what_is_asked_for(and_global=bool(resolver.switches))
+        raise
+    return _Undo(name, off)
+
+
+def _by_provider(provider: Any) -> _Undo | None:
+    if not can_be_heard(provider):
+        raise ConfigError(
+            f"otel.instrument({provider!r}): it takes the name of a framework, or a TracerProvider "
+            "of OpenTelemetry's SDK, to which the spans of one go"
+        )
+    processor = hear(provider)
+    if processor in _state.undo:
+        return None
+    processor.is_asked_for = True
+    return _Undo(processor, partial(setattr, processor, "is_asked_for", False))
 
 
 def uninstrument() -> None:
     """Undo every `instrument`; frameworks are left as they were."""
     with _state.lock:
-        for key in list(_state.undo):
-            _undo(key)
+        for undo in list(_state.undo.values()):
+            _undo(undo)
 
 
-def _hear_no_more(processor: AgentSpanProcessor) -> None:
-    processor.on = processor.is_asked_for = False
-
-
-def _undo(key: Any) -> None:
+def _undo(undo: _Undo) -> None:
     with _state.lock:
-        undo = _state.undo.pop(key, None)
-        if undo is not None:
-            resolver.switches.pop(key, None)
-            undo()
+        if _state.undo.get(undo.key) is not undo:
+            return  # it was undone, and may have been done again by somebody else
+        del _state.undo[undo.key]
+        try:
+            undo.off()
+        finally:
+            hear_what_is_asked_for(and_global=bool(resolver.switches))
         if _state.undo:
             return
         resolver.uninstall()
-        for processor in processors():  # the global provider's, too
-            _hear_no_more(processor)
     record.release(NAME)

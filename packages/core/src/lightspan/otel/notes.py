@@ -26,15 +26,8 @@ from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
 from lightspan.capture.state import state
 from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
 from lightspan.schema import conventions as c
-from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.routing import join_path
-from lightspan.schema.spans import (
-    Attributes,
-    SpanKind,
-    SpanStatus,
-    now_ns,
-    text_of,
-)
+from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
 
 NAME: Final = "lightspan.otel"
 """Who is to blame where an attempt is damaged."""
@@ -143,6 +136,7 @@ class SpanNote:
     # --- what it is -----------------------------------------------------------------------
     def begin(self) -> None:
         """It begins now, here. Never raises."""
+        above = self.above  # first of all: it forgets those that have ended, where nothing is read
         current = scope.pushed()
         if current is None or is_covered(self._library):
             return
@@ -150,7 +144,7 @@ class SpanNote:
         self._handled = sys.exception()
         recorder = current.scope.recorder
         try:
-            with inside_of(self.above):
+            with inside_of(above):
                 self.around = scope.resolved(current)
             recorder = self.around.scope.recorder
             self.settle(may_guess=False)
@@ -236,20 +230,26 @@ class SpanNote:
             if isinstance(error, GeneratorExit):
                 self._finish(SpanStatus.UNSET)
             elif error is not None:
-                self._finish(SpanStatus.ERROR, text_of(error), exception_attributes(error))
+                self._finish(SpanStatus.ERROR, type(error).__qualname__)
             elif failed is not None:
-                self._finish(SpanStatus.ERROR, "", {c.ERROR_TYPE: failed})
+                self._finish(SpanStatus.ERROR, failed)
             else:
                 self._finish(SpanStatus.OK)
         except Exception as failure:
             damage(recorder, NAME, failure)
         finally:
-            self._leave(error if error is not None else failed)
+            if isinstance(error, GeneratorExit):
+                self._leave(GeneratorExit())  # one without a stack
+            else:
+                self._leave(failed if error is None else type(error).__qualname__)
 
-    def _finish(
-        self, status: SpanStatus, message: str = "", attributes: Attributes | None = None
-    ) -> None:
-        """Record it, once."""
+    def _finish(self, status: SpanStatus, error: str | None = None) -> None:
+        """Record it, once.
+
+        Args:
+            status: how it ended.
+            error: the kind of what it failed with. Its words may quote a prompt: they are not kept.
+        """
         around = self.around
         if around is None or not self.is_node:
             return
@@ -263,11 +263,10 @@ class SpanNote:
             around,
             name,
             kind,
-            {**known, **(attributes or {})},
+            known if error is None else {**known, c.ERROR_TYPE: error},
             span_id=self.span_id,
             start_ns=self._start_ns,
             status=status,
-            status_message=message,
         )
         around.scope.recorder.add(span)
 
@@ -277,7 +276,7 @@ class SpanNote:
         failed = None if span is None else failure_of(span)
         if failed is not None:
             self.settle(may_guess=True)
-            self._finish(SpanStatus.ERROR, "", {c.ERROR_TYPE: failed})
+            self._finish(SpanStatus.ERROR, failed)
             self._leave(failed)
 
     def told_elsewhere(self) -> Attributes:
@@ -384,10 +383,11 @@ def keep(span: trace.Span, note: SpanNote) -> None:
 
 def note_of(span: Any) -> SpanNote | None:
     """The note of a span, or of a copy of it; None if none was taken."""
-    own = getattr(span, "note", None)
-    if isinstance(own, SpanNote):
-        return own
     context = span.get_span_context()
+    for place in (span, context):
+        own = getattr(place, "note", None)
+        if isinstance(own, SpanNote):
+            return own
     return None if context is None else note_by_ids(context.trace_id, context.span_id)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from lightspan.otel.notes import SpanNote, keep, note_by_ids, note_of
 
@@ -79,20 +81,77 @@ def hear(provider: Any) -> AgentSpanProcessor:
     processor = _found(provider)
     if processor is None or not processor.on:
         with _lock:
-            processor = _found(provider)
-            if processor is None:
-                processor = AgentSpanProcessor()
-                provider.add_span_processor(processor)
-                _heard[:] = [known for known in _heard if known[0]() is not None]
-                _heard.append((weakref.ref(provider), processor))
-            processor.on = True
+            processor = _switched_on(provider)
     return processor
 
 
-def hear_global() -> AgentSpanProcessor | None:
-    """Hear of the global provider's spans, if the app has set one by now."""
-    provider: Any = trace.get_tracer_provider()
-    return hear(provider) if hasattr(provider, "add_span_processor") else None
+def _switched_on(provider: Any) -> AgentSpanProcessor:
+    processor = _found(provider)
+    if processor is None:
+        processor = AgentSpanProcessor()
+        _add(provider, processor)
+        _heard[:] = [known for known in _heard if known[0]() is not None]
+        _heard.append((weakref.ref(provider), processor))
+    processor.on = True
+    return processor
+
+
+def _add(provider: Any, processor: AgentSpanProcessor) -> None:
+    """A subclass may do more when the app adds one: Phoenix's takes its own exporter out then."""
+    if isinstance(provider, TracerProvider):
+        TracerProvider.add_span_processor(provider, processor)
+    else:
+        provider.add_span_processor(processor)
+
+
+_UNSET: Final = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
+"""What is in the global provider's place until one is set, or none is wanted."""
+
+
+def global_provider() -> Any:
+    """The global provider, if the app has set one by now. To ask sets none, which it does
+    otherwise where `OTEL_PYTHON_TRACER_PROVIDER` is in the environment."""
+    if OTEL_PYTHON_TRACER_PROVIDER in os.environ and trace._TRACER_PROVIDER is None:
+        return None
+    provider = trace.get_tracer_provider()
+    return None if type(provider) in _UNSET else provider
+
+
+def can_be_heard(provider: object) -> bool:
+    """Whether a provider takes processors, as the SDK's do."""
+    return callable(getattr(provider, "add_span_processor", None))
+
+
+class _Global:
+    """Whether the global one is heard, whichever that is."""
+
+    is_wanted = False
+
+
+def hear_global() -> None:
+    """Hear of the global provider's spans, if that is wanted and the app has set one by now."""
+    provider = global_provider() if _Global.is_wanted else None
+    if provider is None or not can_be_heard(provider):
+        return
+    processor = _found(provider)
+    if processor is None or not processor.on:
+        with _lock:
+            if _Global.is_wanted:  # still: this may be a span of a run that goes on after the undo
+                _switched_on(provider)
+
+
+def hear_what_is_asked_for(*, and_global: bool) -> None:
+    """Hear nothing but the providers that are asked for.
+
+    Args:
+        and_global: and the global one, whenever it is set.
+    """
+    with _lock:
+        _Global.is_wanted = and_global
+        kept = _found(global_provider()) if and_global else None
+        for processor in processors():
+            processor.on = processor.is_asked_for or processor is kept
+    hear_global()
 
 
 def is_of_a_heard_provider(span: Any) -> bool:

@@ -16,15 +16,22 @@ from dataclasses import replace
 from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.context import get_current
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import damage
+from lightspan.capture.adapter import damage, is_covered
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame
 from lightspan.capture.state import state
 from lightspan.otel.frameworks import Switch
 from lightspan.otel.notes import NAME, SpanNote, note_of, open_agents, open_here
-from lightspan.otel.processor import hear_global, is_of_a_heard_provider, processors
+from lightspan.otel.processor import (
+    can_be_heard,
+    global_provider,
+    hear_global,
+    is_of_a_heard_provider,
+    processors,
+)
 
 DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` switches its SDK off."""
@@ -102,35 +109,67 @@ def note_call(acting: Acting) -> None:
     recorder = acting.scope.recorder
     if not recorder.keeps or recorder in _told:
         return
-    reason = _unknown(trace.get_current_span())
+    reason = _unknown(trace.get_current_span(), acting)
     if reason is not None:
         _told.add(recorder)
         recorder.damage(f"{NAME}: it is not known which agent made a model call: {reason}")
 
 
-def _unknown(span: Any) -> str | None:
+def _unknown(span: Any, acting: Acting) -> str | None:
     context = span.get_span_context()
-    if note_of(span) is not None or context.is_remote:
+    if note_of(span) is not None or context.is_remote or _is_covered(span):
         return None
-    goes_elsewhere = any(not switch.is_ours() for switch in list(switches.values()))
-    is_told = goes_elsewhere or any(p.on and p.is_asked_for for p in processors())
-    if not context.is_valid:
-        if not is_told or os.environ.get(DISABLED, "").strip().lower() != "true":
-            return None
-        return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
-    if not (is_told or open_agents):
-        return None  # agents are told of by ours alone, and there is none that it could hide
-    if span.is_recording():
-        if is_of_a_heard_provider(span) and not goes_elsewhere:
-            return None  # it began before
-        return (
-            f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
-            "lightspan does not hear: otel.instrument(provider), with that one"
-        )
-    return (
-        "the app's sampler leaves its spans out: keep all of them while agents are trained "
-        "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
+    library = _library_of(span)
+    goes_elsewhere = any(
+        not switch.is_ours() or (library and switch.library == library)
+        for switch in list(switches.values())
     )
+    is_asked_for = any(p.on and p.is_asked_for for p in processors())
+    foreign = global_provider() if goes_elsewhere and not is_asked_for else None
+    if foreign is not None and not can_be_heard(foreign):
+        return (
+            f"the global TracerProvider, a {type(foreign).__qualname__}, is none of "
+            "OpenTelemetry's SDK, and cannot be heard; its framework's spans go there"
+        )
+    may_hide = any(note.began_in(acting) for note in list(open_agents))
+    if not context.is_valid:
+        return _without_ids(may_hide or goes_elsewhere, goes_elsewhere or is_asked_for)
+    if not (goes_elsewhere or is_asked_for or may_hide):
+        return None  # agents are told of by ours alone, and there is none that it could hide
+    if not span.is_recording():
+        return (
+            "the app's sampler leaves its spans out: keep all of them while agents are trained "
+            "(OTEL_TRACES_SAMPLER=always_on), and sample where they are exported"
+        )
+    if is_of_a_heard_provider(span) and not goes_elsewhere:
+        return None  # it began before
+    return (
+        f"the current span, {getattr(span, 'name', '')!r}, is of a TracerProvider that "
+        "lightspan does not hear: otel.instrument(provider), with that one"
+    )
+
+
+def _without_ids(may_hide: bool, is_told: bool) -> str | None:
+    """Where the current span is none, or one that says nothing."""
+    if is_told and os.environ.get(DISABLED, "").strip().lower() == "true":
+        return f"{DISABLED}=true switches OpenTelemetry off; unset it while agents are trained"
+    if may_hide and _is_set():
+        return "a library's span without ids is the current one, and hides the agent around it"
+    return None
+
+
+def _is_covered(span: Any) -> bool:
+    """Whether an adapter tells of what this span tells of."""
+    return is_covered(_library_of(span))
+
+
+def _library_of(span: Any) -> str:
+    return getattr(getattr(span, "instrumentation_scope", None), "name", "")
+
+
+def _is_set() -> bool:
+    """Whether somebody made a span the current one, if only one that says nothing."""
+    return any(isinstance(value, trace.Span) for value in get_current().values())
 
 
 # --- installing -----------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class _Tracer(Tracer):
         record_exception: bool = True,
         set_status_on_exception: bool = True,
     ) -> Span:
-        with contextlib.suppress(Exception):  # a provider of the app's that cannot be heard
+        with contextlib.suppress(Exception):  # a provider of the app's that takes no processor
             # a span of the app's may come between an agent and its call, and is the current one
             hear_global()
         return IdentitySpan(name, attributes, trace.get_current_span(context), self._library)
@@ -82,6 +82,24 @@ class _Tracer(Tracer):
         )
 
 
+class _IdentityContext(SpanContext):
+    """The context of the span around one of ours, and the note of ours: a library's no-op span
+    takes its parent's context over, and would hide ours if that were not in it."""
+
+    note: SpanNote
+
+    @classmethod
+    def of(cls, around: SpanContext, note: SpanNote) -> _IdentityContext:
+        """The same ids and flags."""
+        made = cls(*around[:5])
+        vars(made)["note"] = note  # it takes no attributes otherwise
+        return made
+
+    def __reduce__(self) -> Any:
+        """What goes to another process is what the app would have sent."""
+        return SpanContext, self[:5]
+
+
 class IdentitySpan(Span):
     """Who acts, from its beginning to its end.
 
@@ -95,12 +113,12 @@ class IdentitySpan(Span):
     def __init__(self, name: str, attributes: Any, parent: Span, library: str) -> None:
         self.name = name
         self._attributes: dict[str, Any] = {}
-        self._context = parent.get_span_context()
         self._has_ended = False
         self.status = Status()
         self.events: Sequence[Any] = ()
         self.set_attributes(attributes or {})
         self.note = SpanNote(self, note_of(parent), new_span_id(), library)
+        self._context = _IdentityContext.of(parent.get_span_context(), self.note)
         self.note.begin()
 
     @property
