@@ -72,7 +72,9 @@ def test_the_page(tmp_path: Path) -> None:
     assert "-Which desk is this for? {mail}\n+bill: accounts." in learned
     assert "held-out reward: 0.00 -> 1.00 (" in learned
     assert inspected.startswith("runs/desk: GEPA\napp ")
-    assert "candidate 1, of 0: selection 1.000 (1 1 1 1 1 1), chosen" in inspected
+    assert (
+        "candidate 1, of 0: selection 1.000 (1 1 1 1 1 1; again 1 1 1 1 1 1), chosen" in inspected
+    )
     assert {request.headers["authorization"] for request in server.requests} == {"Bearer key"}
 
 
