@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -122,6 +124,29 @@ def test_which_variables_hold_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         **dict.fromkeys(KEYS, "<key>"),
         "url": "postgres://me:<key>@db.test/app",
     }
+
+
+def test_what_another_thread_found_before_a_key_was_there_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Changing(list[Any]):
+        """Another thread writes as soon as something was read."""
+
+        def __getitem__(self, place: Any) -> Any:
+            return self._changed(super().__getitem__(place))
+
+        def __iter__(self) -> Iterator[Any]:
+            return (self._changed(each) for each in super().__iter__())
+
+        def _changed(self, read: Any) -> Any:
+            self[:] = [(({}, set(), {}), [])]
+            return read
+
+    monkeypatch.setenv("APP_TOKEN", "first-key-0123456789")
+    said = {"said": "It is first-key-0123456789."}
+    assert values_without_keys(said) == {"said": "It is <key>."}
+    monkeypatch.setattr(texts, "_written", Changing(texts._written))
+    assert values_without_keys(said) == {"said": "It is <key>."}
 
 
 def test_a_key_is_known_as_soon_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ class GEPA(PromptSearch):
         minibatch: tasks that a candidate is proposed from, and first tried on.
         proposals: candidates that are proposed and run side by side in an iteration.
         finalists: of the candidates with the highest means so many are run once more on the
-            selection split at the end, as far as `max_rollouts` allows, and one of them is chosen
-            by both means, or the prompts as they are. 0 chooses by the first alone.
+            selection split at the end, as far as the budgets allow, and one of them is chosen by
+            both means, or the prompts as they are. 0 chooses by the first alone.
         merge: also make candidates of two others, where there are several prompts.
         perfect_reward: with it on every task of the selection split the search ends, and a
             minibatch that has it everywhere is not reflected on. None: no reward is the highest.

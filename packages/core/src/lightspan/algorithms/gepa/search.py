@@ -213,8 +213,8 @@ class Search:
         elif left < self._iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
-                f"another candidate may take {self._iteration}, and {self._reserved} are for "
-                "the finalists"
+                f"and another candidate may take {self._iteration}"
+                + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
             self._ended = f"max_reflections={settings.max_reflections} is used up"
