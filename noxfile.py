@@ -34,9 +34,9 @@ nox.options.error_on_missing_interpreters = True  # or such a session is skipped
 nox.options.sessions = [
     "lint",
     "tests_capture",
-    "tests_langgraph(latest)",
     "packaging",
     "types",
+    "tests_latest(langgraph)",
     "tests_core",
     "tests_examples",
     "tests_postgres",
@@ -59,18 +59,18 @@ class Adapter(NamedTuple):
     """What they need beside that, and beside BESIDE, where everything is the latest."""
     clients: Sequence[str] = ()
     """What they need that the framework does not bring."""
-    shared: bool = False
-    """It and its examples can be beside the learning plane, in .nox/learning: no framework that
-    excludes another one's."""
     behind: bool = False
-    """Its framework asks for older versions of what others share."""
+    """Its framework asks for older versions of what others share: it and its examples have
+    virtualenvs of their own, while the others are beside the learning plane, in .nox/learning."""
+    apart: bool = False
+    """Its tests need lightspan where pip puts it: its search for agents looks into whatever lies in
+    a checkout, as ours does in .nox/learning."""
 
 
 ADAPTERS = {
     "langgraph": Adapter(
         modules=["langchain", "langchain_openai"],
         beside=["openinference.instrumentation.langchain"],
-        shared=True,
     ),
     "autogen": Adapter(
         modules=["autogen_agentchat", "autogen_ext.models.openai"],
@@ -85,9 +85,12 @@ ADAPTERS = {
     "openai_agents": Adapter(
         modules=["agents"],
         beside=["openinference.instrumentation.openai_agents"],
+        apart=True,
     ),
 }
 BESIDE = ["openinference.instrumentation.openai", "opentelemetry.distro"]
+TOGETHER = "together"
+"""All of them, in one process."""
 
 
 class Speaker(NamedTuple):
@@ -129,7 +132,7 @@ class Example(NamedTuple):
     """Where the apps of its framework are whose every call is structured; nowhere for an example
     whose framework another one has."""
     types: Sequence[str] = ()
-    """What mypy checks in its own virtualenv; none where the session `types` does."""
+    """What mypy checks, where that is not its folder."""
     options: Sequence[str] = ()
     """Of its train.py."""
     packages: Sequence[str] = ()
@@ -151,7 +154,6 @@ EXAMPLES = {
         "autogen",
         "test_math_*.py",
         "tests/examples/test_math_structured.py",
-        ["examples/math"],
     ),
     "rag": Example(
         "examples/rag[agents]",
@@ -266,19 +268,28 @@ def learning_python() -> str:
 
 
 def shared_adapters() -> list[str]:
-    """The adapters' folders that .nox/learning holds."""
-    return [f"packages/{name}" for name, adapter in ADAPTERS.items() if adapter.shared]
+    """The adapters that .nox/learning holds."""
+    return [name for name, adapter in ADAPTERS.items() if not adapter.behind]
 
 
-def shared_examples() -> list[str]:
-    """The examples' folders that it holds."""
-    examples = [e.project for e in EXAMPLES.values() if ADAPTERS[e.adapter].shared]
-    return [COMMON, *(project.partition("[")[0] for project in examples)]
+def tested_beside() -> list[str]:
+    """The adapters that are tested there with the latest version of their framework."""
+    return [name for name in shared_adapters() if not ADAPTERS[name].apart]
 
 
-def adapters_apart() -> list[str]:
-    """The adapters with a virtualenv each, because their frameworks exclude one another."""
-    return [name for name, adapter in ADAPTERS.items() if not adapter.shared]
+def shared_examples() -> list[Example]:
+    """The examples that it holds."""
+    return [each for each in EXAMPLES.values() if not ADAPTERS[each.adapter].behind]
+
+
+def folder_of(example: Example) -> str:
+    """Where an example lies."""
+    return example.project.partition("[")[0]
+
+
+def clients_of(adapters: Iterable[str]) -> list[str]:
+    """What the adapters' tests need that the frameworks do not bring."""
+    return [client for name in adapters for client in ADAPTERS[name].clients]
 
 
 def report_versions(session: nox.Session, python: str = "python") -> None:
@@ -303,11 +314,11 @@ def install_torch(session: nox.Session) -> None:
 
 def install_adapters(session: nox.Session, names: list[str], pins: str, *more: str) -> None:
     """Install adapters and what their tests need, without torch, at the versions of a file."""
-    clients = [client for name in names for client in ADAPTERS[name].clients]
+    packages = [f"{CORE}[serve]", *(f"packages/{name}" for name in names), *clients_of(names)]
     install(
         session,
         *("-c", "constraints/dev.txt", "-r", f"constraints/{pins}.txt"),
-        *(f"{CORE}[serve]", *(f"packages/{name}" for name in names), *clients, *PYTEST, *more),
+        *(*packages, *PYTEST, *more),
     )
     report_versions(session)
 
@@ -364,8 +375,7 @@ def openai_sdk(pins: str) -> str:
 def brings_an_sdk(adapter: str, versions: str) -> bool:
     """Whether this is the first of the adapters' environments with its OpenAI SDK, which nothing
     but the tests of the wire shim depends on. `tests_core` tests it with the shared one's."""
-    shared = [name for name in ADAPTERS if ADAPTERS[name].shared]
-    sdks = {openai_sdk(f"{name}-latest") for name in shared}
+    sdks = {openai_sdk(f"{name}-latest") for name in shared_adapters()}
     for age in ("oldest", "latest"):
         for name in ADAPTERS:
             sdk = openai_sdk(f"{name}-{age}")
@@ -375,24 +385,33 @@ def brings_an_sdk(adapter: str, versions: str) -> bool:
     raise LookupError(f"{adapter}-{versions}")
 
 
-def test_files(folder: str, pattern: str) -> Iterable[str]:
+def test_files(folder: str, pattern: str) -> list[str]:
     """The test files that a pattern names, as arguments."""
     return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob(pattern))]
+
+
+def marked(marker: str) -> list[str]:
+    """The test files with a marker. To collect all the others takes a process 20 seconds."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    named = f"mark.{marker}"
+    return [str(path.relative_to(ROOT)) for path in files if named in path.read_text("utf-8")]
 
 
 def install_learning(session: nox.Session) -> None:
     """Install torch, all our packages that can be beside it, and the tools that others share."""
     install_torch(session)
+    adapters = shared_adapters()
     editable = [
         f"{CORE}[train,prompts,otlp,parquet,postgres]",
-        *shared_adapters(),
-        *shared_examples(),
+        *(f"packages/{name}" for name in adapters),
+        *(COMMON, *map(folder_of, shared_examples())),
     ]
     install(
         session,
-        *CONSTRAINTS,
+        *(*CONSTRAINTS, "-c", "constraints/examples.txt"),
+        *(argument for name in adapters for argument in ("-r", f"constraints/{name}-latest.txt")),
         *(argument for project in editable for argument in ("-e", project)),
-        *("langchain", "langchain-anthropic", "anthropic", "psycopg[binary]"),
+        *(*clients_of(adapters), "anthropic", "psycopg[binary]"),
         *(*PYTEST, "mypy", "nox", "types-psutil"),
         silent=False,
     )
@@ -423,15 +442,15 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check the types of packages, examples and this file with mypy --strict.
 
-    The other adapters and examples are checked where their frameworks are.
+    The others are checked where their frameworks are.
     """
     python = learning_python()
     report_versions(session, python)
-    sources = [f"{path}/src" for path in (CORE, *shared_adapters())]
+    sources = [f"{CORE}/src", *(f"packages/{name}/src" for name in shared_adapters())]
     packages = [*sources, COMMON, "tests/packaging", "noxfile.py"]
     # each has an app.py and a train.py, which are one module to mypy if it sees two of them
-    apart = [path for path in shared_examples() if path != COMMON]
-    for checked in (packages, *([path] for path in (*apart, *SCRIPTS))):
+    apart = [example.types or [folder_of(example)] for example in shared_examples()]
+    for checked in (packages, *apart, SCRIPTS):
         session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
 
@@ -441,12 +460,12 @@ def packaging(session: nox.Session) -> None:
     install(session, *CONSTRAINTS, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
     wheels = {wheel.name.partition("-")[0]: wheel for wheel in build_packages(session, dist)}
-    apart = {f"lightspan_{name}" for name in adapters_apart()}
-    together = [str(wheel) for name, wheel in wheels.items() if name not in apart]
+    behind = {f"lightspan_{name}" for name in ADAPTERS if ADAPTERS[name].behind}
+    together = [str(wheel) for name, wheel in wheels.items() if name not in behind]
     install(session, *CONSTRAINTS, *together, *PYTEST)
     report_versions(session)
     with session.chdir(dist):
-        session.run("python", "-I", str(SMOKE), *sorted(wheels.keys() - apart))
+        session.run("python", "-I", str(SMOKE), *sorted(wheels.keys() - behind))
     session.env["LIGHTSPAN_DIST"] = str(dist)
     run_pytest(session, PACKAGED)
 
@@ -543,21 +562,30 @@ def tests_capture(session: nox.Session) -> None:
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 
 
-def run_adapter_tests(session: nox.Session, adapter: str, versions: str) -> None:
-    """Install and test an adapter, and the wire shim if no other has this OpenAI SDK: the oldest
-    frameworks bring the oldest that is tested."""
-    install_adapters(session, [adapter], f"{adapter}-{versions}", "mypy")
-    files = [*test_files("tests/adapters", f"test_{adapter}_*.py")]
-    if brings_an_sdk(adapter, versions):
-        files += test_files("tests/core/capture", "test_wire*.py")
-    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
+def adapter_files(adapter: str) -> list[str]:
+    """The files that test an adapter, or all of them in one process."""
+    if adapter == TOGETHER:
+        return ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
+    return test_files("tests/adapters", f"test_{adapter}_*.py")
 
 
-@nox.session
-@nox.parametrize("versions", [nox.param(name, id=name) for name in ("oldest", "latest")])
-def tests_langgraph(session: nox.Session, versions: str) -> None:
-    """Test the LangGraph adapter with the oldest supported or the latest frameworks, no torch."""
-    run_adapter_tests(session, "langgraph", versions)
+@nox.session(venv_backend="none", requires=["learning"])
+@nox.parametrize("adapter", [nox.param(name, id=name) for name in (*tested_beside(), TOGETHER)])
+def tests_latest(session: nox.Session, adapter: str) -> None:
+    """Test an adapter with the latest version of its framework, beside the learning plane.
+
+    `together`: in one process, their frameworks nested in one another.
+    """
+    python = learning_python()
+    report_versions(session, python)
+    if adapter == TOGETHER:
+        expected = [module for name in shared_adapters() for module in expected_of(name, "oldest")]
+    else:
+        expected = expected_of(adapter, "latest")
+    files = adapter_files(adapter)
+    # in one process, which tells what of its tables no test has seen
+    spread = [] if adapter == TOGETHER else PARALLEL
+    run_pytest(session, *FAST, *spread, *files, python=python, expected=expected)
 
 
 @nox.session(default=False)
@@ -565,33 +593,32 @@ def tests_langgraph(session: nox.Session, versions: str) -> None:
     ("adapter", "versions"),
     [
         nox.param(adapter, versions, id=f"{adapter}-{versions}")
-        for adapter in adapters_apart()
+        for adapter in ADAPTERS
         for versions in ("oldest", "latest")
+        if versions == "oldest" or adapter not in tested_beside()
     ],
 )
 def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
-    """Test an adapter with the oldest supported or the latest version of its framework, no torch.
-
-    The latest environments are also where the adapter's types are checked.
-    """
-    run_adapter_tests(session, adapter, versions)
+    """Test an adapter with the oldest supported version of its framework, no torch, or with the
+    latest where that cannot be beside the others'; the wire shim too, if no other environment has
+    this OpenAI SDK: the oldest frameworks bring the oldest that is tested."""
+    install_adapters(session, [adapter], f"{adapter}-{versions}", "mypy")
+    files = adapter_files(adapter)
+    if brings_an_sdk(adapter, versions):
+        files += test_files("tests/core/capture", "test_wire*.py")
+    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
     if versions == "latest":
         silent = "--follow-imports=silent"  # of core, which `types` checks
         session.run("mypy", "--strict", silent, f"packages/{adapter}/src", env=ISOLATED)
 
 
 @nox.session(default=False)
-@nox.parametrize("versions", [nox.param(name, id=name) for name in ("latest", "newest")])
-def tests_together(session: nox.Session, versions: str) -> None:
-    """Test the adapters in one process, their frameworks nested in one another.
-
-    `latest`: all, as the one that is behind lets them be. `newest`: all but that one.
-    """
-    names = [n for n, adapter in ADAPTERS.items() if versions == "latest" or not adapter.behind]
-    install_adapters(session, names, f"together-{versions}")
-    expected = [module for name in names for module in expected_of(name, "oldest")]
-    files = ["tests/adapters/test_all_together.py", "tests/adapters/test_nesting.py"]
-    run_pytest(session, *files, expected=expected)
+def tests_together(session: nox.Session) -> None:
+    """Test all adapters in one process, their frameworks nested in one another, in the versions
+    that the one which is behind lets them have."""
+    install_adapters(session, [*ADAPTERS], "together")
+    expected = [module for name in ADAPTERS for module in expected_of(name, "oldest")]
+    run_pytest(session, *adapter_files(TOGETHER), expected=expected)
 
 
 @nox.session(default=False)
@@ -623,10 +650,10 @@ def tests_postgres(session: nox.Session) -> None:
 @nox.session(default=False, python=newest_interpreter())
 def tests_newest_python(session: nox.Session) -> None:
     """Run the default sessions' tests on the newest Python that is installed."""
-    run_adapter_tests(session, "langgraph", "latest")
     install_learning(session)
     report_versions(session)
-    run_pytest(session, *FAST, *PARALLEL, *OF_CORE, "tests/examples", "tests/postgres")
+    files = [*adapter_files("langgraph"), *OF_CORE, "tests/examples", "tests/postgres"]
+    run_pytest(session, *FAST, *PARALLEL, *files, expected=expected_of("langgraph", "latest"))
 
 
 @nox.session(default=False)
@@ -662,7 +689,7 @@ def tests_vllm(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""
     report_versions(session, learning_python())
-    run_pytest(session, "-m", "faults", *PARALLEL, "tests", python=learning_python())
+    run_pytest(session, "-m", "faults", *PARALLEL, *marked("faults"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -671,7 +698,7 @@ def long_faults(session: nox.Session) -> None:
     report_versions(session, learning_python())
     for seed in range(1, 11):
         session.env["LIGHTSPAN_SEED"] = str(seed)
-        run_pytest(session, "-m", "faults", *PARALLEL, "tests", python=learning_python())
+        run_pytest(session, "-m", "faults", *PARALLEL, *marked("faults"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -679,8 +706,8 @@ def slow(session: nox.Session) -> None:
     """Run the tests that take longer than a few seconds."""
     report_versions(session, learning_python())
     # a file whole in one process: what its tests share may take minutes to make
-    options = ["-m", "slow and not faults", *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, "tests", python=learning_python())
+    options = ["-m", "slow and not faults and not controls", *PARALLEL, "--dist", "loadfile"]
+    run_pytest(session, *options, *marked("slow"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -716,13 +743,12 @@ def quickstart(session: nox.Session) -> None:
     """Train the SQL example on the CPU: `nox -s quickstart`, and after -- options of train.py."""
     announce_downloads(session)
     session.log("No model is downloaded: the example makes its own.")
+    known = EXAMPLES["sql"]
     install_torch(session)
     install(
         session,
         *CONSTRAINTS,
-        f"{CORE}[train]",
-        *shared_adapters(),
-        *shared_examples(),
+        *(f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project),
         silent=False,
     )
     report_versions(session)
@@ -748,34 +774,41 @@ def router(session: nox.Session) -> None:
     session.run("python", "examples/router/train.py", *session.posargs, env=ISOLATED)
 
 
-def install_and_test(session: nox.Session, example: Example) -> None:
-    """Install and test an example, and check its types."""
+def test_apart(session: nox.Session, example: Example) -> str:
+    """Where an example runs: in .nox/learning, where other sessions test it, or in the session's
+    own virtualenv, in which it is installed, tested and its types checked."""
+    if example in shared_examples() and not example.models:
+        report_versions(session, learning_python())
+        return learning_python()
     install_example(session, example)
     if example.types:
         session.run("python", "-m", "mypy", "--strict", *example.types, env=ISOLATED)
     run_pytest(session, "-m", "not controls", *test_files("tests/examples", example.tests))
+    return "python"
 
 
 @nox.session(default=False)
-@nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
+@nox.parametrize(
+    "example", [nox.param(n, id=n) for n in EXAMPLES if EXAMPLES[n] not in shared_examples()]
+)
 def tests_example(session: nox.Session, example: str) -> None:
     """Test an example where its framework is; what trains an app of it is among its tests."""
-    install_and_test(session, EXAMPLES[example])
+    test_apart(session, EXAMPLES[example])
 
 
-@nox.session(default=False)
+@nox.session(requires=["learning"], default=False)
 @nox.parametrize("example", [nox.param(name, id=name) for name in EXAMPLES])
 def examples(session: nox.Session, example: str) -> None:
-    """Test an example, train it briefly, and check that the held-out gain is above zero."""
+    """Train an example briefly, and check that the held-out gain is above zero."""
     known = EXAMPLES[example]
-    install_and_test(session, known)
+    python = test_apart(session, known)
     folder = Path(session.create_tmp()) / "run"
     shutil.rmtree(folder, ignore_errors=True)
-    script = f"{known.project.partition('[')[0]}/train.py"
     arguments = [*BRIEFLY, *known.options, "--folder", str(folder)]
-    session.run("python", script, *arguments, env=ISOLATED)
+    script = f"{folder_of(known)}/train.py"
+    session.run(python, script, *arguments, env=ISOLATED, external=python != "python")
     session.env["LIGHTSPAN_RUN"] = str(folder)
-    run_pytest(session, "tests/learned")
+    run_pytest(session, "tests/learned", python=python)
 
 
 @nox.session(default=False)

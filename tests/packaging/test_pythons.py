@@ -93,8 +93,8 @@ def test_the_newest_python_runs_what_the_default_sessions_do() -> None:
     for session in ("tests_capture", "tests_core", "tests_examples", "tests_postgres"):
         assert session in DEFAULT
         getattr(noxfile, session).func(by_default)
-    assert "tests_langgraph(latest)" in DEFAULT
-    noxfile.tests_langgraph.func(by_default, "latest")
+    assert "tests_latest(langgraph)" in DEFAULT
+    noxfile.tests_latest.func(by_default, "langgraph")
     noxfile.tests_newest_python.func(newest)
     assert "tests/adapters/test_langgraph_nodes.py" in by_default.tests
     assert by_default.tests - newest.tests == {"tests/packaging/test_capture_plane.py"}

@@ -133,6 +133,15 @@ def test_permuted_rewards_of_another_seed_are_heard() -> None:
     assert (found.name, found.step) == ("validation_falls", 10)
 
 
+def test_permuted_rewards_of_a_crew_are_heard_where_it_falls() -> None:
+    """Of seeds 0 and 1 nothing fell: noise carried the held-out reward up by .09 and .06."""
+    validation, reward = recorded("rag-crewai-seed2-permuted")
+    assert (validation.name, validation.step) == ("validation_falls", 2)
+    assert (reward.name, reward.step) == ("reward_falls", 6)
+    assert not recorded("rag-crewai-seed0-permuted")
+    assert not recorded("rag-crewai-seed1-permuted")
+
+
 def test_rate_that_is_30_times_too_high_is_heard() -> None:
     """All rollouts fail after the first step: that no group varies any more goes without saying."""
     found, validation = recorded("sql-seed0-rate-x30")
