@@ -62,9 +62,6 @@ class Adapter(NamedTuple):
     behind: bool = False
     """Its framework asks for older versions of what others share: it and its examples have
     virtualenvs of their own, while the others are beside the learning plane, in .nox/learning."""
-    apart: bool = False
-    """Its tests need lightspan where pip puts it: its search for agents looks into whatever lies in
-    a checkout, as ours does in .nox/learning."""
 
 
 ADAPTERS = {
@@ -85,7 +82,6 @@ ADAPTERS = {
     "openai_agents": Adapter(
         modules=["agents"],
         beside=["openinference.instrumentation.openai_agents"],
-        apart=True,
     ),
 }
 BESIDE = ["openinference.instrumentation.openai", "opentelemetry.distro"]
@@ -270,11 +266,6 @@ def learning_python() -> str:
 def shared_adapters() -> list[str]:
     """The adapters that .nox/learning holds."""
     return [name for name, adapter in ADAPTERS.items() if not adapter.behind]
-
-
-def tested_beside() -> list[str]:
-    """The adapters that are tested there with the latest version of their framework."""
-    return [name for name in shared_adapters() if not ADAPTERS[name].apart]
 
 
 def shared_examples() -> list[Example]:
@@ -570,7 +561,7 @@ def adapter_files(adapter: str) -> list[str]:
 
 
 @nox.session(venv_backend="none", requires=["learning"])
-@nox.parametrize("adapter", [nox.param(name, id=name) for name in (*tested_beside(), TOGETHER)])
+@nox.parametrize("adapter", [nox.param(name, id=name) for name in (*shared_adapters(), TOGETHER)])
 def tests_latest(session: nox.Session, adapter: str) -> None:
     """Test an adapter with the latest version of its framework, beside the learning plane.
 
@@ -595,7 +586,7 @@ def tests_latest(session: nox.Session, adapter: str) -> None:
         nox.param(adapter, versions, id=f"{adapter}-{versions}")
         for adapter in ADAPTERS
         for versions in ("oldest", "latest")
-        if versions == "oldest" or adapter not in tested_beside()
+        if versions == "oldest" or adapter not in shared_adapters()
     ],
 )
 def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:

@@ -100,7 +100,7 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif is_users(thing, self.installed):
+        elif is_users(thing, self.installed) and not self.is_plain(thing):
             self._users(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:
@@ -114,7 +114,11 @@ class AgentSearch(Generic[W]):
 
     def is_others(self, thing: Any) -> bool:
         """Whether it is of another framework, which may name agents."""
-        return root_of(thing) in self._others and not module_of(thing).startswith(self.plain)
+        return root_of(thing) in self._others and not self.is_plain(thing)
+
+    def is_plain(self, thing: Any) -> bool:
+        """Whether it is of a module that brings no agents, be it in a checkout."""
+        return module_of(thing).startswith(self.plain)
 
     def _users(self, thing: Any, where: W) -> None:
         if isinstance(thing, FunctionType):
