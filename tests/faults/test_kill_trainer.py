@@ -27,8 +27,9 @@ from lightspan.training.checkpoints import TrainerState, latest, load_state
 from lightspan.training.folder import RunFolder
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
-STEPS = 30
-KILLS = 12
+LONG = bool(os.environ.get("LIGHTSPAN_SEED"))
+"""Whether moments that were never tried are looked for (`nox -s long_faults`)."""
+STEPS, KILLS = (30, 12) if LONG else (15, 6)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
 
