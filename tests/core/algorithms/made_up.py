@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightspan import GEPA, LLM, PromptTemplate
 from lightspan.algorithms.prompts.candidates import Found
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.tokens import CallOutcome
+from lightspan.testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]
 WORDS = ("ALPHA", "BETA")
@@ -23,8 +28,15 @@ def score(task: Any, texts: Mapping[str, str]) -> float | None:
 class World:
     """Answers rollouts from a function of the task and the prompts."""
 
-    def __init__(self, path: Path, reward: Callable[..., float | None] = score) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reward: Callable[..., float | None] = score,
+        calls: Sequence[Call] = (),
+    ) -> None:
         self.path = path
+        self.calls = calls
+        """Of every rollout."""
         self.tasks = TASKS
         self.reward = reward
         self.rollouts_done = 0
@@ -51,6 +63,7 @@ class World:
                     status=AttemptStatus.SUCCEEDED,
                     outcome=Outcome.OK,
                     reward=self.reward(task, texts),
+                    calls=list(self.calls),
                 )
             )
         return episodes
@@ -59,5 +72,43 @@ class World:
         self.notes.append(text)
 
 
+def call(number: int, model: str, asked: int, answered: int, choice: int = 0) -> Call:
+    """A call of an app's, to an endpoint that counts tokens."""
+    span = Span(
+        trace_id="1" * 32,
+        span_id=f"{number:016x}",
+        name="chat",
+        kind=SpanKind.LLM,
+        start_ns=number,
+        end_ns=number + 1,
+        attributes={
+            "gen_ai.request.model": model,
+            "gen_ai.usage.input_tokens": asked,
+            "gen_ai.usage.output_tokens": answered,
+        },
+    )
+    return Call(f"call-{number}", choice, "agent", CallOutcome.OK, span=span)
+
+
 def pool(found: Found) -> list[Any]:
     return [(each.templates, each.parents, each.rewards, each.mean) for each in found.candidates]
+
+
+def reflects(request: Request) -> str:
+    """Adds a word that depends on all that it was asked, and nothing else."""
+    asked = request.last_text
+    text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
+    word = random.Random(asked).choice([*WORDS, "nothing"])
+    return f"<prompt>\n{text} {word}\n</prompt>"
+
+
+def gepa(server: ScriptedServer, **options: Any) -> GEPA:
+    prompts = {"first": PromptTemplate("Do {q}."), "second": PromptTemplate("Then {q}.")}
+    llm = LLM(base_url=server.url, model="thinker")
+    return GEPA(prompts, llm, **{"max_rollouts": 150, "perfect_reward": None, **options})
+
+
+async def search(algorithm: GEPA, world: World) -> Found:
+    await algorithm.run_step(world)  # type: ignore[arg-type]
+    assert algorithm.found is not None
+    return algorithm.found

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.core.algorithms import made_up
 
-from lightspan import APO, GEPA, LLM, Alternate, LightningRL, PromptTemplate
+from lightspan import APO, GEPA, LLM, Alternate, LightningRL, Price, PromptTemplate
 from lightspan.algorithms.alternate import FIRST
 from lightspan.algorithms.prompts.candidates import read_searches
 from lightspan.errors import ConfigError, EngineError
@@ -71,11 +71,14 @@ class Still(LightningRL):
         assert state == {"half": "known"}
 
 
+OF_THE_SEARCH = ("max_tokens", "max_cost", "prices")
+
+
 def alternate(server: ScriptedServer, kind: str = "APO", **options: Any) -> Alternate:
     llm = LLM(base_url=server.url, model="thinker")
     style = {"style": PromptTemplate("Say {q}")}
     common: dict[str, Any] = {"max_rollouts": 60, "perfect_reward": None}
-    common |= {name: options.pop(name) for name in list(options) if name.startswith("max_t")}
+    common |= {name: options.pop(name) for name in list(options) if name in OF_THE_SEARCH}
     if "max_reflections" in options:
         common["max_reflections"] = options.pop("max_reflections")
     beam = {
@@ -162,6 +165,15 @@ async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_p
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
     assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay as they are"
     assert text_of(algorithm) == before
+
+
+async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_path: Path) -> None:
+    prices = {"thinker": Price(input=1000.0, output=1000.0)}
+    algorithm, world = alternate(server, max_cost=0.01, prices=prices), World(tmp_path)
+    first = await steps(algorithm, world, 1)
+    assert first[0]["cost"] > 0.01
+    assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
+    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay as they are"
 
 
 # --- going on -------------------------------------------------------------------------------

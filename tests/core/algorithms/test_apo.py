@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
-from lightspan import APO, LLM, PromptTemplate
+from lightspan import APO, LLM, Price, PromptTemplate
 from lightspan.algorithms.apo import questions
 from lightspan.algorithms.prompts import reflection
 from lightspan.algorithms.prompts.candidates import Found, read_found
@@ -363,6 +363,17 @@ async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> Non
     assert found.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
     assert found.ended == f"max_tokens=500 is used up: {found.tokens} tokens"
     assert found.reflections == 8  # of one round
+
+
+async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
+    prices = {"thinker": Price(input=1000.0, output=1000.0)}
+    found = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
+    assert found.cost == pytest.approx(found.tokens * 1000.0 / 1e6, rel=1e-12)
+    assert found.ended == f"max_cost=0.5 is used up: {found.cost:.4g}"
+    assert found.reflections == 8  # of one round
+    edits = LLM(base_url=server.url, model="editor")
+    with pytest.raises(ConfigError, match="none for 'editor'"):
+        apo(server, max_cost=0.5, prices=prices, edits=edits)
 
 
 # --- models that fail -----------------------------------------------------------------------

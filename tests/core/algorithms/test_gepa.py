@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -19,12 +18,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
+from tests.core.algorithms.made_up import TASKS, World, gepa, pool, reflects, score, search
 
 from lightspan import GEPA, LLM, PromptTemplate
 from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.prompts import reflection
-from lightspan.algorithms.prompts.candidates import Found, read_found
+from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.reflection import Reflector, Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
@@ -33,30 +32,10 @@ from lightspan.testing import scripted
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 
 
-def reflects(request: Request) -> str:
-    """Adds a word that depends on all that it was asked, and nothing else."""
-    asked = request.last_text
-    text = asked.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    word = random.Random(asked).choice([*WORDS, "nothing"])
-    return f"<prompt>\n{text} {word}\n</prompt>"
-
-
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(reflects) as running:
         yield running
-
-
-def gepa(server: ScriptedServer, **options: Any) -> GEPA:
-    prompts = {"first": PromptTemplate("Do {q}."), "second": PromptTemplate("Then {q}.")}
-    llm = LLM(base_url=server.url, model="thinker")
-    return GEPA(prompts, llm, **{"max_rollouts": 150, "perfect_reward": None, **options})
-
-
-async def search(algorithm: GEPA, world: World) -> Found:
-    await algorithm.run_step(world)  # type: ignore[arg-type]
-    assert algorithm.found is not None
-    return algorithm.found
 
 
 # --- candidates -----------------------------------------------------------------------------

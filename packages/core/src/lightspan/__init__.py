@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
     from lightspan.schema.llm import LLM
+    from lightspan.schema.prices import Price
     from lightspan.schema.prompts import PromptTemplate
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
@@ -69,6 +70,7 @@ _HOME = {
     "Overlong": "lightspan.lightning.overlong",
     "Policy": "lightspan.algorithms.protocol",
     "PolicyLoss": "lightspan.learners.protocol",
+    "Price": "lightspan.schema.prices",
     "PromptTemplate": "lightspan.schema.prompts",
     "SFT": "lightspan.algorithms.sft",
     "Trainer": "lightspan.trainer",
@@ -114,6 +116,7 @@ __all__ = [
     "Overlong",
     "Policy",
     "PolicyLoss",
+    "Price",
     "PromptTemplate",
     "Trainer",
     "__version__",

@@ -202,6 +202,7 @@ class APO(Algorithm, Generic[T]):
             max_rollouts=None,
             max_reflections=None,
             max_tokens=None,
+            max_cost=None,
             perfect_reward=None,
             reflections_at_once=AT_ONCE,
             seed=self.seed,

@@ -37,9 +37,10 @@ class _State(msgspec.Struct, kw_only=True):
     templates: dict[str, str]
     """Prompt → template, as it was last chosen."""
     rollouts: int = 0
-    """Of all searches so far; likewise the next two."""
+    """Of all searches so far; likewise the next three."""
     reflections: int = 0
     tokens: int = 0
+    cost: float = 0.0
     cursor: int = 0
     """Training tasks that weights have used so far."""
     weights: str = FIRST
@@ -244,6 +245,10 @@ class Alternate(Algorithm):
         if tokens is not None and tokens <= 0:
             world.note(f"max_tokens={half.max_tokens} is used up: the prompts stay as they are")
             return {"rollouts": 0, "scored": 0, "failed": 0}
+        cost = None if half.max_cost is None else half.max_cost - state.cost
+        if cost is not None and cost <= 0:
+            world.note(f"max_cost={half.max_cost:g} is used up: the prompts stay as they are")
+            return {"rollouts": 0, "scored": 0, "failed": 0}
         asked = half.max_reflections
         search = replace(
             half,
@@ -251,6 +256,7 @@ class Alternate(Algorithm):
             max_rollouts=(half.max_rollouts - state.rollouts) // turns,
             max_reflections=None if asked is None else (asked - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
+            max_cost=None if cost is None else cost / turns,
         )
         try:
             metrics = await search.run_step(_part(world, path=self._folder(world)))
@@ -268,6 +274,7 @@ class Alternate(Algorithm):
         state.rollouts += found.rollouts
         state.reflections += found.reflections
         state.tokens += found.tokens
+        state.cost += found.cost or 0.0
         return metrics
 
     def _folder(self, world: World) -> Path:

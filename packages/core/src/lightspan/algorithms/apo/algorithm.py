@@ -14,6 +14,7 @@ from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
     check_installed,
     check_numbers,
+    check_prices,
     check_prompts,
     check_reflection,
 )
@@ -24,6 +25,7 @@ from lightspan.algorithms.protocol import World
 from lightspan.errors import ConfigError, short_constructor
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
+from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
@@ -61,6 +63,10 @@ class APO(PromptSearch):
         max_reflections: questions to both models, at most: two for each new candidate.
         max_tokens: of both models and the app's calls together, as their endpoints count them. It
             is looked at before each round, so that the last one may exceed it.
+        max_cost: of the same, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            policies cost nothing, nor do those whose endpoint counts no tokens.
+        prices: model, by the name that is asked for → its `Price`; for `max_cost`, of every model
+            that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         perfect_reward: with it on every task of the selection split the search ends, and rollouts
@@ -89,6 +95,8 @@ class APO(PromptSearch):
     max_rollouts: int = 1500
     max_reflections: int | None = None
     max_tokens: int | None = None
+    max_cost: float | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
     perfect_reward: float | None = 1.0
     failure_reward: float = 0.0
@@ -113,6 +121,8 @@ class APO(PromptSearch):
             check_whole("max_reflections", self.max_reflections, 2)  # those of one candidate
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
+        asked = [self.reflection] if self.edits is None else [self.reflection, self.edits]
+        check_prices(self.max_cost, self.prices, asked)
         check_numbers(self)
 
     def config(self) -> dict[str, Json]:
@@ -128,7 +138,11 @@ class APO(PromptSearch):
             "timeout_s": self.timeout_s,
             "prompts": msgspec.to_builtins(self.prompts),
             "reflection": msgspec.to_builtins([self.reflection, self.edits]),
-            "budget": {"max_tokens": self.max_tokens},
+            "budget": {
+                "max_tokens": self.max_tokens,
+                "max_cost": self.max_cost,
+                "prices": msgspec.to_builtins(dict(self.prices)),
+            },
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }
@@ -150,7 +164,8 @@ class APO(PromptSearch):
             models = Models(critic, critic if self.edits is None else opened(self.edits))
             journal = Journal(world.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
-            trials = Trials(world, self.prompts, journal, self.failure_reward)
+            prices = None if self.max_cost is None else self.prices
+            trials = Trials(world, self.prompts, journal, self.failure_reward, prices=prices)
             return await Search(self._plan(), trials, split, models, world.note).run()
 
     def _plan(self) -> BeamPlan:
@@ -164,6 +179,7 @@ class APO(PromptSearch):
             max_rollouts=self.max_rollouts,
             max_reflections=self.max_reflections,
             max_tokens=self.max_tokens,
+            max_cost=self.max_cost,
             perfect_reward=self.perfect_reward,
             reflections_at_once=self.reflections_at_once,
             seed=self.seed,

@@ -37,6 +37,7 @@ class BeamPlan:
     max_rollouts: int | None
     max_reflections: int | None
     max_tokens: int | None
+    max_cost: float | None
     perfect_reward: float | None
     reflections_at_once: int
     seed: int
@@ -170,8 +171,8 @@ class Search:
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
-        if plan.max_tokens is not None and trials.tokens >= plan.max_tokens:
-            return f"max_tokens={plan.max_tokens} is used up: {trials.tokens} tokens"
+        if spent := trials.spent(plan.max_tokens, plan.max_cost):
+            return spent
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:

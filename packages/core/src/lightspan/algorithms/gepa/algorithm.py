@@ -16,6 +16,7 @@ from lightspan.algorithms.prompts.options import (
     check_installed,
     check_numbers,
     check_optimize,
+    check_prices,
     check_prompts,
     check_reflection,
 )
@@ -28,6 +29,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
+from lightspan.schema.prices import Price
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.schema.resources import INSTRUCTIONS, Resources
@@ -53,6 +55,10 @@ class GEPA(PromptSearch):
         max_reflections: questions to the reflection model, at most.
         max_tokens: of the reflection model and the app's calls together, as their endpoints count
             them. It is looked at before each iteration, so that the last one may exceed it.
+        max_cost: of the same, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            policies cost nothing, nor do those whose endpoint counts no tokens.
+        prices: model, by the name that is asked for → its `Price`; for `max_cost`, of every model
+            that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         minibatch: tasks that a candidate is proposed from, and first tried on.
@@ -81,6 +87,8 @@ class GEPA(PromptSearch):
     max_rollouts: int = 300
     max_reflections: int | None = None
     max_tokens: int | None = None
+    max_cost: float | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
     minibatch: int = 3
     proposals: int = 1
@@ -107,6 +115,7 @@ class GEPA(PromptSearch):
         for name in ("max_reflections", "max_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
+        check_prices(self.max_cost, self.prices, [self.reflection])
         check_numbers(self)
 
     # --- what a trainer asks ----------------------------------------------------------------
@@ -134,7 +143,7 @@ class GEPA(PromptSearch):
         return survey(episodes, list(self.optimize)).lines() if self.optimize else []
 
     def config(self) -> dict[str, Json]:
-        budget = ("max_rollouts", "max_reflections", "max_tokens")
+        budget = ("max_rollouts", "max_reflections", "max_tokens", "max_cost")
         same = ("minibatch", "proposals", "finalists", "merge", "perfect_reward", "failure_reward")
         return {
             "algorithm": self.name,
@@ -143,7 +152,10 @@ class GEPA(PromptSearch):
             "prompts": msgspec.to_builtins(self.prompts),
             "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(self.reflection),
-            "budget": {name: getattr(self, name) for name in budget},
+            "budget": {
+                **{name: getattr(self, name) for name in budget},
+                "prices": msgspec.to_builtins(dict(self.prices)),
+            },
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }

@@ -81,7 +81,10 @@ class Search:
         self._world = world
         self._split = split
         self._reflector = reflector
-        self._trials = Trials(world, settings.prompts, journal, settings.failure_reward)
+        prices = None if settings.max_cost is None else settings.prices
+        self._trials = Trials(
+            world, settings.prompts, journal, settings.failure_reward, prices=prices
+        )
         self._prompts = dict(settings.prompts)
         """As they are: those that were given, and when the app was looked at those found there."""
         self._loop = asyncio.get_running_loop()
@@ -165,7 +168,7 @@ class Search:
         left = self._settings.max_rollouts - self._trials.rollouts
         count = min(self._settings.finalists, left // len(selection))
         best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
-        if best in ([], [0]) or _is_used_up(self._trials.tokens, self._settings.max_tokens):
+        if best in ([], [0]) or self._spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -218,9 +221,13 @@ class Search:
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
             self._ended = f"max_reflections={settings.max_reflections} is used up"
-        elif _is_used_up(trials.tokens, settings.max_tokens):
-            self._ended = f"max_tokens={settings.max_tokens} is used up: {trials.tokens} tokens"
+        else:
+            self._ended = self._spent()
         return bool(self._ended)
+
+    def _spent(self) -> str:
+        """Which budget of what is asked is used up; empty if none is."""
+        return self._trials.spent(self._settings.max_tokens, self._settings.max_cost)
 
     # --- in the library's thread ------------------------------------------------------------
     def _optimize(self) -> None:

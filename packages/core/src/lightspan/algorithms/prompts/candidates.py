@@ -61,6 +61,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int
     """Answers of the reflection model that were no other text."""
     tokens: int
+    cost: float | None = None
+    """Of these tokens, in the currency of the prices; None without prices."""
     surveyed: Surveyed | None = None
     """The texts that were found in the app; None: none were to be."""
     applied: int = 0
@@ -98,6 +100,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "selection/before": self.candidates[0].mean,
             "selection/best": self.candidates[self.chosen].mean,
         }
+        if self.cost is not None:
+            metrics["cost"] = self.cost
         if self.surveyed is not None:
             metrics["texts/sent"] = self.applied
             metrics["texts/original"] = sum(self.kept.values())
@@ -113,6 +117,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             f"on the selection split, {self.candidates[0].mean:.3f} before; the highest of "
             "several is high by luck too: what counts is the held-out reward"
         ]
+        if self.cost is not None:
+            notes.append(f"{many(self.tokens, 'token')} cost {self.cost:.4g} by prices=")
         if self.surveyed is not None:
             notes.append(self.texts())
         if self.unusable:

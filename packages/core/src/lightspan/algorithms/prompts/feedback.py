@@ -34,6 +34,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The app failed."""
     tokens: int = 0
     """Of its model calls, as far as their endpoints count them."""
+    usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Model → tokens that were sent, and answered. Calls of policies, which are ours, have no part
+    in it."""
     calls: int = 0
     text: str = ""
     """What it was asked, what was said, and what came of it."""
@@ -59,19 +62,33 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
-    usage = [c.usage_of(call.span.attributes) for call in episode.calls if call.span is not None]
+    counts = [c.usage_of(call.span.attributes) for call in episode.calls if call.span is not None]
     return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
-        tokens=sum((asked or 0) + (answered or 0) for asked, answered in usage),
+        tokens=sum((asked or 0) + (answered or 0) for asked, answered in counts),
+        usage=_usage(episode.calls),
         calls=len(episode.calls),
         text="\n".join(_lines(episode, task)),
         asked=sorted({text.name or text.agent for text in texts}),
         applied=sum(text.applied for text in texts),
         kept=dict(kept),
     )
+
+
+def _usage(calls: Sequence[Call]) -> dict[str, tuple[int, int]]:
+    """Tokens by model. Choices of one call share its span."""
+    spans = {call.span_id: call.span for call in calls if call.span is not None and not call.policy}
+    found: dict[str, tuple[int, int]] = {}
+    for span in spans.values():
+        counts = [count or 0 for count in c.usage_of(span.attributes)]
+        if any(counts):
+            model = c.model_of(span.attributes) or ""
+            asked, answered = found.get(model, (0, 0))
+            found[model] = (asked + counts[0], answered + counts[1])
+    return found
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:

@@ -121,6 +121,11 @@ class Reflector:
         self._client = client
         mark_clean(client)
 
+    @property
+    def model(self) -> str:
+        """The name of the model that is asked."""
+        return self._llm.model
+
     async def close(self) -> None:
         if self._owned:
             await self._client.close()

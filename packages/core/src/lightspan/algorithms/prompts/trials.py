@@ -15,8 +15,9 @@ from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
 from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.survey import Surveyed, Text, survey
-from lightspan.errors import RewardError
+from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
+from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import INSTRUCTIONS, Resources
@@ -72,6 +73,7 @@ class Trials:
         failure_reward: what a rollout without a reward counts for where candidates are compared,
             because that takes a number.
         selection_mode: of rollouts of the selection split.
+        prices: model → what its tokens cost; None: nobody wants to know.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Trials:
         journal: Journal | None,
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
+        prices: Mapping[str, Price] | None = None,
     ) -> None:
         self._runs = runs
         self._prompts = prompts
@@ -101,6 +104,9 @@ class Trials:
         """Answers that were of no use, as the search counts them."""
         self.tokens = 0
         """Of the app's calls and of reflections, as far as their endpoints count them."""
+        self._prices = prices
+        self._used: dict[str, tuple[int, int]] = {}
+        """Model → its tokens, sent and answered."""
         self._applied = 0
         self._kept: Counter[str] = Counter()
         self._unasked: Counter[str] = Counter()
@@ -148,6 +154,7 @@ class Trials:
 
         Raises:
             RewardError: the first trial of a search has not one reward.
+            ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
             And the errors of rollouts.
         """
@@ -186,6 +193,7 @@ class Trials:
 
         Raises:
             EngineError: a model does not answer.
+            ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
         """
         keys = [_key({"asked": each.asked}, [], each.place) for each in questions]
@@ -207,7 +215,10 @@ class Trials:
             raise failed.exceptions[0] from None
         reflections = [reflection for reflection in found if reflection is not None]
         self.reflections += len(reflections)
-        self.tokens += sum(each.input_tokens + each.output_tokens for each in reflections)
+        for each, question in zip(reflections, questions, strict=True):
+            self.tokens += each.input_tokens + each.output_tokens
+            model = each.model or question.reflector.model  # older journals do not say
+            self._use({model: (each.input_tokens, each.output_tokens)})
         return reflections
 
     async def _ask(self, question: Question, key: str) -> Reflection:
@@ -220,6 +231,7 @@ class Trials:
             finish_reason=answer.finish_reason,
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
+            model=question.reflector.model,
         )
         if self._journal is not None:
             self._journal.add(reflection)
@@ -254,10 +266,39 @@ class Trials:
         self.failed += sum(seen.failed for seen in evaluation.seen)
         self.tokens += sum(seen.tokens for seen in evaluation.seen)
         for seen in evaluation.seen:
+            self._use(seen.usage)
             self._applied += seen.applied
             self._kept.update(seen.kept)
             before = self._asked_before.setdefault(seen.task_id, seen.asked)
             self._unasked.update(() if seen.failed else set(before) - set(seen.asked))
+
+    def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
+        """Count tokens of models. A journal keeps what was asked before, so that nothing is asked
+        again when a price was forgotten."""
+        for model, (asked, answered) in usage.items():
+            if self._prices is not None and model not in self._prices and asked + answered:
+                raise ConfigError(
+                    f"max_cost= needs the price of every model that is asked, and {model!r} was: "
+                    f"give prices={{{model!r}: Price(input=…, output=…), …}}, of a million tokens, "
+                    "and go on with resume=True"
+                )
+            before = self._used.get(model, (0, 0))
+            self._used[model] = (before[0] + asked, before[1] + answered)
+
+    @property
+    def cost(self) -> float | None:
+        """Of all tokens so far, by the prices; None without prices."""
+        if self._prices is None:
+            return None
+        return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
+
+    def spent(self, max_tokens: int | None, max_cost: float | None) -> str:
+        """Which of these budgets is used up, and how far; empty if none is."""
+        if max_tokens is not None and self.tokens >= max_tokens:
+            return f"max_tokens={max_tokens} is used up: {self.tokens} tokens"
+        if max_cost is not None and self.cost is not None and self.cost >= max_cost:
+            return f"max_cost={max_cost:g} is used up: {self.cost:.4g}"
+        return ""
 
     # --- what came of it --------------------------------------------------------------------
     def reward(self, seen: Evidence) -> float:
@@ -286,6 +327,7 @@ class Trials:
             reflections=self.reflections,
             unusable=self.unusable,
             tokens=self.tokens,
+            cost=self.cost,
             surveyed=self._surveyed,
             applied=self._applied,
             kept=dict(self._kept),
