@@ -176,6 +176,17 @@ async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_pa
     assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay as they are"
 
 
+def test_money_may_change_when_a_run_goes_on(server: ScriptedServer) -> None:
+    """And a run that was begun before there was such a budget goes on."""
+    prices = {"thinker": Price(input=1.0, output=1.0)}
+    before: Any = alternate(server).config()
+    now: Any = alternate(server, max_cost=2.0, prices=prices).config()
+    assert before.pop("budget") != now.pop("budget")
+    assert before == now
+    assert before["search"]["budget"] == {"max_tokens": None}
+    assert "budget" in FREE
+
+
 # --- going on -------------------------------------------------------------------------------
 async def test_it_goes_on_after_each_step(server: ScriptedServer, tmp_path: Path) -> None:
     whole, world = alternate(server), World(tmp_path / "whole")
@@ -256,7 +267,7 @@ def test_its_settings_are_those_of_both(server: ScriptedServer) -> None:
     assert search["beam_width"] == 1
     # what may change between two lives of a run does not stand elsewhere
     assert {"reflection", "timeout_s"} <= FREE & config.keys()
-    assert "budget" not in config  # by it the steps are laid out
+    assert config["budget"] == {"max_cost": None, "prices": {}}  # steps are laid out by the others
     assert not {"reflection", "timeout_s"} & search.keys()
     weights = algorithm.weights
     for name in ("seed", "group_size", "tasks_per_step", "minibatches", "loss", "batch_config"):

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.core.algorithms.made_up import World, call, gepa, pool, reflects, search
 
 from lightspan import Price
 from lightspan.errors import ConfigError
-from lightspan.schema.tokens import TokenRecord
 from lightspan.testing.scripted import ScriptedServer
 
 
@@ -45,7 +43,7 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     assert 1.5 <= found.cost < 3
     assert found.ended == f"max_cost=1.5 is used up: {found.cost:.4g}"
     assert found.metrics()["cost"] == found.cost
-    assert f"cost {found.cost:.4g} by prices=" in " ".join(found.notes())
+    assert f"this cost {found.cost:.4g}, by prices=" in found.notes()
     assert not any(each.again for each in found.candidates)
 
 
@@ -71,17 +69,9 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
     silent, own = call(2, "who knows", 0, 0), call(3, "policy", 50, 50)
-    record = TokenRecord(
-        attempt_id="at-1",
-        call_id=own.call_id,
-        choice=0,
-        policy="policy",
-        prompt=b"",
-        response=b"",
-        logprob_data=b"",
-        versions=[],
-    )
-    own = msgspec.structs.replace(own, record=record)
+    # as of a call whose client left before it sampled anything: there is no record
+    assert own.span is not None
+    own.span.attributes["lightspan.policy"] = "policy"
     found = await search(
         gepa(server, max_cost=1000.0, prices=PRICES, max_reflections=1),
         World(tmp_path, calls=[silent, own]),
@@ -93,6 +83,51 @@ async def test_what_policies_answer_and_what_nobody_counts_costs_nothing(
     ]
     cost = (line["input_tokens"] * 2000.0 + line["output_tokens"] * 10_000.0) / 1e6
     assert found.cost == pytest.approx(cost, rel=1e-12)
+
+
+async def test_choices_of_a_call_count_once(server: ScriptedServer, tmp_path: Path) -> None:
+    app = [call(1, "small", 90, 10), call(1, "small", 90, 10, choice=1)]
+    found = await search(gepa(server, max_reflections=1), World(tmp_path, calls=app))
+    [asked] = [
+        entry["input_tokens"] + entry["output_tokens"]
+        for entry in map(json.loads, (tmp_path / "journal/gepa.jsonl").read_text().splitlines())
+        if entry["type"] == "reflection"
+    ]
+    assert found.tokens == 100 * found.rollouts + asked
+
+
+async def test_an_older_journal_does_not_say_what_was_asked(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    app = [call(1, "small", 90, 10)]
+    before = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
+    journal = tmp_path / "journal/gepa.jsonl"
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    for entry in entries:
+        entry.pop("model", None)
+        for seen in entry.get("seen", ()):
+            del seen["usage"]
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with pytest.raises(ConfigError, match="begun by a version whose journal does not say"):
+        await search(gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=app))
+    again = await search(gepa(server, max_rollouts=40), World(tmp_path, calls=app))
+    assert (pool(again), again.tokens) == (pool(before), before.tokens)
+
+
+async def test_a_call_that_names_no_model_has_no_price(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="a call of the app's has tokens and names no model"):
+        await search(
+            gepa(server, max_cost=9.0, prices=PRICES), World(tmp_path, calls=[call(1, "", 9, 1)])
+        )
+
+
+def test_prices_may_be_changed_by_their_owner(server: ScriptedServer) -> None:
+    prices = dict(PRICES)
+    algorithm = gepa(server, max_cost=1.0, prices=prices)
+    prices.clear()
+    assert algorithm.prices == PRICES
 
 
 async def test_without_a_budget_of_money_nobody_asks_for_prices(
@@ -109,6 +144,7 @@ async def test_without_a_budget_of_money_nobody_asks_for_prices(
         ({"max_cost": 0, "prices": PRICES}, "max_cost=0 must be a finite number above 0"),
         ({"max_cost": 1.0}, r"max_cost=1 needs the price .* has none for 'thinker'"),
         ({"prices": PRICES}, "prices= are for max_cost="),
+        ({"max_cost": 1.0, "prices": None}, "prices=None: use {model: Price"),
         ({"max_cost": 1.0, "prices": {"thinker": 2.0}}, r"prices\['thinker'\]=2.0: use Price"),
     ],
 )

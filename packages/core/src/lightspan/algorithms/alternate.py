@@ -217,11 +217,15 @@ class Alternate(Algorithm):
         search = self.prompts.config()
         reflection = search.pop("reflection")  # may change between two lives of a run
         del search["timeout_s"]  # that of weights holds
+        given: Any = search["budget"]
+        # may change too; the others of the budget may not, since a search's share hangs on them
+        money = {name: given.pop(name) for name in ("max_cost", "prices")}
         return {
             **self.weights.config(),
             "algorithm": self.name,
             "search": search,
             "reflection": reflection,
+            "budget": money,
             "max_rollouts": self.max_rollouts,
             "cycles": self.cycles,
             # what the run takes is not told by the tasks of a step

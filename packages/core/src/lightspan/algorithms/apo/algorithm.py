@@ -63,10 +63,10 @@ class APO(PromptSearch):
         max_reflections: questions to both models, at most: two for each new candidate.
         max_tokens: of both models and the app's calls together, as their endpoints count them. It
             is looked at before each round, so that the last one may exceed it.
-        max_cost: of the same, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
-        prices: model, by the name that is asked for → its `Price`; for `max_cost`, of every model
-            that is asked.
+        prices: model, by the name that is asked for (or that answers, where a span has only that)
+            → its `Price`; for `max_cost`, of every model that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         perfect_reward: with it on every task of the selection split the search ends, and rollouts
@@ -123,6 +123,7 @@ class APO(PromptSearch):
             check_whole("max_tokens", self.max_tokens, 1)
         asked = [self.reflection] if self.edits is None else [self.reflection, self.edits]
         check_prices(self.max_cost, self.prices, asked)
+        self.prices = dict(self.prices)
         check_numbers(self)
 
     def config(self) -> dict[str, Json]:

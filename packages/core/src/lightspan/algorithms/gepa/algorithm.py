@@ -55,10 +55,10 @@ class GEPA(PromptSearch):
         max_reflections: questions to the reflection model, at most.
         max_tokens: of the reflection model and the app's calls together, as their endpoints count
             them. It is looked at before each iteration, so that the last one may exceed it.
-        max_cost: of the same, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
-        prices: model, by the name that is asked for → its `Price`; for `max_cost`, of every model
-            that is asked.
+        prices: model, by the name that is asked for (or that answers, where a span has only that)
+            → its `Price`; for `max_cost`, of every model that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         minibatch: tasks that a candidate is proposed from, and first tried on.
@@ -116,6 +116,7 @@ class GEPA(PromptSearch):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         check_prices(self.max_cost, self.prices, [self.reflection])
+        self.prices = dict(self.prices)
         check_numbers(self)
 
     # --- what a trainer asks ----------------------------------------------------------------

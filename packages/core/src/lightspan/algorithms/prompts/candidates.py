@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of the reflection model that were no other text."""
     tokens: int
     cost: float | None = None
-    """Of these tokens, in the currency of the prices; None without prices."""
+    """Of those that no policy sampled, in the currency of the prices; None without prices."""
     surveyed: Surveyed | None = None
     """The texts that were found in the app; None: none were to be."""
     applied: int = 0
@@ -118,7 +118,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "several is high by luck too: what counts is the held-out reward"
         ]
         if self.cost is not None:
-            notes.append(f"{many(self.tokens, 'token')} cost {self.cost:.4g} by prices=")
+            notes.append(f"this cost {self.cost:.4g}, by prices=")
         if self.surveyed is not None:
             notes.append(self.texts())
         if self.unusable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,9 +34,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The app failed."""
     tokens: int = 0
     """Of its model calls, as far as their endpoints count them."""
-    usage: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    usage: dict[str, tuple[int, int]] | None = None
     """Model → tokens that were sent, and answered. Calls of policies, which are ours, have no part
-    in it."""
+    in it. None: an older journal does not say."""
     calls: int = 0
     text: str = ""
     """What it was asked, what was said, and what came of it."""
@@ -62,14 +62,16 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     """
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
-    counts = [c.usage_of(call.span.attributes) for call in episode.calls if call.span is not None]
+    # choices of one call share its span
+    spans = {call.span_id: call.span for call in episode.calls if call.span is not None}
+    usage = _usage(spans.values())
     return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
-        tokens=sum((asked or 0) + (answered or 0) for asked, answered in counts),
-        usage=_usage(episode.calls),
+        tokens=sum(map(sum, usage.values())),
+        usage={model: used for (model, policy), used in usage.items() if not policy},
         calls=len(episode.calls),
         text="\n".join(_lines(episode, task)),
         asked=sorted({text.name or text.agent for text in texts}),
@@ -78,16 +80,16 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     )
 
 
-def _usage(calls: Sequence[Call]) -> dict[str, tuple[int, int]]:
-    """Tokens by model. Choices of one call share its span."""
-    spans = {call.span_id: call.span for call in calls if call.span is not None and not call.policy}
-    found: dict[str, tuple[int, int]] = {}
-    for span in spans.values():
+def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
+    """(model, whether it was asked as a policy) → tokens that were sent, and answered. The span
+    says which: a policy's call that sampled nothing has no record."""
+    found: dict[tuple[str, bool], tuple[int, int]] = {}
+    for span in spans:
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         if any(counts):
-            model = c.model_of(span.attributes) or ""
-            asked, answered = found.get(model, (0, 0))
-            found[model] = (asked + counts[0], answered + counts[1])
+            key = c.model_of(span.attributes) or "", c.POLICY in span.attributes
+            asked, answered = found.get(key, (0, 0))
+            found[key] = (asked + counts[0], answered + counts[1])
     return found
 
 

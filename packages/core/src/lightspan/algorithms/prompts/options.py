@@ -57,6 +57,8 @@ def check_reflection(name: str, llm: Any) -> None:
 def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Sequence[LLM]) -> None:
     """Raise `ConfigError` for a budget of money that cannot be kept: the prices of models that are
     sure to be asked are missing. Those of the app's are seen when it asks."""
+    if not isinstance(prices, Mapping):
+        raise ConfigError(f"prices={prices!r:.100}: use {{model: Price(input=…, output=…)}}")
     for model, price in prices.items():
         if not isinstance(price, Price):
             raise ConfigError(f"prices[{model!r}]={price!r:.100}: use Price(input=…, output=…)")

@@ -266,7 +266,12 @@ class Trials:
         self.failed += sum(seen.failed for seen in evaluation.seen)
         self.tokens += sum(seen.tokens for seen in evaluation.seen)
         for seen in evaluation.seen:
-            self._use(seen.usage)
+            if self._prices is not None and seen.usage is None and seen.tokens:
+                raise ConfigError(
+                    "max_cost= cannot be kept: this run was begun by a version whose journal does "
+                    "not say which models the app asked; go on without it, or start anew"
+                )
+            self._use(seen.usage or {})
             self._applied += seen.applied
             self._kept.update(seen.kept)
             before = self._asked_before.setdefault(seen.task_id, seen.asked)
@@ -277,6 +282,11 @@ class Trials:
         again when a price was forgotten."""
         for model, (asked, answered) in usage.items():
             if self._prices is not None and model not in self._prices and asked + answered:
+                if not model:
+                    raise ConfigError(
+                        "max_cost= cannot be kept: a call of the app's has tokens and names no "
+                        "model; go on without it (resume=True)"
+                    )
                 raise ConfigError(
                     f"max_cost= needs the price of every model that is asked, and {model!r} was: "
                     f"give prices={{{model!r}: Price(input=…, output=…), …}}, of a million tokens, "
