@@ -765,7 +765,7 @@ def router(session: nox.Session) -> None:
     session.run("python", "examples/router/train.py", *session.posargs, env=ISOLATED)
 
 
-def test_apart(session: nox.Session, example: Example) -> str:
+def example_python(session: nox.Session, example: Example) -> str:
     """Where an example runs: in .nox/learning, where other sessions test it, or in the session's
     own virtualenv, in which it is installed, tested and its types checked."""
     if example in shared_examples() and not example.models:
@@ -784,7 +784,7 @@ def test_apart(session: nox.Session, example: Example) -> str:
 )
 def tests_example(session: nox.Session, example: str) -> None:
     """Test an example where its framework is; what trains an app of it is among its tests."""
-    test_apart(session, EXAMPLES[example])
+    example_python(session, EXAMPLES[example])
 
 
 @nox.session(requires=["learning"], default=False)
@@ -792,7 +792,7 @@ def tests_example(session: nox.Session, example: str) -> None:
 def examples(session: nox.Session, example: str) -> None:
     """Train an example briefly, and check that the held-out gain is above zero."""
     known = EXAMPLES[example]
-    python = test_apart(session, known)
+    python = example_python(session, known)
     folder = Path(session.create_tmp()) / "run"
     shutil.rmtree(folder, ignore_errors=True)
     arguments = [*BRIEFLY, *known.options, "--folder", str(folder)]
