@@ -52,6 +52,7 @@ WRONG: dict[str, list[Callable[[], object]]] = {
     "Optimizer": [lambda: lightspan.Optimizer(learning_rate=-1.0)],
     "Overlong": [lambda: lightspan.Overlong(max_tokens=0, buffer=1)],
     "PolicyLoss": [lambda: lightspan.PolicyLoss(kl=-1.0)],
+    "Price": [lambda: lightspan.Price(input=-1.0, output=1.0)],
     "PromptTemplate": [
         lambda: lightspan.PromptTemplate("{{ q }}", engine="jinja"),
         lambda: lightspan.PromptTemplate("{q}").format(),
