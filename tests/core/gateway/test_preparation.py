@@ -15,8 +15,12 @@ from tests.core.gateway.posting import ask, post
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import UnsupportedError
 from lightspan.gateway import bodies, store_log
+from lightspan.gateway.bodies import letters_of
+from lightspan.gateway.calls import CallInfo
+from lightspan.gateway.store_log import call_span
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
+from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
@@ -232,6 +236,49 @@ async def test_of_a_refused_request_of_megabytes_nothing_said_is_kept(
         span.status_message.endswith("(what it said is not kept: over 1,048,576 letters)")
         != is_kept
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "said"),
+    [
+        ("chat/completions", "messages", [{"role": "user", "content": "a" * 1_100_000}]),
+        (
+            "chat/completions",
+            "tools",
+            [{"type": "function", "function": {"name": "f" * 1_100_000}}],
+        ),
+        ("completions", "prompt", "a" * 1_100_000),
+        ("responses", "input", "a" * 1_100_000),
+        ("responses", "instructions", "a" * 1_100_000),
+        ("messages", "system", "a" * 1_100_000),
+    ],
+)
+async def test_nor_is_it_worded(
+    store: Store, monkeypatch: pytest.MonkeyPatch, path: str, field: str, said: Any
+) -> None:
+    """That is a step for which all of Python waits. What is short is kept, of every dialect."""
+    asked: dict[str, Any] = {"model": "policy", "max_tokens": 7}
+    asked["messages"] = [{"role": "user", "content": "hi"}]
+    if path in ("completions", "responses"):
+        asked["prompt" if path == "completions" else "input"] = asked.pop("messages")
+    worded: list[int] = []
+
+    def seen(info: CallInfo, *others: Any, **more: Any) -> Span:
+        worded.append(letters_of(info.body))
+        return call_span(info, *others, **more)
+
+    monkeypatch.setattr(store_log, "call_span", seen)
+    async with make_rig(store, "ok") as rig:
+        status, _ = await post(rig, asked | {field: said}, f"/v1/{path}")
+        assert status == 400
+        [span] = await rig.spans()
+    assert max(worded) < 1_000
+    assert "over 1,048,576 letters" in span.status_message
+    assert span.attributes[c.OPERATION_NAME] == (
+        "text_completion" if path == "completions" else "chat"
+    )
+    assert (c.INPUT_MESSAGES in span.attributes) == (field == "tools")
+    assert c.TOOL_DEFINITIONS not in span.attributes
 
 
 @pytest.mark.parametrize("levels", [40, 125, 500, 5_000])

@@ -133,6 +133,20 @@ def digest_of(data: bytes, size: int) -> str:
     return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
+def letters_of(said: Any) -> int:
+    """Of all texts in it: it has as many bytes as JSON, or more."""
+    letters, left = 0, [said]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            letters += len(value)
+        elif isinstance(value, Mapping):
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return letters
+
+
 NOTHING: Final = _body_of({}, _CHAT, 0)
 """Of a request whose body could not be read."""
 

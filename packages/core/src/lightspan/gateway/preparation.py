@@ -9,14 +9,13 @@ text that has far more tokens than the context holds is given up on the way.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer, TokenEngine, ToolParserName
 from lightspan.errors import UnsupportedError
-from lightspan.gateway.bodies import digest_of
+from lightspan.gateway.bodies import digest_of, letters_of
 from lightspan.gateway.dialects.constraints import Constraint
 from lightspan.gateway.dialects.shared import ModelRequest, cannot_honour
 from lightspan.gateway.grammars import LONGEST, grammar_of, is_ambiguous, parts_of, schemas_of
@@ -92,7 +91,7 @@ class Preparation:
 
 def _prompts(asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
     most = BYTES_A_TOKEN * asked.count * tokenizer.context_length
-    size = _letters(asked.said)
+    size = letters_of(asked.said)
     if size <= most:  # else it is not worded either: that is a step for which all of Python waits
         size = len(_encode(asked.said))
     if size > most:
@@ -104,20 +103,6 @@ def _prompts(asked: ModelRequest, tokenizer: ChatTokenizer) -> list[list[int]]:
             c.CONTEXT_OVERFLOW,
         )
     return asked.prompts(tokenizer)
-
-
-def _letters(said: Any) -> int:
-    """Of all texts in it: it has as many bytes as JSON, or more."""
-    letters, left = 0, [said]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            letters += len(value)
-        elif isinstance(value, Mapping):
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
-    return letters
 
 
 def _grammar(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import DataError
+from lightspan.gateway.bodies import letters_of
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError
 from lightspan.gateway.workers import Workers
@@ -30,6 +32,11 @@ log = logging.getLogger(__name__)
 LONGEST_REFUSED: Final = 2**20
 """Letters of what a refused request said, or of its tools, that are kept. The store writes call
 after call, and an answer waits for its own: 15 MB that no model read held up others for 0.5 s."""
+_SAID: Final = {
+    **dict.fromkeys(("messages", "input", "prompt", "instructions", "system"), c.INPUT_MESSAGES),
+    "tools": c.TOOL_DEFINITIONS,
+}
+"""Field of a request → where a span says it."""
 
 
 class StoreLog(CallLog):
@@ -73,8 +80,8 @@ class StoreLog(CallLog):
             attributes[c.ERROR_TYPE] = error.code or str(error.status)
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
-        span = await self._span(info, outcome, attributes, end, error.message)
-        span = _without_long_texts(span)
+        make = partial(_refused_span, info, outcome, attributes, end=end, message=error.message)
+        span = await self._wording.run(make, size=info.size)
         await self._write(info.account, span, [])
 
     async def _span(
@@ -121,14 +128,23 @@ class StoreLog(CallLog):
         self._closing.clear()
 
 
-def _without_long_texts(span: Span) -> Span:
-    """The span without what is too long to be kept of a refused request. It says so."""
+def _refused_span(
+    info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
+) -> Span:
+    """The LLM span of a refused call, without what is too long to be kept. It says so."""
+    # Not worded first: 15 MB of line ends are two steps of 0.1 s, for which all of Python waits.
+    shown, left = dict(info.body), set[str]()
+    for field, attribute in _SAID.items() if info.size > LONGEST_REFUSED else ():
+        if letters_of(info.body.get(field)) > LONGEST_REFUSED:
+            shown[field] = type(info.body[field])()  # that it is there tells dialects apart
+            left.add(attribute)
+    span = call_span(replace(info, body=shown), outcome, attributes, end=end, message=message)
     kept: Attributes = {
         key: value
         for key, value in span.attributes.items()
-        if not isinstance(value, str) or len(value) <= LONGEST_REFUSED
+        if not (isinstance(value, str) and len(value) > LONGEST_REFUSED) and key not in left
     }
-    if len(kept) == len(span.attributes):
+    if kept == span.attributes and not left:
         return span
     said = f"{span.status_message} (what it said is not kept: over {LONGEST_REFUSED:,} letters)"
     return span.replace(attributes=kept, status_message=said)
