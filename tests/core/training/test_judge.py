@@ -15,10 +15,12 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec import structs
 
 import lightspan
 from lightspan import LLM, Judge
 from lightspan.algorithms.prompts import reflection
+from lightspan.algorithms.prompts.feedback import evidence_of
 from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.transcript import answer_of, task_text, transcript
@@ -34,8 +36,9 @@ from lightspan.testing.strategies import (
     make_rollout,
     make_span,
 )
-from lightspan.training.ballots import Ballot, ballots, scores
-from lightspan.training.rewards import Member, Place, Scored, scored_groups
+from lightspan.training.ballots import Ballot, ballots, scores, words
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
 
 APPS = Path(__file__).parents[2] / "apps"
 KEY = "sk-" + "proj-abcdefghijklmnop1234567890"
@@ -222,6 +225,44 @@ def test_the_order_is_shuffled_by_the_seed_and_by_nothing_of_the_rollouts() -> N
     firsts = Counter(orders(texts, seed, 1)[0][0] for seed in range(600))
     assert set(firsts) == set(texts)
     assert max(firsts.values()) < 160  # 100 expected; 6 standard errors are 55
+
+
+async def test_its_reasons_are_kept_beside_the_reward(
+    server: ScriptedServer, script: Any, tmp_path: Path
+) -> None:
+    """Of rollouts that were compared each has what was said of both, and how it was called; a
+    reflection reads it."""
+    server.script = script.gives(by_number)
+    [[alone], pair], _ = await scored(judge(server), group("5", "a"), group(["1", "2"], "b"))
+    assert alone.reasons == "A {rambling} sentence."
+    for each in pair:
+        lines = each.reasons.splitlines()
+        assert sorted(lines) == [
+            "(called A beside 1) A {rambling} sentence.",
+            "(called B beside 1) A {rambling} sentence.",
+        ]
+    folder = RunFolder(tmp_path)
+    folder.add_rewards("judge", {"r": alone})
+    assert folder.rewards("judge") == {"r": Kept(rollout_id="r", **structs.asdict(alone))}
+    episode = with_reward(said("x", "5"), alone)
+    shown = evidence_of(episode, {"q": 1}).text
+    assert shown.endswith(
+        "Reward: 0.5\n  app: 1\nWhy, in the words of who gave it: A {rambling} sentence."
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('{"A": 1}', ""),
+        ('Good.\n```json\n{"A": 1}\n```', "Good."),
+        ('{"A": 9} was my first thought.\n{"A": 1}', '{"A": 9} was my first thought.'),
+        ('{"A": 1} because {it} rambles', "because {it} rambles"),
+        ("nothing but words", "nothing but words"),
+    ],
+)
+def test_the_words_of_an_answer(answer: str, expected: str) -> None:
+    assert words(answer) == expected
 
 
 async def test_a_judge_who_prefers_places_is_evened_out(
@@ -517,7 +558,7 @@ async def test_only_rollouts_that_ended_well_are_judged(
     members = [Member({}, each) for each in (failed, lost, damaged, fine)]
     async with judge(server).opened(Place(None, keeps=False, note=print)) as scoring:
         found = await scored_groups(scoring, members)
-    assert found == {"ro-a": Scored(value=0.8)}
+    assert found == {"ro-a": Scored(value=0.8, reasons="A {rambling} sentence.")}
     given = [
         with_reward(m.episode, found.get(m.episode.rollout_id), failure_reward=-1.0)
         for m in members

@@ -157,6 +157,8 @@ class Episode:
     """None: no reward was given. With a source and no `reward`, NaN or so was."""
     unscored: str = ""
     """Why a judge or a function gave none."""
+    reasons: str = ""
+    """Why the reward is this much, in a judge's words."""
     calls: tuple[Call, ...] = ()
     late_calls: tuple[Call, ...] = ()
     """Calls written after the seal or under a lost lease: kept, and never among `calls`."""

@@ -315,6 +315,7 @@ def _reward_lines(run: RunFolder, episode: Episode) -> Iterator[str]:
         if scored is not None:
             why = f": {scored.why}" if scored.why else ""
             yield f"reward {name}: {_number(scored.value)}{why}"
+            yield from (f"  {line}" for line in scored.reasons.splitlines())
 
 
 def _span_line(span: Span, entry: CallCoverage | None) -> str:

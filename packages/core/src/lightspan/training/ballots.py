@@ -92,6 +92,13 @@ def scores(ballot: Ballot, answer: str, finish_reason: str = "stop") -> list[flo
     return [_score(given, letter) for letter in letters]
 
 
+def words(answer: str) -> str:
+    """What an answer says beside its scores: what is good and what is bad."""
+    found = _last_object_in(answer)
+    without = answer if found is None else answer[: found.start()] + answer[found.end() :]
+    return without.replace("```json", "").strip("` \n")
+
+
 def _score(given: dict[str, object], letter: str) -> float | str:
     if letter not in given:
         return "the judge gave it no score"
@@ -138,12 +145,16 @@ def _question(rubric: str, task: str, part: Sequence[str], mark: str) -> str:
 
 
 def _last_object(answer: str) -> dict[str, object] | None:
-    """The last JSON object in a text."""
-    for found in reversed(re.findall(r"\{[^{}]*\}", answer)):
+    found = _last_object_in(answer)
+    return None if found is None else json.loads(found[0])
+
+
+def _last_object_in(answer: str) -> re.Match[str] | None:
+    """Where the last JSON object of a text is."""
+    for found in reversed(list(re.finditer(r"\{[^{}]*\}", answer))):
         try:
-            value = json.loads(found)
+            json.loads(found[0])
         except ValueError:
             continue
-        if isinstance(value, dict):
-            return value
+        return found
     return None

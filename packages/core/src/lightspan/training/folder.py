@@ -318,7 +318,7 @@ class _Result(msgspec.Struct):
 
 
 def _kept(rollout_id: str, scored: Scored) -> Kept:
-    fields = {name: getattr(scored, name) for name in ("value", "dimensions", "why")}
+    fields = {name: getattr(scored, name) for name in ("value", "dimensions", "why", "reasons")}
     return Kept(rollout_id=rollout_id, **fields)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,7 @@ from lightspan.schema.checks import check_choice, check_number, check_url, check
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json
 from lightspan.schema.texts import kept_text
-from lightspan.training.ballots import LETTERS, Ballot, ballots, scores
+from lightspan.training.ballots import LETTERS, Ballot, ballots, scores, words
 from lightspan.training.lines import append, read
 from lightspan.training.rewards import OWN, Member, Place, Scored, Scoring
 
@@ -211,7 +211,7 @@ class _Bench:
             seed=judge.seed,
         )
 
-    async def _answers(self, asked: Sequence[Ballot]) -> dict[str, list[float | str]]:
+    async def _answers(self, asked: Sequence[Ballot]) -> dict[str, _Answer]:
         """What each question was answered, by its text: what is known, and what is asked now."""
         keys = {ballot.asked: _key(self._judge.llm, ballot.asked) for ballot in asked}
         fresh = [text for text, key in keys.items() if key not in self._known]
@@ -237,13 +237,14 @@ class _Bench:
             raise self._spent(f"max_tokens={self._judge.max_tokens} is reached")
         if fresh and len(failed) == len(fresh) and not was_answered:
             raise EngineError(f"the judge has answered nothing yet: {failed[fresh[0]]}")
-        found: dict[str, list[float | str]] = {}
+        found: dict[str, _Answer] = {}
         for ballot in asked:
             known = self._known.get(keys[ballot.asked])
             if known is None:
-                found[ballot.asked] = [failed[ballot.asked]] * len(ballot.shown)
+                found[ballot.asked] = _Answer([failed[ballot.asked]] * len(ballot.shown), "")
             else:
-                found[ballot.asked] = scores(ballot, known.answer, known.finish_reason)
+                given = scores(ballot, known.answer, known.finish_reason)
+                found[ballot.asked] = _Answer(given, words(known.answer))
         return found
 
     async def _ask(self, key: str, text: str) -> str | None:
@@ -297,16 +298,30 @@ class _Bench:
             self._place.note(text)
 
 
-def _scored(
-    text: str, asked: Sequence[Ballot], answers: Mapping[str, Sequence[float | str]]
-) -> Scored:
+class _Answer(NamedTuple):
+    """Of a ballot: the score of each that is shown, or why there is none; and what else it says."""
+
+    scores: list[float | str]
+    words: str
+
+
+def _scored(text: str, asked: Sequence[Ballot], answers: Mapping[str, _Answer]) -> Scored:
     """The mean of a transcript's scores; none where one is missing: what is added by place would
     not cancel."""
-    given = [answers[b.asked][b.shown.index(text)] for b in asked if text in b.shown]
+    about = [ballot for ballot in asked if text in ballot.shown]
+    given = [answers[ballot.asked].scores[ballot.shown.index(text)] for ballot in about]
     values = [each for each in given if not isinstance(each, str)]
     if len(values) < len(given):
         return Scored(why=next(each for each in given if isinstance(each, str)))
-    return Scored(value=math.fsum(values) / len(values))
+    reasons = [_reasons(text, ballot, answers[ballot.asked].words) for ballot in about]
+    return Scored(value=math.fsum(values) / len(values), reasons="\n".join(filter(None, reasons)))
+
+
+def _reasons(text: str, ballot: Ballot, said: str) -> str:
+    """What was said of a transcript; of several that were compared, how it was called there."""
+    if not said or len(ballot.shown) == 1:
+        return said
+    return f"(called {LETTERS[ballot.shown.index(text)]} beside {len(ballot.shown) - 1}) {said}"
 
 
 def _key(llm: LLM, asked: str) -> str:

@@ -57,6 +57,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: dict[str, float] = {}
     why: str = ""
     """Why there is none."""
+    reasons: str = ""
+    """Why it is this much, in a judge's words."""
 
 
 class Kept(Scored, frozen=True, kw_only=True):
@@ -291,6 +293,7 @@ def with_reward(
         dimensions={**scored.dimensions, **own},
         reward_source="scored",
         unscored="" if scored.value is not None else scored.why,
+        reasons=scored.reasons,
     )
 
 

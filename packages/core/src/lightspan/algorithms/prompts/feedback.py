@@ -109,6 +109,8 @@ def _lines(episode: Episode, task: Json) -> Iterator[str]:
     for name, value in episode.dimensions.items():
         if name != "reward":  # said already
             yield f"  {name}: {value:g}"
+    if episode.reasons:
+        yield f"Why, in the words of who gave it: {shortened(episode.reasons)}"
 
 
 def _call_lines(call: Call) -> Iterator[str]:
