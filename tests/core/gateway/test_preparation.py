@@ -34,6 +34,7 @@ FORMAT = {
     "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {}}}},
 }
 OBJECT = {"type": "json_object"}
+DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a" * 1_100_000}}
 
 
 class Held:
@@ -248,6 +249,7 @@ async def test_of_a_refused_request_of_megabytes_nothing_said_is_kept(
             [{"type": "function", "function": {"name": "f" * 1_100_000}}],
         ),
         ("completions", "prompt", "a" * 1_100_000),
+        ("messages", "messages", [{"role": "user", "content": [DOCUMENT]}]),
         ("responses", "input", "a" * 1_100_000),
         ("responses", "instructions", "a" * 1_100_000),
         ("messages", "system", "a" * 1_100_000),

@@ -15,7 +15,7 @@ from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.gepa import GEPA
 from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.prompts.candidates import JOURNAL, TooFewRolloutsError
-from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, short_constructor
 from lightspan.learners.protocol import Critic, LearnerCapabilities, Loss, Optimizer
@@ -204,6 +204,9 @@ class Alternate(Algorithm):
             name: LearnedPrompt(before=given, after=now[name])
             for name, given in self.prompts.prompts.items()
         }
+
+    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
+        return self.prompts.reflections(tasks, episodes)
 
     def state(self) -> dict[str, Json]:
         return {**msgspec.to_builtins(self._state), "half": self.weights.state()}

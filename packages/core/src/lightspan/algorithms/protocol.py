@@ -56,6 +56,20 @@ class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):
     lora: LoRA | None = None
 
 
+class Reflections(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search would ask a reflection model."""
+
+    model: str
+    most: int
+    """Questions, at most."""
+    tokens_in: float
+    """Of a question, about: a token is taken for four characters."""
+    tokens_out: float
+    """Of an answer, at least about: as long as the text that it changes."""
+    most_cost: float | None = None
+    """Of all, by `prices`; None: the model has none."""
+
+
 class World(Protocol):
     """What a trainer offers to an algorithm while it trains."""
 
@@ -268,6 +282,18 @@ class Algorithm(Protocol):
 
         Raises:
             ConfigError: why `fit` would end.
+        """
+        return []
+
+    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
+        """What it would ask reflection models, by the rollouts of a dry run.
+
+        Args:
+            tasks: all training tasks.
+            episodes: those rollouts.
+
+        Raises:
+            ConfigError, DataError: why `fit` would end.
         """
         return []
 

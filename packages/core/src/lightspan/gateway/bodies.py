@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -133,15 +133,19 @@ def digest_of(data: bytes, size: int) -> str:
     return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
-def letters_of(said: Any) -> int:
-    """Of all texts in it: it has as many bytes as JSON, or more."""
+def letters_of(said: Any, *, but: Callable[[Any], bool] = lambda value: False) -> int:
+    """Of all texts in it: it has as many bytes as JSON, or more.
+
+    Args:
+        but: whether an object is left out.
+    """
     letters, left = 0, [said]
     while left:
         value = left.pop()
         if isinstance(value, str):
             letters += len(value)
         elif isinstance(value, Mapping):
-            left += value.values()
+            left += () if but(value) else value.values()
         elif isinstance(value, list | tuple):
             left += value
     return letters

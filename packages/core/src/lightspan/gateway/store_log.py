@@ -16,6 +16,7 @@ from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import request_attributes
 from lightspan.schema.content import without_keys
+from lightspan.schema.media import holds_bytes
 from lightspan.schema.messages import dump_json
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
@@ -135,7 +136,7 @@ def _refused_span(
     # Not worded first: 15 MB of line ends are two steps of 0.1 s, for which all of Python waits.
     shown, left = dict(info.body), set[str]()
     for field, attribute in _SAID.items() if info.size > LONGEST_REFUSED else ():
-        if letters_of(info.body.get(field)) > LONGEST_REFUSED:
+        if letters_of(info.body.get(field), but=holds_bytes) > LONGEST_REFUSED:
             shown[field] = type(info.body[field])()  # that it is there tells dialects apart
             left.add(attribute)
     span = call_span(replace(info, body=shown), outcome, attributes, end=end, message=message)

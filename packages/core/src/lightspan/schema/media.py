@@ -52,6 +52,11 @@ def is_media(part: Any) -> bool:
     return isinstance(part, Mapping) and str(part.get("type")) in _MODALITIES
 
 
+def holds_bytes(part: Any) -> bool:
+    """Whether of a part of a message a reference is recorded, however long it is."""
+    return is_media(part) and not _is_text(part.get("source"))
+
+
 def is_reference(part: Any) -> bool:
     """Whether a part of a recorded message is a reference."""
     return isinstance(part, Mapping) and "modality" in part

@@ -27,6 +27,6 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             check_number(f"Price({name}=)", getattr(self, name), low=0)
 
-    def of(self, asked: int, answered: int) -> float:
+    def of(self, asked: float, answered: float) -> float:
         """What so many tokens cost."""
         return (asked * self.input + answered * self.output) / _TOKENS

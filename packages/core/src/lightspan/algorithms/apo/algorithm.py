@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import msgspec
 
+from lightspan.algorithms.apo.questions import ANGLES, WAYS, critique, edit
 from lightspan.algorithms.apo.search import LIBRARY, BeamPlan, Models, Search
 from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
@@ -19,10 +21,11 @@ from lightspan.algorithms.prompts.options import (
     check_reflection,
 )
 from lightspan.algorithms.prompts.reflection import Reflector
-from lightspan.algorithms.prompts.search import PromptSearch
+from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.prompts.trials import Trials
-from lightspan.algorithms.protocol import World
+from lightspan.algorithms.protocol import Reflections, World
 from lightspan.errors import ConfigError, short_constructor
+from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prices import Price
@@ -125,6 +128,28 @@ class APO(PromptSearch):
         check_prices(self.max_cost, self.prices, asked)
         self.prices = dict(self.prices)
         check_numbers(self)
+
+    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
+        """Two for each new candidate: what is wrong, and another text by that."""
+        split = self.split(tasks)
+        least = min(self.gradient_batch_size, len(split.feedback)) + min(
+            self.val_batch_size, len(split.selection)
+        )
+        most = min(
+            self.beam_width * self.branch_factor * self.beam_rounds,
+            max(0, self.max_rollouts - len(split.selection)) // least,
+        )
+        if self.max_reflections is not None:
+            most = min(most, self.max_reflections // 2)
+        texts = self.prompts.items()
+        shown = self.gradient_batch_size * run_letters(tasks, episodes)
+        told = fmean(len(text.text) for _, text in texts)
+        critiques = fmean(len(critique(name, text, [], ANGLES[0])) for name, text in texts)
+        edited = fmean(len(edit(name, text, "", WAYS[0])) for name, text in texts)
+        return [
+            self._asked(self.reflection, most, (critiques + shown, told)),
+            self._asked(self.edits or self.reflection, most, (edited + told, told)),
+        ]
 
     def config(self) -> dict[str, Json]:
         same = (

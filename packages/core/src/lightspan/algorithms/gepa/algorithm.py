@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from statistics import fmean
 
 import msgspec
 
+from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.gepa.search import Search
 from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
 from lightspan.algorithms.prompts.journal import Journal
@@ -21,9 +23,9 @@ from lightspan.algorithms.prompts.options import (
     check_reflection,
 )
 from lightspan.algorithms.prompts.reflection import Reflector
-from lightspan.algorithms.prompts.search import PromptSearch
+from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.prompts.survey import survey
-from lightspan.algorithms.protocol import World
+from lightspan.algorithms.protocol import Reflections, World
 from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
@@ -142,6 +144,19 @@ class GEPA(PromptSearch):
 
     def look(self, episodes: Sequence[Episode]) -> list[str]:
         return survey(episodes, list(self.optimize)).lines() if self.optimize else []
+
+    def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
+        """As many as there are minibatches: each candidate is worse on its own, and dropped."""
+        left = max(0, self.max_rollouts - len(self.split(tasks).selection))
+        most = left // (2 * self.minibatch)
+        if self.max_reflections is not None:
+            most = min(most, self.max_reflections)
+        found = survey(episodes, list(self.optimize)).components if self.optimize else {}
+        texts = {name: PromptTemplate(each.template) for name, each in found.items()}
+        asked = [question(name, text, []) for name, text in {**self.prompts, **texts}.items()]
+        shown = self.minibatch * run_letters(tasks, episodes)
+        told = fmean(len(text.text) for text in {**self.prompts, **texts}.values())
+        return [self._asked(self.reflection, most, (fmean(map(len, asked)) + shown, told))]
 
     def config(self) -> dict[str, Json]:
         budget = ("max_rollouts", "max_reflections", "max_tokens", "max_cost")

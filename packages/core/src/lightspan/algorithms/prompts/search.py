@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Final
 
 import msgspec
 
 from lightspan.algorithms.prompts.candidates import Found, Split, keep_found, split_tasks
-from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms.prompts.feedback import evidence_of
+from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
+from lightspan.lightning.episode import Episode
+from lightspan.schema.llm import LLM
+from lightspan.schema.prices import Price
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, task_id
 from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
+
+LETTERS_A_TOKEN: Final = 4
+"""Characters, for forecasts alone: the tokenizers of reflection models are not ours."""
 
 
 class PromptSearch(Algorithm):
@@ -25,6 +34,7 @@ class PromptSearch(Algorithm):
     prompts: Mapping[str, PromptTemplate]
     selection: float
     max_rollouts: int
+    prices: Mapping[str, Price]
     found: Found | None = None
     """What the search found; None before its end."""
 
@@ -78,6 +88,16 @@ class PromptSearch(Algorithm):
     def load_state(self, state: dict[str, Json]) -> None:
         self.found = msgspec.convert(state["found"], Found | None)
 
+    # --- what a dry run tells ---------------------------------------------------------------
+    def _asked(self, llm: LLM, most: int, letters: tuple[float, float]) -> Reflections:
+        """So many questions and answers of so many characters each, at most."""
+        sent, answered = (count / LETTERS_A_TOKEN for count in letters)
+        price = self.prices.get(llm.model)
+        cost = None if price is None else most * price.of(sent, answered)
+        return Reflections(
+            model=llm.model, most=most, tokens_in=sent, tokens_out=answered, most_cost=cost
+        )
+
     # --- its one step -----------------------------------------------------------------------
     async def run_step(self, world: World) -> Metrics:
         """The whole search."""
@@ -94,3 +114,9 @@ class PromptSearch(Algorithm):
             DataError: there are too few.
         """
         return split_tasks(tasks, self.selection, self.seed)
+
+
+def run_letters(tasks: Sequence[Json], episodes: Sequence[Episode]) -> float:
+    """Characters that a reflection is shown of a rollout, in the mean."""
+    named = {task_id(task): task for task in tasks}
+    return fmean(len(evidence_of(each, named.get(each.task_id)).text) for each in episodes)

@@ -20,6 +20,7 @@ from lightspan.engines.protocol import ChatTokenizer
 from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.errors import (
     ConfigError,
+    DataError,
     ModelError,
     OutOfMemoryError,
     UnknownAgentError,
@@ -394,7 +395,9 @@ class DryRun:
         looked: list[str] = []
         try:
             looked = self._algorithm.look(findings.episodes)
-        except ConfigError as error:
+            asked = self._algorithm.reflections(self.tasks, findings.episodes)
+            costs = msgspec.structs.replace(costs, reflections=asked)
+        except (ConfigError, DataError) as error:
             self._problems.append(f"fit would stop: {error}")
         warnings = [
             *self._problems,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from lightspan.algorithms.protocol import Reflections
 from lightspan.reports.forecast import RunSize
 
 
@@ -229,3 +230,5 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[EndpointReport]
     expected_frozen_calls: float
     max_frozen_calls: int | None
+    reflections: list[Reflections] = []
+    """What a search for prompts would ask."""
