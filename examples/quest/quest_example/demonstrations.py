@@ -46,9 +46,9 @@ KEPT: Final[Mapping[str, float]] = {"go": 0.25, "take": 0.15, "unlock": 1.0}
 """The share of calls that are demonstrated, by the tool that is right there: `unlock` takes most to
 learn. By the tool that was called, mistakes would be demonstrated at other rates."""
 MISTAKE_RATES: Final[Mapping[Mistake, float]] = {
-    "key": 0.3,
-    "door": 0.4,
-    "slide": 0.4,
+    "key": 0.25,
+    "door": 0.35,
+    "slide": 0.3,
     "turn": 0.2,
     "locked": 0.1,
 }
