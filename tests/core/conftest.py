@@ -13,8 +13,11 @@ import pytest
 from tests.core import forked
 
 APPS = Path(__file__).parents[1] / "apps"
-FORKED = {"agl", "algorithms", "cli", "lightning", "reports", "trainer", "training"}
-"""Folders of tests that are not about how a runner process is started."""
+FORKED = {
+    *("agl", "algorithms", "cli", "lightning", "reports", "trainer", "training"),
+    *("test_command_training", "test_misbehaviour"),
+}
+"""Folders and files of tests that are not about how a runner process is started."""
 PAINTED = {"test_plots", "test_trainer"}
 """Files of tests that are about learning curves."""
 
@@ -30,7 +33,7 @@ def forking() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where that makes no difference but the time it takes."""
-    if request.path.parent.name not in FORKED:
+    if not FORKED & {request.path.parent.name, request.path.stem}:
         yield
         return
     request.getfixturevalue("forking")
