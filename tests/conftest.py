@@ -8,9 +8,12 @@ import os
 import random
 import signal
 import socket
+import ssl
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,17 @@ os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
 os.environ["CREWAI_DISABLE_TRACKING"] = "true"
 os.environ["CREWAI_TRACING_ENABLED"] = "false"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"
+
+# No test speaks TLS, but each client that a test or a program of its makes, and aiohttp when it is
+# imported, would read all certificates of the system, for 25 ms: here is a single one. Clients of
+# ours read no environment.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "nobody.pem")
+
+
+def _load_none(context: ssl.SSLContext, *where: Any, **more: Any) -> None: ...
+
+
+vars(ssl)["SSLContext"].load_verify_locations = _load_none
 
 # What training leaves in its user's home.
 _state = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
@@ -55,10 +69,31 @@ def pytest_sessionstart() -> None:
             raise pytest.UsageError(f"this session's tests need {name}: {error}") from error
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Nothing of what is imported can be freed: to look through it again and again would be a sixth
+    of what collecting takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """The garbage collector passes over what was imported. Each engine that closes has transformers
     collect garbage, twice, and half a second went each time into looking at torch's modules."""
     gc.collect()
+    gc.freeze()
+    # And so it does when a training or a server ends, which would look through all that once more.
+    if (pauses := sys.modules.get("lightspan.gateway.pauses")) is not None:
+        vars(pauses)["_settle_again"] = _collect_what_is_new
+
+
+def _collect_what_is_new() -> None:
+    """What a test left behind is found, and warned of; what was settled stays."""
+    gc.collect()
+    gc.unfreeze()
     gc.freeze()
 
 

@@ -43,7 +43,14 @@ def _settled_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
         if was_settled:  # by whoever called us
-            gc.collect()
-            gc.freeze()
+            _settle_again()
+        else:
+            gc.unfreeze()
+
+
+def _settle_again() -> None:
+    """All that is there stays, but what was settled and has become of no use."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

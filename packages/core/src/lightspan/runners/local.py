@@ -55,6 +55,8 @@ _UNGUARDED_EXIT: Final = 4
 """Exit code of a process whose import of the script came to where training starts."""
 _AWAY_S: Final = 1.0
 """From when on we have not been listening, rather than that a process said nothing."""
+_PROCESSES: Final = multiprocessing.get_context("spawn")
+"""How those of this interpreter are started: with nothing of ours but what they import."""
 
 
 @dataclass(slots=True)
@@ -322,11 +324,10 @@ class LocalRunners:
     ) -> tuple[BaseProcess | interpreters.Subprocess, Connection]:
         if self.python is not None:
             return interpreters.start(self.python)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = _PROCESSES.Pipe()
         method = multiprocessing.get_start_method(allow_none=True)
         args = (msgspec.json.encode(plan), name, theirs, method)
-        process = context.Process(target=_main, args=args, name=name, daemon=True)
+        process = _PROCESSES.Process(target=_main, args=args, name=name, daemon=True)
         process.start()
         theirs.close()
         return process, ours

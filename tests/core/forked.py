@@ -1,0 +1,69 @@
+"""Runner processes that are forked from one that has imported what each of them imports.
+
+To start one takes a second of computing, most of it to import the OpenAI SDK, and hundreds of
+trainings and dry runs of tests are not about how a process is started. Forked from a process that
+has imported these modules, and nothing else, it takes a tenth. It is told the rest as a spawned one
+is: the working folder, the path of modules, the app, which it imports itself. `tests/core/runners`
+and whatever trains in a program of its own spawn them, as users do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+from unittest.mock import patch
+
+IMPORTED = (
+    *("lightspan.runners.worker", "lightspan.stores.sqlite.store", "lightspan.capture.wire"),
+    *("openai", "openai.resources.chat", "openai.resources.responses"),
+    "tests.core.forked",
+)
+
+
+class Forked(ForkServerProcess):
+    """One of them, with the environment and the outputs of the process that starts it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._environment = dict(os.environ)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_outputs": {number: DupFd(number) for number in (1, 2)}}
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        for number, output in self._outputs.items():
+            given = output.detach()
+            os.dup2(given, number)
+            os.close(given)
+        super().run()
+
+
+class Forking(ForkServerContext):
+    """What starts them, in place of `multiprocessing.get_context("spawn")`."""
+
+    Process = Forked
+
+
+@contextmanager
+def forked_runners() -> Iterator[None]:
+    """`LocalRunners` of this interpreter start theirs so, from now to the end."""
+    with patch("lightspan.runners.local._PROCESSES", Forking()):
+        yield
+
+
+def prepare() -> None:
+    """Say what the process imports that they are forked from; it starts when it is needed."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+
+
+def end() -> None:
+    """End that process, if it has been started, and wait for it."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
