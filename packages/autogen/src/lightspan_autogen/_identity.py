@@ -12,7 +12,7 @@ wraps (a `MessageFilterAgent`) is that agent. What happens inside a tool is a ne
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightspan.capture.adapter import shortened
@@ -40,7 +40,7 @@ class Role(NamedTuple):
     """Of a tool call, JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Opened:
     """An invocation under way."""
 
@@ -77,7 +77,7 @@ def enter(around: Acting, role: Role, innermost: Opened | None) -> Opened | None
     frames = around.frames
     if role.kind is SpanKind.AGENT:
         frames = (*frames, Frame(role.name, span_id))
-    return Opened(role, around, replace(around, frames=frames, parent_span_id=span_id))
+    return Opened(role, around, around.within(span_id, frames))
 
 
 def _goes_on(innermost: Role, role: Role) -> bool:

@@ -20,7 +20,7 @@ came from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -154,7 +154,7 @@ def begin(
         frames = (*frames, Frame(name, span_id))
         waiting = handed if parent is None else parent.handed
         operation.origin = (waiting or {}).pop(name, None)
-    operation.inside = replace(around, frames=frames, parent_span_id=span_id)
+    operation.inside = around.within(span_id, frames)
     return operation
 
 

@@ -59,7 +59,11 @@ class Acting:
 
     @property
     def path(self) -> str:
-        return join_path(frame.name for frame in self.frames)
+        return join_path([frame.name for frame in self.frames])
+
+    def within(self, span_id: str, frames: tuple[Frame, ...]) -> Acting:
+        """The same in another span, with these frames."""
+        return Acting(self.scope, frames, span_id, self.notes)  # as in `noting`
 
     def noting(self, adapter: str, note: Any) -> Acting:
         """The same with an adapter's note."""
