@@ -92,11 +92,12 @@ def span_of(opened: Opened, end: End) -> Span:
     """The span of an invocation that has ended now."""
     role = opened.role
     attributes = _agent(opened) if role.kind is SpanKind.AGENT else _tool(opened)
+    attributes |= end.attributes
     return make_span(
         opened.around,
         f"{attributes[conventions.OPERATION_NAME]} {role.name}",
         role.kind,
-        {**attributes, **end.attributes},
+        attributes,
         span_id=opened.span_id,
         start_ns=opened.start_ns,
         end_ns=now_ns(),
@@ -106,10 +107,9 @@ def span_of(opened: Opened, end: End) -> Span:
 
 
 def _agent(opened: Opened) -> Attributes:
-    return {
-        **agent_attributes(opened.role.name, opened.around.frames),
-        conventions.AGENT_PATH: opened.inside.path,
-    }
+    attributes = agent_attributes(opened.role.name, opened.around.frames)
+    attributes[conventions.AGENT_PATH] = opened.inside.path
+    return attributes
 
 
 def _tool(opened: Opened) -> Attributes:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -252,7 +251,7 @@ def push(frame: Frame) -> Iterator[Acting | None]:
     if current is None:
         yield None
         return
-    deeper = replace(current, frames=(*current.frames, frame), parent_span_id=frame.span_id)
+    deeper = current.within(frame.span_id, (*current.frames, frame))
     token = set_acting(deeper)
     try:
         yield deeper

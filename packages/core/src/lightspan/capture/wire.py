@@ -232,7 +232,7 @@ def _server(address: str) -> Attributes:
     return {c.SERVER_ADDRESS: host, **({} if port is None else {c.SERVER_PORT: port})}
 
 
-@dataclass(slots=True, eq=False)  # `frozen` would take a call for each of its fields
+@dataclass(slots=True, eq=False)
 class _SentCall:
     """One model call on its way."""
 
