@@ -142,7 +142,10 @@ def _begin(role_of: RoleOf, owner: Any, args: Any, kwargs: Any) -> Opened | None
     around, root = scope.resolved(current), None
     try:
         innermost = _state.open.get(around.parent_span_id or "")
-        if innermost is None and not _is_watched(owner):
+        if innermost is None:
+            if not _is_watched(owner):
+                return None
+        elif innermost.role.owner is owner:  # it goes on: see `enter`
             return None
         role = role_of(owner, args, kwargs)
         if innermost is None:

@@ -12,7 +12,7 @@ wraps (a `MessageFilterAgent`) is that agent. What happens inside a tool is a ne
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lightspan.capture.adapter import shortened
@@ -40,7 +40,7 @@ class Role(NamedTuple):
     """Of a tool call, JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Opened:
     """An invocation under way."""
 
@@ -77,7 +77,7 @@ def enter(around: Acting, role: Role, innermost: Opened | None) -> Opened | None
     frames = around.frames
     if role.kind is SpanKind.AGENT:
         frames = (*frames, Frame(role.name, span_id))
-    return Opened(role, around, replace(around, frames=frames, parent_span_id=span_id))
+    return Opened(role, around, around.within(span_id, frames))
 
 
 def _goes_on(innermost: Role, role: Role) -> bool:
@@ -92,11 +92,12 @@ def span_of(opened: Opened, end: End) -> Span:
     """The span of an invocation that has ended now."""
     role = opened.role
     attributes = _agent(opened) if role.kind is SpanKind.AGENT else _tool(opened)
+    attributes |= end.attributes
     return make_span(
         opened.around,
         f"{attributes[conventions.OPERATION_NAME]} {role.name}",
         role.kind,
-        {**attributes, **end.attributes},
+        attributes,
         span_id=opened.span_id,
         start_ns=opened.start_ns,
         end_ns=now_ns(),
@@ -106,10 +107,9 @@ def span_of(opened: Opened, end: End) -> Span:
 
 
 def _agent(opened: Opened) -> Attributes:
-    return {
-        **agent_attributes(opened.role.name, opened.around.frames),
-        conventions.AGENT_PATH: opened.inside.path,
-    }
+    attributes = agent_attributes(opened.role.name, opened.around.frames)
+    attributes[conventions.AGENT_PATH] = opened.inside.path
+    return attributes
 
 
 def _tool(opened: Opened) -> Attributes:

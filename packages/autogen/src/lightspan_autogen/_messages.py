@@ -10,7 +10,7 @@ for one another.
 from __future__ import annotations
 
 import functools
-import weakref
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -77,13 +77,19 @@ def conversation_of(acting: Acting) -> Conversation | None:
 
 
 class Posted:
-    """A message on its way."""
+    """A message on its way, kept by its envelope alone: a runtime may drop that."""
+
+    __slots__ = ("_conversation", "_id", "_sender")
 
     def __init__(self, sender: Acting, *, is_published: bool) -> None:
         self._id = new_span_id()
         self._conversation = conversation_of(sender) or Conversation(sender)
         self._sender = None if is_published else sender.noting(_NOTE, self._conversation)
         self._conversation.wait_for(self._id)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.handled()
 
     @property
     def acting(self) -> Acting:
@@ -110,9 +116,7 @@ def envelope_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _posted(sender: Acting, envelope: Any) -> Posted:
-    posted = Posted(sender, is_published=isinstance(envelope, PublishMessageEnvelope))
-    weakref.finalize(envelope, posted.handled).atexit = False  # a runtime may drop it
-    return posted
+    return Posted(sender, is_published=isinstance(envelope, PublishMessageEnvelope))
 
 
 def processing(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -329,7 +329,7 @@ def resolve(acting: scope.Acting) -> scope.Acting | None:
         return None
     if place is None:
         return None
-    return replace(acting, frames=place.frames, parent_span_id=place.span_id)
+    return acting.within(place.span_id, place.frames)
 
 
 def _root_around() -> scope.Root | None:

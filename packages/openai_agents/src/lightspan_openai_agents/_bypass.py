@@ -25,8 +25,7 @@ from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting, CallEnd
 from lightspan.schema.call_attributes import StreamedAnswer
 from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.records import new_id
-from lightspan.schema.spans import SpanStatus, text_of
+from lightspan.schema.spans import SpanStatus, new_span_id, text_of
 from lightspan_openai_agents._identity import (
     NAME,
     End,
@@ -107,7 +106,7 @@ class _Ask:
     options: Mapping[str, Any]
     streamed: bool
     chunks: StreamedAnswer = field(default_factory=StreamedAnswer)
-    key: str = field(default_factory=lambda: new_id("model"))
+    key: str = field(default_factory=new_span_id)
 
     def request(self, name: str | None) -> dict[str, Any]:
         """What was asked, as the body of a request for a response.

@@ -13,7 +13,6 @@ Errors never reach the app: they mark the attempt as damaged.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 import threading
@@ -112,6 +111,8 @@ _state: Final = _State()
 class _Open:
     """An operation and what undoes it."""
 
+    __slots__ = ("_token", "handled", "operation", "root")
+
     def __init__(self, operation: Operation, *, is_current: bool) -> None:
         self.operation = operation
         self.handled = sys.exception()
@@ -137,15 +138,17 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
         return None
     recorder, root = current.scope.recorder, None
     try:
-        scope.add_call_listener(_note_call)  # the processor may be all that there is
-        acting = scope.resolved(current)
-        if is_current:
-            label = str(getattr(data, "name", None) or data.type)
-            acting, root = scope.begin(acting, label)
-        recorder = acting.scope.recorder
+        if not _is_installed():  # the processor is all that there is
+            scope.add_call_listener(_note_call)
         name = str(getattr(data, "name", None) or "")
+        if is_current:
+            acting, root = scope.begin(current, name or str(data.type))
+        else:
+            acting = scope.resolved(current)
+        recorder = acting.scope.recorder
         parent = acting.notes.get(NAME)
-        operation = begin(kind, name, acting, parent, _state.handed.get(recorder))
+        handed = _state.handed.get(recorder) if parent is None else None
+        operation = begin(kind, name, acting, parent, handed)
         opened = _Open(operation, is_current=is_current)
         opened.root = root
         if operation.inside is not operation.around:
@@ -200,22 +203,19 @@ def _key(operation: Operation) -> str:
 
 
 def _ending(operation: Operation, data: Any, reported: Any, error: BaseException | None) -> End:
-    attributes = _DESCRIBED.get(operation.kind, _nothing)(operation, data)
+    describe = _DESCRIBED.get(operation.kind)
+    attributes = {} if describe is None else describe(operation, data)
+    if error is None and reported is None:
+        return End(attributes=attributes)
     if isinstance(error, GeneratorExit):
         return End(SpanStatus.UNSET, attributes=attributes)
     if error is not None:
         failed = {**attributes, **exception_attributes(error)}
         return End(SpanStatus.ERROR, text_of(error), failed)
-    if reported is None:
-        return End(attributes=attributes)
     details = reported.get("data") or {}
     told = [str(reported.get("message") or "error"), str(details.get("error") or "")]
     failed = {**attributes, conventions.ERROR_TYPE: f"{operation.kind.name.title()}Error"}
     return End(SpanStatus.ERROR, ": ".join(filter(None, told)), failed)
-
-
-def _nothing(operation: Operation, data: Any) -> dict[str, Any]:
-    return {}
 
 
 def _tool_said(operation: Operation, data: Any) -> dict[str, Any]:
@@ -322,8 +322,7 @@ class _Watched(Span[Any]):
             _end(opened, self._inner.span_data, self._reported or self._inner.error)
         token, self._token = self._token, None
         if token is not None:
-            with contextlib.suppress(ValueError):  # another context: an abandoned generator
-                _watched.reset(token)
+            _reset_watched(token)
 
     def set_error(self, error: Any) -> None:
         self._reported = error
@@ -370,6 +369,13 @@ class _Watched(Span[Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _reset_watched(token: Token[_Watched | None]) -> None:
+    try:
+        _watched.reset(token)
+    except ValueError:  # another context: an abandoned generator
+        return
 
 
 class _Provider(TraceProvider):

@@ -20,7 +20,7 @@ came from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -154,7 +154,7 @@ def begin(
         frames = (*frames, Frame(name, span_id))
         waiting = handed if parent is None else parent.handed
         operation.origin = (waiting or {}).pop(name, None)
-    operation.inside = replace(around, frames=frames, parent_span_id=span_id)
+    operation.inside = around.within(span_id, frames)
     return operation
 
 
@@ -194,11 +194,12 @@ def span_of(operation: Operation, end: End) -> Span | None:
     if operation.inside is operation.around or span_id is None:
         return None
     name, kind, attributes = _DESCRIBED[operation.kind](operation)
+    attributes |= end.attributes
     return make_span(
         operation.around,
         name,
         kind,
-        {**attributes, **end.attributes},
+        attributes,
         span_id=span_id,
         start_ns=operation.start_ns,
         end_ns=now_ns(),
@@ -251,14 +252,12 @@ def _links(operation: Operation) -> list[SpanLink]:
     return [SpanLink(operation.around.scope.trace_id, operation.origin.span_id, told)]
 
 
-_Described = tuple[str, SpanKind, Mapping[str, Any]]
+_Described = tuple[str, SpanKind, dict[str, Any]]
 
 
 def _agent(operation: Operation) -> _Described:
-    attributes: Attributes = {
-        **agent_attributes(operation.name, operation.around.frames),
-        conventions.AGENT_PATH: operation.inside.path,
-    }
+    attributes = agent_attributes(operation.name, operation.around.frames)
+    attributes[conventions.AGENT_PATH] = operation.inside.path
     return f"invoke_agent {operation.name}", SpanKind.AGENT, attributes
 
 

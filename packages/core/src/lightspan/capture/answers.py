@@ -78,12 +78,14 @@ def observe(call: Asked, result: Any, *, streamed: bool) -> Any:
         result: what the SDK returns to the app.
         streamed: whether a stream was asked for.
     """
-    if hasattr(result, "http_response"):
+    if not streamed and hasattr(type(result), "model_dump"):  # asked first: a model takes long to
+        call.guarded(_observe_whole, call, result)  # say that it lacks an attribute
+    elif hasattr(result, "http_response"):
         call.guarded(_observe_raw, call, result, streamed)
     elif streamed:
         call.guarded(_observe_stream, call, result)
     else:
-        call.guarded(lambda: call.answered({} if call.recorded_there else as_mapping(result)))
+        call.guarded(_observe_whole, call, result)
     return result
 
 
@@ -93,6 +95,10 @@ def as_mapping(result: Any) -> Mapping[str, Any]:
     if dump is None:
         return {}
     return dump(mode="json", exclude_unset=True, warnings=False)  # type: ignore[no-any-return]
+
+
+def _observe_whole(call: Asked, result: Any) -> None:
+    call.answered({} if call.recorded_there else as_mapping(result))
 
 
 def _observe_stream(call: Asked, stream: Any) -> None:

@@ -11,7 +11,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager, suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -218,7 +217,7 @@ class _Block(ContextDecorator):
         return span
 
     def _inside(self, current: Acting, span_id: str) -> Acting:
-        return replace(current, parent_span_id=span_id)
+        return current.within(span_id, current.frames)
 
     def __exit__(
         self,
@@ -258,7 +257,7 @@ class _BetweenSteps:
 class _AgentBlock(_Block):
     def _inside(self, current: Acting, span_id: str) -> Acting:
         frame = Frame(str(self._attributes[c.AGENT_NAME]), span_id)
-        return replace(current, frames=(*current.frames, frame), parent_span_id=span_id)
+        return current.within(span_id, (*current.frames, frame))
 
 
 def agent(name: str, *, input: Any = None) -> _Block:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -104,7 +103,7 @@ def resolved(current: Acting, *, before: Resolver | None = None) -> Acting:
 def set_acting(value: Acting | None) -> Acted:
     """Set who is acting; undo with `reset_acting`. Who acts outside every scope is nobody."""
     value = None if value is state.outside else value
-    running = steps.running(state.steps)
+    running = steps.running(state.steps) if state.steps else ()
     if not running:
         return _acting.set(value)
     return _acting.set(steps.inside(value, running[0], _outer(running)))
@@ -252,7 +251,7 @@ def push(frame: Frame) -> Iterator[Acting | None]:
     if current is None:
         yield None
         return
-    deeper = replace(current, frames=(*current.frames, frame), parent_span_id=frame.span_id)
+    deeper = current.within(frame.span_id, (*current.frames, frame))
     token = set_acting(deeper)
     try:
         yield deeper
@@ -348,20 +347,19 @@ def call_listeners() -> Sequence[CallListener]:
 def make_span(current: Acting, name: str, kind: SpanKind, attributes: Attributes, **f: Any) -> Span:
     """A span of the current attempt, child of the innermost open span."""
     scope, now = current.scope, now_ns()
-    defaults: dict[str, Any] = {
-        "span_id": new_span_id(),
-        "parent_id": current.parent_span_id,
-        "start_ns": now,
-        "end_ns": now,
-    }
+    fields = {"parent_id": current.parent_span_id, "start_ns": now, "end_ns": now, **f}
+    if "span_id" not in fields:
+        fields["span_id"] = new_span_id()
+    if c.AGENT_PATH not in attributes:
+        attributes = {c.AGENT_PATH: current.path, **attributes}
     return Span(
         name=name,
         kind=kind,
         trace_id=scope.trace_id,
         rollout_id=scope.rollout_id,
         attempt_id=scope.attempt_id,
-        attributes=clean_attributes({c.AGENT_PATH: current.path, **attributes}),
-        **{**defaults, **f},
+        attributes=clean_attributes(attributes),
+        **fields,
     )
 
 

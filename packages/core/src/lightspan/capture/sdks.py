@@ -46,7 +46,10 @@ class Sdk:
     def path(self, url: str) -> str | None:
         """The path below `base` of a model request, whatever base path or deployment it had; None
         for another request."""
-        return next((path for path in self.paths if url.endswith(path)), None)
+        for path in self.paths:
+            if url.endswith(path):
+                return path
+        return None
 
 
 OPENAI: Final = Sdk(

@@ -208,12 +208,15 @@ def _asks_a_model(sdk: Sdk, options: Any) -> bool:
 
 
 def _model_path(sdk: Sdk, options: Any) -> str | None:
-    return sdk.path(urlsplit(str(options.url)).path)
+    path, _, _ = str(options.url).partition("?")
+    return sdk.path(path.partition("#")[0])
 
 
 def _body(options: Any) -> dict[str, Any]:
     body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
-    return {**body, **(options.extra_json or {})}
+    if options.extra_json:
+        body.update(options.extra_json)
+    return body
 
 
 @lru_cache(maxsize=64)
@@ -229,7 +232,7 @@ def _server(address: str) -> Attributes:
     return {c.SERVER_ADDRESS: host, **({} if port is None else {c.SERVER_PORT: port})}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _SentCall:
     """One model call on its way."""
 
@@ -337,7 +340,7 @@ class _SentCall:
         """Record the answer of an endpoint that is not ours (ours records itself)."""
         self.told(True)
         if not self.recorded_there:
-            self.record({c.CALL_OUTCOME: CallOutcome.OK, **answer_attributes(answer)})
+            self.record({c.CALL_OUTCOME: CallOutcome.OK.value, **answer_attributes(answer)})
 
     def chunks(self) -> StreamedAnswer:
         """See `answers.Asked`."""
@@ -362,18 +365,22 @@ class _SentCall:
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
         known: Attributes = {
+            c.AGENT_PATH: self.acting.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: self.target.route.value,
-            **({} if self.redirected else self._elsewhere()),
-            **request_attributes(self._sent_body()),
-            **({} if self.reading is None else reading_attributes(self.reading)),
         }
+        if not self.redirected:
+            known |= self._elsewhere()
+        known |= request_attributes(self._sent_body())
+        if self.reading is not None:
+            known |= reading_attributes(self.reading)
         name = f"{known[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip()
+        known |= attributes
         span: Span = make_span(
             self.acting,
             name,
             SpanKind.LLM,
-            {**known, **attributes},
+            known,
             start_ns=self.start_ns,
             status=status,
             status_message=message,
@@ -391,8 +398,8 @@ class _SentCall:
 
     def _elsewhere(self) -> Attributes:
         """Who answers, where that is not ours."""
-        provider = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
-        return {**_server(str(self.address or "")), **provider}
+        server = _server(str(self.address or ""))
+        return {**server, c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else server
 
     def guarded(self, note: Callable[..., None], *values: Any) -> None:
         """Note something of the call: what fails damages the attempt and never reaches the app."""

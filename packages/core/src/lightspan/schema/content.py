@@ -26,8 +26,11 @@ CONTENT: Final = frozenset(
 def without_keys(span: Span) -> Span:
     """A copy in whose content no key stands (`texts.values_without_keys`). It says so
     (`KEYS_REPLACED`), if one stood there."""
-    said: Attributes = {key: span.attributes[key] for key in CONTENT & span.attributes.keys()}
+    attributes = span.attributes
+    said: Attributes = {key: attributes[key] for key in CONTENT if key in attributes}
+    if not said:
+        return span
     kept = values_without_keys(said)
     if kept == said:
         return span
-    return span.replace(attributes={**span.attributes, **kept, c.KEYS_REPLACED: True})
+    return span.replace(attributes={**attributes, **kept, c.KEYS_REPLACED: True})

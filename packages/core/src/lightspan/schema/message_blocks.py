@@ -41,11 +41,12 @@ def is_message_request(body: Mapping[str, Any]) -> bool:
         return False
     if "system" in body or "stop_sequences" in body:
         return True
-    contents = (m.get("content") for m in body["messages"] if isinstance(m, Mapping))
-    kinds = {str(block.get("type")) for content in contents for block in _mappings(content)}
-    return not kinds.isdisjoint(_ROLES) or any(
-        "input_schema" in t for t in _mappings(body.get("tools"))
-    )
+    for message in _mappings(body["messages"]):
+        content = message.get("content")
+        is_text = isinstance(content, str)  # as most are
+        if not is_text and any(str(block.get("type")) in _ROLES for block in _mappings(content)):
+            return True
+    return any("input_schema" in tool for tool in _mappings(body.get("tools")))
 
 
 def _mappings(several: Any) -> list[Mapping[str, Any]]:

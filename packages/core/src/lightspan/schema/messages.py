@@ -86,14 +86,20 @@ def _to_parts(message: Any) -> dict[str, Any]:
     if role == "tool":
         response = {"type": "tool_call_response", "response": _result(message.get("content"))}
         return {"role": role, "parts": [{**response, "id": message.get("tool_call_id")}]}
-    parts = [*_content_parts(message.get("content")), *_call_parts(message.get("tool_calls"))]
+    parts = _content_parts(message.get("content"))
+    if message.get("tool_calls"):
+        parts += _call_parts(message["tool_calls"])
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
     if isinstance(message.get("audio"), Mapping):
         parts += _spoken_parts(message["audio"])
-    named = {"name": message["name"]} if message.get("name") else {}
-    finish = {"finish_reason": message["finish_reason"]} if message.get("finish_reason") else {}
-    return {"role": role, **named, "parts": parts, **finish}
+    made: dict[str, Any] = {"role": role}
+    if message.get("name"):
+        made["name"] = message["name"]
+    made["parts"] = parts
+    if message.get("finish_reason"):
+        made["finish_reason"] = message["finish_reason"]
+    return made
 
 
 def _spoken_parts(audio: Mapping[str, Any]) -> list[dict[str, Any]]:

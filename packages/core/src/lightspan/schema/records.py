@@ -28,7 +28,6 @@ trained.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from enum import StrEnum
 from typing import Any, Final
 
@@ -36,6 +35,7 @@ import msgspec
 
 from lightspan.errors import IllegalMoveError
 from lightspan.schema import clock
+from lightspan.schema.randomness import random_digits
 from lightspan.schema.reward import Reward
 
 Json = Any
@@ -157,7 +157,7 @@ def new_id(prefix: str) -> str:
     Ids begin with the time, so that those of one batch lie together in a store's indexes, and end
     with 64 random bits.
     """
-    return f"{prefix}-{clock.now_ns():016x}{secrets.token_hex(8)}"
+    return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,7 +38,8 @@ class AgentPaths(NamedTuple):
 
 def join_path(names: Iterable[str]) -> str:
     """The agent path of these names; `app` for none."""
-    return "/".join(name.replace("%", "%25").replace("/", "%2F") for name in names) or UNNAMED_AGENT
+    escaped = [name.replace("%", "%25").replace("/", "%2F") for name in names]
+    return "/".join(escaped) or UNNAMED_AGENT
 
 
 def split_path(path: str) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.schema import clock
+from lightspan.schema.randomness import random_digits
 from lightspan.schema.texts import clean_text, kept_text
 
 SCHEMA_VERSION = 1
@@ -147,7 +148,7 @@ def decode_spans(data: bytes) -> list[Span]:
 
 def new_span_id() -> str:
     """16 random hex digits (never OpenTelemetry's own: those are 0 where its SDK is disabled)."""
-    return secrets.token_hex(8)
+    return random_digits()
 
 
 def new_trace_id() -> str:
@@ -168,15 +169,15 @@ def clean_attributes(values: Mapping[str, Any]) -> Attributes:
     becomes its `repr`. Never raises: it runs inside apps.
     """
     return {
-        key if type(key) is str and key.isascii() else clean_text(str(key)): _clean(value)
+        (key if type(key) is str and key.isascii() else clean_text(str(key))): (
+            value if type(value) is str and value.isascii() else _clean(value)
+        )
         for key, value in values.items()
         if value is not None
     }
 
 
 def _clean(value: Any) -> AttributeValue:
-    if type(value) is str and value.isascii():  # nearly all values: nothing to clean
-        return value
     if isinstance(value, list | tuple):
         return _clean_list(value)
     return _clean_scalar(value)

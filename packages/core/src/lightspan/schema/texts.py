@@ -31,12 +31,12 @@ _NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
 """A path, one line of words, or text without a digit: what an SSH_KEY or a SORT_KEY says."""
 _PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
 _MOST_CLIENTS_KEYS: Final = 1_024
-# Each begins with plain letters and looks back from there: so it is searched for as fast as a text
-# is, and every prompt that is recorded is searched.
-_CALL_TOKEN: Final = re.compile(r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}")
-_VENDORS_KEYS: Final = tuple(
-    re.compile(pattern)
+# Each begins with plain letters, which are searched for first, and looks back from there: every
+# prompt that is recorded is searched.
+_TOKENS: Final = tuple(
+    (pattern.partition("(")[0], re.compile(pattern))
     for pattern in (
+        r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}",  # a call token
         # An unbroken run, which words with hyphens between them do not have. What is looked for
         # ahead is bounded: the time for a text of nothing but `sk-` would grow with its square.
         r"sk-(?<=\bsk-)(?=[\w-]{0,255}?\d)(?=[\w-]{0,255}?[A-Za-z0-9]{16})[\w-]{20,}",
@@ -168,9 +168,9 @@ def _value_without(value: Any, keys: Sequence[str]) -> Any:
 
 
 def _without_tokens(text: str) -> str:
-    text = _CALL_TOKEN.sub(KEY, text)
-    for pattern in _VENDORS_KEYS:
-        text = pattern.sub(KEY, text)
+    for start, pattern in _TOKENS:
+        if start in text:
+            text = pattern.sub(KEY, text)
     return text
 
 
