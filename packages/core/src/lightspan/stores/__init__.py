@@ -4,9 +4,10 @@ In go rollouts to run and, from runners and the gateway, attempts with their spa
 and rewards; out come claims and, for the learner, what was recorded. `protocol` says what a store
 does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
 database for those of many. What all share: `_state_machine` moves rollouts and attempts, `_leases`
-gives, extends and loses an attempt's lease, `_encoding` turns records into bytes, `_signal` wakes
-who waits for a change; what those in SQL share is in `_sql`. `event_loop` uses a store from plain
-code. Most code needs only `open_store`, which imports a store when it is opened.
+gives, extends and loses an attempt's lease, `_requests` lets a claim be repeated, `_encoding` turns
+records into bytes, `_signal` wakes who waits for a change; what those in SQL share is in `_sql`.
+`event_loop` uses a store from plain code. Most code needs only `open_store`, which imports a store
+when it is opened.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
 from lightspan.stores.protocol import (
@@ -108,10 +108,18 @@ class MemoryStore(Store):
             _state_machine.check_known("resources", [resources_id], tables.resources)
             return decode_resources(tables.resources[resources_id])
 
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+    async def allot_version(
+        self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
+    ) -> int:
+        if request_id is not None:
+            check_id(request_id)
         with self._opened() as tables:
             versions = tables.policies[policy]
             version = len(versions) + 1
+            if request_id is not None:
+                known = tables.allotted.setdefault((policy, request_id), version)
+                if known != version:
+                    return known
             versions.append(PolicyVersion(policy=policy, version=version, run_id=run_id, step=step))
             return version
 
@@ -137,12 +145,14 @@ class MemoryStore(Store):
         lease_s: float,
         run_id: str | None = None,
         idle: bool = True,
+        *,
+        request_id: str | None = None,
     ) -> list[Claim]:
+        request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         with self._opened() as tables:
             now = self._clock()
             _leases.expire(tables, len(tables.attempts), now)
-            request = ClaimRequest(runner_id, slots, lease_s, run_id, idle)
-            return _leases.claim(tables, request, now)
+            return _leases.claim(tables, request, now).claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
         with self._opened() as tables:
@@ -356,6 +366,8 @@ class _MemoryTables(_state_machine.Tables):
         self.change = 0
         self.resources: dict[str, bytes] = {}
         self.policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
+        self.allotted: dict[tuple[str, str], int] = {}
+        """(Policy, id of a request) → the version that it was given."""
         self.peers: dict[str, tuple[float, bytes]] = {}
         self.rollouts: dict[str, _RolloutRow] = {}
         self.attempts: dict[str, _AttemptRow] = {}

@@ -28,8 +28,9 @@ from lightspan.schema.records import (
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores import _leases
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.jobs import Work
@@ -132,9 +133,13 @@ class SQLStore(Store, Generic[D]):
     async def get_resources(self, resources_id: str) -> NamedResources:
         return await self._read(self._opened.reader.resources, resources_id)
 
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+    async def allot_version(
+        self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
+    ) -> int:
+        if request_id is not None:
+            check_id(request_id)
         work = self._opened.moving.allot_versions
-        [version] = await self._write(work, [(policy, run_id, step)])
+        [version] = await self._write(work, [(policy, run_id, step, request_id)])
         return version
 
     async def policy_versions(self, policy: str) -> list[PolicyVersion]:
@@ -157,16 +162,20 @@ class SQLStore(Store, Generic[D]):
         lease_s: float,
         run_id: str | None = None,
         idle: bool = True,
+        *,
+        request_id: str | None = None,
     ) -> list[Claim]:
+        whole = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         claims: list[Claim] = []
+        taken = 0
         while True:
-            wanted = max(0, min(slots - len(claims), CHUNK))
-            request = ClaimRequest(runner_id, wanted, lease_s, run_id, idle and not claims)
-            [claimed] = await self._write(self._opened.claim, [request])
+            part = whole.part(taken, CHUNK)
+            [claimed] = await self._write(self._opened.claim, [part])
             if claimed is None:  # leases had run out; there may be more
                 continue
-            claims += claimed
-            if len(claimed) < wanted or len(claims) >= slots or claims[0].alone:
+            claims += claimed.claims
+            taken += claimed.taken
+            if claimed.taken < part.slots or taken >= slots:
                 return claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
