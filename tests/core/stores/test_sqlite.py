@@ -101,7 +101,7 @@ def test_memory_urls() -> None:
         "sqlite://host/x.db",
         "sqlite:folder/",
         "x.db?mode=ro",
-        "http://host/x.db",
+        "ftp://host/x.db",
     ],
 )
 def test_urls_of_nothing(url: str) -> None:

@@ -59,17 +59,20 @@ async def read_body(request: web.Request, reading: Workers) -> Body:
     """
     dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
     packing = request.headers.get("Content-Encoding", "").strip().lower()
-    parts = await _received(request)
+    parts = await received(request)
     size = sum(map(len, parts))
     if packing not in ("", "identity"):  # it may be large, however small it is
         size += SMALL + 1
     return await reading.run(_decoded, parts, packing, dialect, request.client_max_size, size=size)
 
 
-async def _received(request: web.Request) -> list[bytes]:
-    """All of it, in parts, which are joined beside the event loop.
+async def received(request: web.Request) -> list[bytes]:
+    """All of a body as it was sent, in parts: a large one is joined beside the event loop.
 
     aiohttp's own `read` would keep it as long as the connection idles afterwards.
+
+    Raises:
+        ApiError: 4xx, it is too large, too slow, or malformed.
     """
     most, parts, size = request.client_max_size, list[bytes](), 0
     try:

@@ -36,7 +36,7 @@ from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import keep_time
-from lightspan.stores.postgres.address import keep_secrets
+from lightspan.stores.known_secrets import keep_secrets
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""

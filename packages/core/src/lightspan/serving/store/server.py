@@ -1,0 +1,278 @@
+"""HTTP: what a store can be asked comes in, what it answers goes out.
+
+A request is read when it is known who sends it and that there is room. What an operation raises is
+its answer; what a server alone may say (busy, stopping, no such key) has a status of its own, by
+which the client knows whether to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any, Final, Self
+
+import msgspec
+from aiohttp import web
+
+from lightspan import __version__
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    LightspanError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+)
+from lightspan.gateway.bodies import received
+from lightspan.gateway.connections import Connections, go_on, http_runner
+from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.terms import token_of
+from lightspan.gateway.workers import Workers
+from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.records import Attempt
+from lightspan.schema.texts import clean_text
+from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
+from lightspan.serving.store.keys import Keys
+from lightspan.stores.protocol import Store
+from lightspan.stores.remote.errors import Failure
+from lightspan.stores.remote.operations import (
+    CONTENT_TYPE,
+    OPERATIONS,
+    PATH,
+    POLL_S,
+    Arguments,
+    Greeting,
+    Operation,
+    Role,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_BODY: Final = 64 * 2**20
+"""Bytes of a request."""
+MOST_BYTES: Final = 4 * MAX_BODY
+"""Of all requests that are being read and done."""
+MOST_REQUESTS: Final = 256
+"""At once, but for those that wait for a change."""
+MOST_WAITING: Final = 1_024
+_SHUTDOWN_S: Final = 10.0
+_encoder = msgspec.msgpack.Encoder()
+
+
+class StoreServer:
+    """Serves an open store.
+
+    Args:
+        store: durable: a client takes what is acknowledged for kept.
+        keys: who may ask what.
+        host: interface; loopback unless told otherwise.
+        port: 0 takes a free one.
+        max_body: bytes of a request at most.
+        most_requests: at once, but for those that wait for a change; these are four times as many.
+
+    Raises:
+        ConfigError: the store is not durable.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_body: int = MAX_BODY,
+        most_requests: int = MOST_REQUESTS,
+    ) -> None:
+        if not store.capabilities.durable:
+            raise ConfigError(
+                f"store {store.url}: what it acknowledges ends with this process, and nobody who "
+                "uses it over HTTP would know: serve a file (sqlite:///path.db) or a database"
+            )
+        self._store = store
+        self._keys = keys
+        self._host = host
+        self._port = port
+        self._max_body = max_body
+        self._gate = Gate(most_requests, 4 * max_body)
+        self._waiting = Gate(4 * most_requests, 4 * max_body)
+        self._connections = Connections()
+        self._reading = Workers("store-bodies")
+        self._app_runner: web.AppRunner | None = None
+        self._stopping = asyncio.Event()
+
+    # --- life -----------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the port cannot be taken.
+        """
+        self._port = self._connections.listen(self._host, self._port)
+        app = web.Application(
+            client_max_size=self._max_body, middlewares=[self._connections.working]
+        )
+        post = partial(web.post, expect_handler=go_on)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get(PATH, self._guarded(self._greet)),
+                post(f"{PATH}/{{operation}}", self._guarded(self._do)),
+                web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
+            ]
+        )
+        self._app_runner = http_runner(app, _SHUTDOWN_S)
+        await self._app_runner.setup()
+        assert self._app_runner.server is not None  # it was set up
+        self._connections.accept(self._app_runner.server)
+
+    async def close(self) -> None:
+        """Do what is under way, send away who waits, and stop listening. Idempotent."""
+        self._stopping.set()
+        await self._connections.close()
+        runner, self._app_runner = self._app_runner, None
+        if runner is not None:
+            await runner.cleanup()
+        self._reading.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """What `open_store` takes, such as `http://127.0.0.1:8123`."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    # --- routes ---------------------------------------------------------------------------
+    async def _health(self, request: web.Request) -> web.Response:
+        """Whether the store answers. Tells nothing else, since anybody may ask."""
+        try:
+            await self._store.policy_versions("")
+        except StoreError as error:
+            log.warning("the store does not answer: %s", error)
+            return web.json_response({"status": "failed"}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def _greet(self, request: web.Request) -> bytes:
+        return _encoder.encode(
+            Greeting(
+                protocol=PROTOCOL_VERSION,
+                lightspan=__version__,
+                role=self._admitted(request),
+                power_loss=self._store.capabilities.power_loss,
+            )
+        )
+
+    async def _do(self, request: web.Request) -> bytes:
+        role = self._admitted(request)
+        operation = _operation_of(request, role)
+        gate = self._waiting if operation.waits else self._gate
+        # one that does not say its size is taken to be as large as it may be
+        size = self._max_body if request.content_length is None else request.content_length
+        with gate.entered(min(size, self._max_body)):
+            body = b"".join(await received(request))
+            arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+            del body
+            answer = await self._answer(operation, arguments)
+            return operation.encode_answer(_shown(answer) if role is Role.RUNNER else answer)
+
+    async def _not_found(self, request: web.Request) -> bytes:
+        self._admitted(request)
+        raise ApiError(404, f"no such address: {request.method} {request.path}; see {PATH}")
+
+    # --- doing it -------------------------------------------------------------------------
+    def _admitted(self, request: web.Request) -> Role:
+        """What the sender may do. Raises `ApiError`."""
+        role = self._keys.role_of(token_of(request))
+        if role is None:
+            raise ApiError(401, "the key that was sent opens nothing here, or none was sent")
+        protocol = request.headers.get(HEADER_PROTOCOL, "none")
+        if protocol != str(PROTOCOL_VERSION):
+            raise StoreFormatError(
+                f"the server's lightspan ({__version__}) speaks protocol {PROTOCOL_VERSION}, the "
+                f"client's {clean_text(protocol):.20}: install the same version of lightspan on "
+                "both sides"
+            )
+        return role
+
+    async def _answer(self, operation: Operation, arguments: Arguments) -> Any:
+        work = getattr(self._store, operation.name)
+        if not operation.waits:
+            return await work(**arguments)
+        arguments["timeout_s"] = min(arguments["timeout_s"], POLL_S)
+        waiting = asyncio.ensure_future(work(**arguments))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise StoreClosedError("the server is stopping")
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+
+    def _guarded(self, handler: Any) -> Any:
+        """Answer with what the handler returns, or with what it raises."""
+
+        async def guarded(request: web.Request) -> web.Response:
+            try:
+                return _response(200, await handler(request))
+            except ApiError as error:
+                return _failed(error.status, Failure(kind="StoreError", message=error.message))
+            except Full as full:
+                failure = Failure(kind="StoreError", message=f"the server is busy: {full}")
+                return _failed(429, failure, {"Retry-After": str(COME_AGAIN_S)})
+            except LightspanError as error:
+                return _failed(_status_of(error), Failure.of(error))
+            except (ConnectionError, web.HTTPException):
+                raise
+            except Exception as error:
+                log.exception("the store server failed")
+                message = f"the server failed: {type(error).__name__}; its log says more"
+                return _failed(500, Failure(kind="StoreError", message=message))
+
+        return guarded
+
+
+def _operation_of(request: web.Request, role: Role) -> Operation:
+    """Raises `ApiError`."""
+    name = request.match_info["operation"]
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise ApiError(404, f"a store has no operation {name!r}; it has {', '.join(OPERATIONS)}")
+    if role not in operation.roles:
+        allowed = ", ".join(sorted(operation.roles))
+        raise ApiError(403, f"the key is a {role}'s, who may not ask for {name}: only {allowed}")
+    return operation
+
+
+def _shown(answer: Any) -> Any:
+    """What a runner sees: the call tokens of attempts are for who claimed them."""
+    if isinstance(answer, list):
+        return [
+            msgspec.structs.replace(each, call_token="") if isinstance(each, Attempt) else each
+            for each in answer
+        ]
+    return answer
+
+
+def _status_of(error: LightspanError) -> int:
+    """400: what was asked cannot be read. 409: it cannot be done. 503: perhaps it can, later."""
+    if isinstance(error, DataError):
+        return 400
+    return 503 if type(error) in (StoreError, StoreClosedError) else 409
+
+
+def _response(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:
+    known = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), **(headers or {})}
+    return web.Response(body=body, status=status, content_type=CONTENT_TYPE, headers=known)
+
+
+def _failed(status: int, failure: Failure, headers: dict[str, str] | None = None) -> web.Response:
+    return _response(status, _encoder.encode(failure), headers)
