@@ -32,6 +32,7 @@ from lightspan.gateway.workers import Workers
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import Attempt
 from lightspan.schema.texts import clean_text
+from lightspan.serving.loopback import check_local
 from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
 from lightspan.serving.store.keys import Keys
 from lightspan.stores.protocol import Store
@@ -189,6 +190,8 @@ class StoreServer:
     # --- doing it -------------------------------------------------------------------------
     def _admitted(self, request: web.Request) -> Role:
         """What the sender may do. Raises `ApiError`."""
+        if not self._keys.are_needed:
+            check_local(request, "start it with --trainer-key-env NAME")
         role = self._keys.role_of(token_of(request))
         if role is None:
             raise ApiError(401, "the key that was sent opens nothing here, or none was sent")
