@@ -331,6 +331,40 @@ async def test_who_waits_takes_no_place_of_who_works(tmp_path: Path) -> None:
         assert (served.server._gate.inside, served.server._waiting.inside) == (0, 0)
 
 
+# --- what is counted ------------------------------------------------------------------------
+async def test_metrics(served: Served, open_as: Any) -> None:
+    """In Prometheus's words, by the operation and what came of it; a runner may not read them."""
+    async with open_as(TRAINER) as store:
+        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        await store.claim("runner", 1, LEASE_S)
+        with pytest.raises(StoreError):
+            await store.attempt("at-nobody")
+        for _ in range(2):
+            await store.watch()
+    await asyncio.to_thread(ask, served.url, "/store/v1/nonsense", b"")
+    for key, status in {"": 401, RUNNER: 403}.items():
+        assert (await asyncio.to_thread(ask, served.url, "/metrics", None, key)).status == status
+    answer = await asyncio.to_thread(ask, served.url, "/metrics", None, ADMIN)
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/plain; version=0.0.4")
+    lines = answer.body.decode().splitlines()
+    for line in (
+        "# TYPE lightspan_store_requests_total counter",
+        'lightspan_store_requests_total{operation="enqueue",status="200"} 1',
+        'lightspan_store_requests_total{operation="attempt",status="409"} 1',
+        'lightspan_store_requests_total{operation="watch",status="200"} 2',
+        'lightspan_store_requests_total{operation="other",status="404"} 1',
+        'lightspan_store_request_seconds_count{operation="watch"} 2',
+        'lightspan_store_requests{kind="work"} 0',
+        'lightspan_store_rollouts{status="queued"} 1',
+        'lightspan_store_rollouts{status="running"} 1',
+        'lightspan_store_rollouts{status="lost"} 0',
+    ):
+        assert line in lines
+    watched = 'lightspan_store_request_seconds_sum{operation="watch"}'
+    [seconds] = (line for line in lines if line.startswith(watched))
+    assert float(seconds.rpartition(" ")[2]) > 0
+
+
 # --- health ---------------------------------------------------------------------------------
 async def test_health(served: Served) -> None:
     """Anybody may ask, and is told nothing else."""

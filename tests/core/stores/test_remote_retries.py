@@ -14,25 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.core.stores.lives import check_once, live
 from tests.core.stores.lossy import lossy
 from tests.core.stores.programs import END, FORKED
 from tests.core.stores.served import Served, serving
 
-from lightspan.errors import ConflictError, StoreError, StoreFormatError
-from lightspan.schema.records import AttemptStatus, RolloutStatus
-from lightspan.schema.reward import Reward
+from lightspan.errors import StoreError, StoreFormatError
+from lightspan.schema.records import RolloutStatus
 from lightspan.serving.store import server as store_server
 from lightspan.stores import open_existing, open_store
 from lightspan.stores.remote import connection
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.store_suite import (
     LEASE_S,
-    make_call,
-    make_production,
-    make_report,
     make_rollout,
-    make_span,
-    ref,
 )
 
 
@@ -86,55 +81,12 @@ def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[str, list[s
         server.server_close()
 
 
-async def _live(url: str) -> None:
-    """A small training's life, and what is recorded beside it."""
-    async with open_store(url) as store:
-        await store.put_resources({})
-        assert [await store.allot_version("sql", "run", step) for step in range(3)] == [1, 2, 3]
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(20)])
-        with pytest.raises(ConflictError):
-            await store.enqueue([make_rollout("ro-0", task="another")])
-
-        async def run(number: int) -> None:
-            name = f"runner-{number}"
-            while claims := await store.claim(name, 3, LEASE_S):
-                for claim in claims:
-                    attempt = claim.attempt
-                    assert await store.heartbeat([ref(attempt)], LEASE_S) == []
-                    assert await store.add_spans(ref(attempt), [make_span(attempt)]) == 0
-                    assert await store.add_calls([make_call(attempt)]) == [False]
-                    report = make_report(attempt, reward=Reward(0.5))
-                    assert await store.report([report]) == [True]
-
-        await asyncio.gather(*(run(number) for number in range(3)))
-        production = make_production("ro-served")
-        await store.start([production])
-        await store.mark_damaged(production.attempt.attempt_id, "reason")
-        await store.report([make_report(production.attempt)])
-
-
-async def _check_once(url: str) -> None:
-    """Everything of it is there, and once."""
-    async with open_store(url) as store:
-        assert await store.count() == {RolloutStatus.SUCCEEDED: 21}
-        attempts = await store.attempts([f"ro-{i}" for i in range(20)])
-        assert [attempt.number for attempt in attempts] == [1] * 20
-        assert [attempt.reward for attempt in attempts] == [Reward(0.5)] * 20
-        assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
-        ids = [attempt.attempt_id for attempt in attempts]
-        spans, records = await store.spans(ids), await store.token_records(ids)
-        assert [len(spans[one]) for one in ids] == [2] * 20
-        assert [len(records[one]) for one in ids] == [1] * 20
-        assert not any(span.late for found in spans.values() for span in found)
-        assert [each.version for each in await store.policy_versions("sql")] == [1, 2, 3]
-
-
 # --- answers that do not come ---------------------------------------------------------------
 async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) -> None:
     with lossy(served.url) as proxy:
-        await _live(proxy.url)
+        await live(proxy.url)
         assert proxy.lost > 80
-    await _check_once(served.url)
+    await check_once(served.url)
     assert set(pauses) <= {pause for pause in pauses if pause <= 1.25 * connection.PAUSES_S[0]}
 
 

@@ -29,12 +29,14 @@ from lightspan.gateway.connections import Connections, go_on, http_runner
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.terms import token_of
 from lightspan.gateway.workers import Workers
+from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import Attempt
 from lightspan.schema.texts import clean_text
 from lightspan.serving.loopback import check_local
 from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
 from lightspan.serving.store.keys import Keys
+from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.errors import Failure
 from lightspan.stores.remote.operations import (
@@ -100,6 +102,7 @@ class StoreServer:
         self._waiting = Gate(4 * most_requests, 4 * max_body)
         self._connections = Connections()
         self._reading = Workers("store-bodies")
+        self._metrics = Metrics()
         self._app_runner: web.AppRunner | None = None
         self._stopping = asyncio.Event()
 
@@ -118,6 +121,7 @@ class StoreServer:
         app.add_routes(
             [
                 web.get("/health", self._health),
+                web.get("/metrics", self._guarded(self._measured)),
                 web.get(PATH, self._guarded(self._greet)),
                 post(f"{PATH}/{{operation}}", self._guarded(self._do)),
                 web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
@@ -160,6 +164,14 @@ class StoreServer:
             return web.json_response({"status": "failed"}, status=503)
         return web.json_response({"status": "ok"})
 
+    async def _measured(self, request: web.Request) -> web.Response:
+        """For who has a key, and may read the store: by Prometheus's own `authorization`."""
+        if self._role_of(request) is Role.RUNNER:
+            raise ApiError(403, "the key is a runner's, who may not ask for metrics")
+        inside = {"work": self._gate.inside, "wait": self._waiting.inside}
+        text = self._metrics.text(inside, await self._store.count())
+        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_TYPE})
+
     async def _greet(self, request: web.Request) -> bytes:
         return _encoder.encode(
             Greeting(
@@ -188,13 +200,18 @@ class StoreServer:
         raise ApiError(404, f"no such address: {request.method} {request.path}; see {PATH}")
 
     # --- doing it -------------------------------------------------------------------------
-    def _admitted(self, request: web.Request) -> Role:
+    def _role_of(self, request: web.Request) -> Role:
         """What the sender may do. Raises `ApiError`."""
         if not self._keys.are_needed:
             check_local(request, "start it with --trainer-key-env NAME")
         role = self._keys.role_of(token_of(request))
         if role is None:
             raise ApiError(401, "the key that was sent opens nothing here, or none was sent")
+        return role
+
+    def _admitted(self, request: web.Request) -> Role:
+        """The same, of a lightspan of this version. Raises `ApiError` or `StoreFormatError`."""
+        role = self._role_of(request)
         protocol = request.headers.get(HEADER_PROTOCOL, "none")
         if protocol != str(PROTOCOL_VERSION):
             raise StoreFormatError(
@@ -224,8 +241,17 @@ class StoreServer:
         """Answer with what the handler returns, or with what it raises."""
 
         async def guarded(request: web.Request) -> web.Response:
+            begun = clock.monotonic()
+            response = await answered(request)
+            name = request.match_info.get("operation", "")
+            lasted_s = clock.monotonic() - begun
+            self._metrics.count(name if name in OPERATIONS else "other", response.status, lasted_s)
+            return response
+
+        async def answered(request: web.Request) -> web.Response:
             try:
-                return _response(200, await handler(request))
+                said = await handler(request)
+                return said if isinstance(said, web.Response) else _response(200, said)
             except ApiError as error:
                 return _failed(error.status, Failure(kind="StoreError", message=error.message))
             except Full as full:
