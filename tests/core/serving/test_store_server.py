@@ -307,6 +307,43 @@ def test_a_store_that_ends_with_the_process_is_not_served() -> None:
         StoreServer(MemoryStore(), Keys.of_this_machine())
 
 
+# --- several at once ------------------------------------------------------------------------
+async def test_what_is_asked_together_is_answered_each(served: Served, open_as: Any) -> None:
+    """One that fails, cannot be read, may not be asked or goes by itself fails alone."""
+    async with open_as(TRAINER) as store:
+        await store.enqueue([make_rollout()])
+    lease = {"runner_id": "runner", "slots": 1, "lease_s": LEASE_S}
+    asked = [
+        ("mark_damaged", packed(attempt_id="at-nobody", reason="x")),
+        ("claim", packed(**lease)),
+        ("claim", b"\xc1"),
+        ("nonsense", packed()),
+        ("count", packed()),
+        ("heartbeat", packed(attempts=[], lease_s=1.0)),
+    ]
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", msgspec.msgpack.encode(asked))
+    assert answer.status == 200
+    answers = msgspec.msgpack.decode(answer.body)
+    assert [status for status, _ in answers] == [409, 200, 400, 404, 400, 200]
+    assert "at-nobody" in msgspec.msgpack.decode(answers[0][1])["message"]
+    assert "asked by itself" in msgspec.msgpack.decode(answers[4][1])["message"]
+    [claim] = msgspec.msgpack.decode(answers[1][1])
+    assert claim["rollout"]["rollout_id"] == "ro-1"
+    runners = await asyncio.to_thread(
+        ask, served.url, "/store/v1", msgspec.msgpack.encode([asked[0], asked[5]]), RUNNER
+    )
+    assert [status for status, _ in msgspec.msgpack.decode(runners.body)] == [403, 200]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("no list", "cannot be read"), ([("claim", b"")] * 65, "64 at most")]
+)
+async def test_what_cannot_be_asked_together(served: Served, asked: Any, said: str) -> None:
+    body = msgspec.msgpack.encode(asked)
+    answer = await asyncio.to_thread(ask, served.url, "/store/v1", body)
+    assert (answer.status, said in answer.message) == (400, True)
+
+
 # --- room -----------------------------------------------------------------------------------
 def test_a_gate_lets_in_so_many_with_so_much() -> None:
     gate = Gate(2, 100)

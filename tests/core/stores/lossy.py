@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 
+from lightspan.stores.remote.operations import PATH, read_asked
+
 _HOP = ("Content-Length", "Connection", "Transfer-Encoding", "Host")
 
 
 class LossyProxy:
-    """Hands requests on. Of each body it loses the first answer, once it is there: what was asked
-    for is done, and who asked does not know.
+    """Hands requests on. To what is asked for the first time it loses the answer, once it is there:
+    that is done, and who asked does not know.
 
     Args:
         upstream: the server's address.
@@ -26,6 +28,7 @@ class LossyProxy:
         self._upstream = upstream
         self._silent = silent
         self._seen: set[tuple[str, bytes]] = set()
+        """Operations whose answer was lost; those that travel together travel with others then."""
         self.lost = 0
         """Answers."""
         self.url = ""
@@ -50,9 +53,11 @@ class LossyProxy:
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
             said = await answer.read()
             told = {name: value for name, value in answer.headers.items() if name not in _HOP}
-        asked = (request.path, body)
-        if request.method == "POST" and asked not in self._seen:
-            self._seen.add(asked)
+        asked = {(request.path.removeprefix(f"{PATH}/"), body)}
+        if request.path == PATH and body:
+            asked = set(read_asked(body))
+        if request.method == "POST" and asked.isdisjoint(self._seen):
+            self._seen |= asked
             self.lost += 1
             if self._silent:
                 await asyncio.Event().wait()

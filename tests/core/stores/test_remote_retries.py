@@ -22,6 +22,7 @@ from tests.core.stores.served import Served, serving
 from lightspan.errors import StoreError, StoreFormatError
 from lightspan.schema.records import RolloutStatus
 from lightspan.serving.store import server as store_server
+from lightspan.serving.store.gate import COME_AGAIN_S
 from lightspan.stores import open_existing, open_store
 from lightspan.stores.remote import connection
 from lightspan.stores.sqlite import SQLiteStore
@@ -85,7 +86,7 @@ def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[str, list[s
 async def test_every_answer_is_lost_once(served: Served, pauses: list[float]) -> None:
     with lossy(served.url) as proxy:
         await live(proxy.url)
-        assert proxy.lost > 80
+        assert proxy.lost > 40
     await check_once(served.url)
     assert set(pauses) <= {pause for pause in pauses if pause <= 1.25 * connection.PAUSES_S[0]}
 
@@ -162,7 +163,7 @@ async def test_a_busy_server_is_asked_again(
             held.__enter__()
             await store.enqueue([make_rollout()])
             assert await store.count() == {RolloutStatus.QUEUED: 1}
-    assert pauses == [store_server.COME_AGAIN_S] * 2
+    assert pauses == [COME_AGAIN_S] * 2
 
 
 async def test_a_client_waits_as_long_as_it_is_told(pauses: list[float]) -> None:

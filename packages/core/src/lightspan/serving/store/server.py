@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Self
 
@@ -18,14 +19,12 @@ from aiohttp import web
 from lightspan import __version__
 from lightspan.errors import (
     ConfigError,
-    DataError,
-    LightspanError,
     StoreClosedError,
     StoreError,
     StoreFormatError,
 )
 from lightspan.gateway.bodies import received
-from lightspan.gateway.connections import Connections, go_on, http_runner
+from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.terms import token_of
 from lightspan.gateway.workers import Workers
@@ -34,13 +33,12 @@ from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import Attempt
 from lightspan.schema.texts import clean_text
 from lightspan.serving.loopback import check_local
-from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
+from lightspan.serving.store.gate import Gate
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
+from lightspan.serving.store.replies import replied
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.errors import Failure
 from lightspan.stores.remote.operations import (
-    CONTENT_TYPE,
     OPERATIONS,
     PATH,
     POLL_S,
@@ -48,6 +46,8 @@ from lightspan.stores.remote.operations import (
     Greeting,
     Operation,
     Role,
+    encode_together,
+    read_asked,
 )
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,9 @@ class StoreServer:
         app.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/metrics", self._guarded(self._measured)),
+                web.get("/metrics", self._measured),
                 web.get(PATH, self._guarded(self._greet)),
+                post(PATH, self._guarded(self._do_together)),
                 post(f"{PATH}/{{operation}}", self._guarded(self._do)),
                 web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
             ]
@@ -165,12 +166,17 @@ class StoreServer:
         return web.json_response({"status": "ok"})
 
     async def _measured(self, request: web.Request) -> web.Response:
-        """For who has a key, and may read the store: by Prometheus's own `authorization`."""
+        """For who may read the store, by Prometheus's own `authorization`."""
+        reply = await replied(self._metrics_for(request))
+        if reply.status != 200:
+            return reply.response()
+        return web.Response(body=reply.body, headers={"Content-Type": METRICS_TYPE})
+
+    async def _metrics_for(self, request: web.Request) -> bytes:
         if self._role_of(request) is Role.RUNNER:
             raise ApiError(403, "the key is a runner's, who may not ask for metrics")
         inside = {"work": self._gate.inside, "wait": self._waiting.inside}
-        text = self._metrics.text(inside, await self._store.count())
-        return web.Response(body=text.encode(), headers={"Content-Type": METRICS_TYPE})
+        return self._metrics.text(inside, await self._store.count()).encode()
 
     async def _greet(self, request: web.Request) -> bytes:
         return _encoder.encode(
@@ -184,16 +190,24 @@ class StoreServer:
 
     async def _do(self, request: web.Request) -> bytes:
         role = self._admitted(request)
-        operation = _operation_of(request, role)
+        operation = _operation_of(request.match_info["operation"], role)
         gate = self._waiting if operation.waits else self._gate
-        # one that does not say its size is taken to be as large as it may be
-        size = self._max_body if request.content_length is None else request.content_length
-        with gate.entered(min(size, self._max_body)):
-            body = b"".join(await received(request))
-            arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
-            del body
-            answer = await self._answer(operation, arguments)
-            return operation.encode_answer(_shown(answer) if role is Role.RUNNER else answer)
+        with gate.entered(self._size_of(request)):
+            return await self._done(operation, role, b"".join(await received(request)))
+
+    async def _do_together(self, request: web.Request) -> bytes:
+        """Several operations, each with an answer of its own; one that fails fails alone."""
+        role = self._admitted(request)
+        with self._gate.entered(self._size_of(request)):
+            asked = read_asked(b"".join(await received(request)))
+            return encode_together(
+                await asyncio.gather(*(self._one_of_many(role, *item) for item in asked))
+            )
+
+    def _size_of(self, request: web.Request) -> int:
+        """The bytes of its body; of one that does not say how many, as many as there may be."""
+        size = request.content_length
+        return self._max_body if size is None else min(size, self._max_body)
 
     async def _not_found(self, request: web.Request) -> bytes:
         self._admitted(request)
@@ -221,6 +235,23 @@ class StoreServer:
             )
         return role
 
+    async def _one_of_many(self, role: Role, name: str, body: bytes) -> tuple[int, bytes]:
+        async def done() -> bytes:
+            operation = _operation_of(name, role)
+            if not operation.joins:
+                raise ApiError(400, f"{name} is asked by itself, at {PATH}/{name}")
+            return await self._done(operation, role, body)
+
+        begun = clock.monotonic()
+        reply = await replied(done())
+        self._count(name, reply.status, begun)
+        return reply.status, reply.body
+
+    async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
+        arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+        answer = await self._answer(operation, arguments)
+        return operation.encode_answer(_shown(answer) if role is Role.RUNNER else answer)
+
     async def _answer(self, operation: Operation, arguments: Arguments) -> Any:
         work = getattr(self._store, operation.name)
         if not operation.waits:
@@ -237,41 +268,24 @@ class StoreServer:
             waiting.cancel()
             stopping.cancel()
 
-    def _guarded(self, handler: Any) -> Any:
+    def _guarded(self, handler: Callable[[web.Request], Awaitable[bytes]]) -> Handler:
         """Answer with what the handler returns, or with what it raises."""
 
         async def guarded(request: web.Request) -> web.Response:
             begun = clock.monotonic()
-            response = await answered(request)
-            name = request.match_info.get("operation", "")
-            lasted_s = clock.monotonic() - begun
-            self._metrics.count(name if name in OPERATIONS else "other", response.status, lasted_s)
-            return response
-
-        async def answered(request: web.Request) -> web.Response:
-            try:
-                said = await handler(request)
-                return said if isinstance(said, web.Response) else _response(200, said)
-            except ApiError as error:
-                return _failed(error.status, Failure(kind="StoreError", message=error.message))
-            except Full as full:
-                failure = Failure(kind="StoreError", message=f"the server is busy: {full}")
-                return _failed(429, failure, {"Retry-After": str(COME_AGAIN_S)})
-            except LightspanError as error:
-                return _failed(_status_of(error), Failure.of(error))
-            except (ConnectionError, web.HTTPException):
-                raise
-            except Exception as error:
-                log.exception("the store server failed")
-                message = f"the server failed: {type(error).__name__}; its log says more"
-                return _failed(500, Failure(kind="StoreError", message=message))
+            reply = await replied(handler(request))
+            self._count(request.match_info.get("operation", ""), reply.status, begun)
+            return reply.response()
 
         return guarded
 
+    def _count(self, name: str, status: int, begun: float) -> None:
+        known = name if name in OPERATIONS else "other"
+        self._metrics.count(known, status, clock.monotonic() - begun)
 
-def _operation_of(request: web.Request, role: Role) -> Operation:
+
+def _operation_of(name: str, role: Role) -> Operation:
     """Raises `ApiError`."""
-    name = request.match_info["operation"]
     operation = OPERATIONS.get(name)
     if operation is None:
         raise ApiError(404, f"a store has no operation {name!r}; it has {', '.join(OPERATIONS)}")
@@ -289,19 +303,3 @@ def _shown(answer: Any) -> Any:
             for each in answer
         ]
     return answer
-
-
-def _status_of(error: LightspanError) -> int:
-    """400: what was asked cannot be read. 409: it cannot be done. 503: perhaps it can, later."""
-    if isinstance(error, DataError):
-        return 400
-    return 503 if type(error) in (StoreError, StoreClosedError) else 409
-
-
-def _response(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:
-    known = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), **(headers or {})}
-    return web.Response(body=body, status=status, content_type=CONTENT_TYPE, headers=known)
-
-
-def _failed(status: int, failure: Failure, headers: dict[str, str] | None = None) -> web.Response:
-    return _response(status, _encoder.encode(failure), headers)

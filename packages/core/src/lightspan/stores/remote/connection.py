@@ -17,9 +17,10 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -31,8 +32,17 @@ from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import PAUSES_S
 from lightspan.stores.remote.address import RemoteAddress
+from lightspan.stores.remote.batches import Batches, Item
 from lightspan.stores.remote.errors import Failure
-from lightspan.stores.remote.operations import CONTENT_TYPE, PATH, POLL_S, Greeting, Operation
+from lightspan.stores.remote.operations import (
+    CONTENT_TYPE,
+    PATH,
+    POLL_S,
+    Greeting,
+    Operation,
+    encode_together,
+    read_answered,
+)
 
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0
@@ -47,8 +57,8 @@ LONGEST_WAIT_S: Final = 60.0
 OPENING_PAUSES_S: Final = PAUSES_S[:3]
 """For the greeting: whoever mistypes an address is not to wait a minute for that to be said."""
 AT_ONCE: Final = 32
-"""Requests of one process, but for those that wait for a change: a server lets in a few hundred, of
-all its clients. Whoever comes after these waits here."""
+"""Requests of one process, but for batches and those that wait for a change: a server lets in a few
+hundred, of all its clients. Whoever comes after these waits here."""
 _LARGE: Final = 2**20
 """Bytes of a body that aiohttp wants to send in parts, between which others have their turn."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
@@ -101,6 +111,7 @@ class ServerConnection:
         """Those of `_asked` that wait for a change."""
         self._closing = False
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._batches = Batches(self._sent_together)
         self._thread = threading.Thread(target=self._run, name="lightspan-store-http", daemon=True)
         self._thread.start()
 
@@ -138,7 +149,7 @@ class ServerConnection:
             await session.close()
 
     async def _greeting(self) -> Greeting:
-        received = await self._patiently("GET", "", None, ANSWER_S, OPENING_PAUSES_S)
+        received = await self._patiently(self._greeted, Item("", b""), OPENING_PAUSES_S)
         try:
             greeting = _greeting_decoder.decode(received)
         except msgspec.MsgspecError as error:
@@ -155,8 +166,11 @@ class ServerConnection:
             self._waiting.add(task)
         silence_s = ANSWER_S + (POLL_S if operation.waits else 0.0)
         try:
+            if operation.joins:
+                return await self._patiently(self._batches.sent, Item(operation.name, body))
             async with nullcontext() if operation.waits else self._turns:
-                return await self._patiently("POST", operation.name, body, silence_s, PAUSES_S)
+                send = partial(self._sent_alone, silence_s=silence_s)
+                return await self._patiently(send, Item(operation.name, body))
         except asyncio.CancelledError:
             if self._closing and operation.waits:
                 raise StoreClosedError(
@@ -168,13 +182,16 @@ class ServerConnection:
             self._waiting.discard(task)
 
     async def _patiently(
-        self, method: str, name: str, body: bytes | None, silence_s: float, pauses: Sequence[float]
+        self,
+        send: Callable[[Item], Awaitable[Received]],
+        item: Item,
+        pauses: Sequence[float] = PAUSES_S,
     ) -> bytes:
         """The body of the answer, however often it takes to ask for it."""
         begun = clock.monotonic()
         for pause in (*pauses, None):
             try:
-                return self._read(name, await self._sent(method, name, body, silence_s))
+                return self._read(item.name, await send(item))
             except NotAnswered as missing:
                 if pause is None or clock.monotonic() - begun > PATIENCE_S:
                     raise missing.error from missing.__cause__
@@ -182,14 +199,30 @@ class ServerConnection:
                 await _sleep(max(missing.wait_s, pause * random.uniform(0.75, 1.25)))
         raise AssertionError("the last pause is None")
 
-    async def _sent(self, method: str, name: str, body: bytes | None, silence_s: float) -> Received:
+    async def _greeted(self, item: Item) -> Received:
+        return await self._sent("GET", "", None, ANSWER_S)
+
+    async def _sent_alone(self, item: Item, silence_s: float = ANSWER_S) -> Received:
+        return await self._sent("POST", f"/{item.name}", item.body, silence_s)
+
+    async def _sent_together(self, items: Sequence[Item]) -> Sequence[Received]:
+        """Raises `NotAnswered` for all of them, and where there is no such server."""
+        if len(items) == 1:
+            return [await self._sent_alone(items[0], ANSWER_S)]
+        received = await self._sent("POST", "", encode_together(items), ANSWER_S)
+        if not received.is_ours or received.status != 200:
+            return [received] * len(items)
+        answered = read_answered(received.body)
+        return [received._replace(status=status, body=body) for status, body in answered]
+
+    async def _sent(self, method: str, path: str, body: bytes | None, silence_s: float) -> Received:
         """One request and its response. Raises `NotAnswered`."""
         session = self._session or self._new_session()
         timeout = aiohttp.ClientTimeout(total=WHOLE_S, sock_connect=CONNECT_S, sock_read=silence_s)
         try:
             async with session.request(
                 method,
-                f"{self._address.base}{PATH}/{name}".rstrip("/"),
+                f"{self._address.base}{PATH}{path}",
                 data=io.BytesIO(body) if body and len(body) > _LARGE else body,
                 timeout=timeout,
                 allow_redirects=False,  # the key goes where it was meant to, or nowhere

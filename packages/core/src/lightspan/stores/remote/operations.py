@@ -9,7 +9,7 @@ What is not in the table cannot be asked.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, get_type_hints
@@ -23,7 +23,9 @@ from lightspan.stores._requests import check_id
 from lightspan.stores.protocol import Store
 
 PATH: Final = "/store/v1"
-"""Where a server greets; an operation is at `PATH/its_name`."""
+"""Where a server greets and takes several operations at once; one is at `PATH/its_name`."""
+MOST_TOGETHER: Final = 64
+"""Operations that travel together."""
 POLL_S: Final = 20.0
 """How long one request may wait for a change (`Store.watch`); whoever waits longer asks again."""
 CONTENT_TYPE: Final = "application/msgpack"
@@ -31,6 +33,8 @@ CONTENT_TYPE: Final = "application/msgpack"
 Arguments = dict[str, Any]
 
 _encoder = msgspec.msgpack.Encoder()
+_asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
+_answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
 
 
 class Role(StrEnum):
@@ -65,6 +69,9 @@ class Operation:
     name: str
     roles: frozenset[Role]
     """Who may ask it."""
+    joins: bool
+    """Whether it may travel with others, whose answers wait for its own: it is done in little time.
+    """
     signature: inspect.Signature
     """Of the store's method, `self` left out."""
     _arguments: msgspec.msgpack.Decoder[Any]
@@ -120,10 +127,36 @@ class Operation:
             raise DataError(f"the answer to {self.name} cannot be read: {error}") from error
 
 
+def encode_together(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, bytes]]) -> bytes:
+    """Operations by name with their bodies; or of each, in order, its status and its answer."""
+    return _encoder.encode(items)
+
+
+def read_asked(body: bytes) -> list[tuple[str, bytes]]:
+    """Operations that travelled together. Raises `DataError`."""
+    try:
+        asked = _asked_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"what was asked together cannot be read: {error}") from error
+    if len(asked) > MOST_TOGETHER:
+        raise DataError(f"{len(asked)} operations are asked together: {MOST_TOGETHER} at most")
+    return asked
+
+
+def read_answered(body: bytes) -> list[tuple[int, bytes]]:
+    """Of each that travelled together its status and its answer. Raises `DataError`."""
+    try:
+        return _answered_decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise DataError(f"what was answered together cannot be read: {error}") from error
+
+
 def _operation(
     method: Callable[..., Coroutine[Any, Any, Any]],
     roles: frozenset[Role],
     check: Callable[[Arguments], object] | None = None,
+    *,
+    joins: bool = False,
 ) -> Operation:
     hints = get_type_hints(method)
     signature = inspect.signature(method)
@@ -142,6 +175,7 @@ def _operation(
     return Operation(
         method.__name__,
         roles,
+        joins,
         signature,
         msgspec.msgpack.Decoder(arguments),
         msgspec.msgpack.Decoder(hints["return"]),
@@ -178,9 +212,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.policy_versions, NO_RUNNER),
         _operation(Store.enqueue, NO_RUNNER, _check_rollouts),
         _operation(Store.start, NO_RUNNER, _check_claims),
-        _operation(Store.claim, EVERY_ROLE),
-        _operation(Store.heartbeat, EVERY_ROLE),
-        _operation(Store.report, EVERY_ROLE),
+        _operation(Store.claim, EVERY_ROLE, joins=True),
+        _operation(Store.heartbeat, EVERY_ROLE, joins=True),
+        _operation(Store.report, EVERY_ROLE, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
         _operation(Store.rollouts, EVERY_ROLE),
@@ -192,10 +226,10 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.attempts, EVERY_ROLE),
         _operation(Store.attempt, NO_RUNNER),
         _operation(Store.claim_of_token, NO_RUNNER),
-        _operation(Store.mark_damaged, NO_RUNNER),
-        _operation(Store.add_spans, EVERY_ROLE, _check_spans),
-        _operation(Store.add_calls, NO_RUNNER, _check_calls),
-        _operation(Store.mark_call, NO_RUNNER),
+        _operation(Store.mark_damaged, NO_RUNNER, joins=True),
+        _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True),
+        _operation(Store.add_calls, NO_RUNNER, _check_calls, joins=True),
+        _operation(Store.mark_call, NO_RUNNER, joins=True),
         _operation(Store.spans, NO_RUNNER),
         _operation(Store.token_records, NO_RUNNER),
     )
