@@ -38,6 +38,19 @@ def looks(task):
 """
 
 
+BLIND = """
+import os
+import toy_apps
+from lightspan import agent, rollout
+
+@rollout
+def spell(task):
+    assert not any(%r in value for value in os.environ.values())
+    with agent("writer"):
+        return toy_apps.letters(toy_apps.say(task["q"]))
+"""
+
+
 def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """A runner of the app that looks for its key, until the training is complete."""
     (folder / "looks.py").write_text(LOOKS % (RUNNER, RUNNER))
@@ -181,13 +194,15 @@ async def test_commands_read_a_served_store(
 def test_a_training_and_its_runner_processes(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own runners are told the key, and its folder is not."""
+    """Its own runners are told the key; their app does not find it, nor does its folder have it."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "blind.py").write_text(BLIND % TRAINER)
     folder = tmp_path / "run"
     with serving_store(str(tmp_path / "store.db"), *KEYS, **IN_ENVIRONMENT) as (url, _):
         runners = LocalRunners(4, processes=2)
         trainer = Trainer(rl(), steps=2, folder=folder, runners=runners, store=url)
-        assert trainer.fit("toy_apps:spell", questions(4)).steps == 2
+        assert trainer.fit("blind:spell", questions(4)).steps == 2
 
         async def attempts() -> list[Any]:
             async with open_store(url) as store:

@@ -144,6 +144,17 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
         assert await store.count() == {}
 
 
+async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[float]) -> None:
+    """As where its database is down: it is asked again, and in the end says what it lacks."""
+    async with open_store(served.url) as store:
+        await asyncio.to_thread(served.run, served.store.close())
+        with pytest.raises(StoreError, match=r"count: store .*store\.db is closed"):
+            await store.count()
+        assert len(pauses) == len(connection.PAUSES_S)
+        await asyncio.to_thread(served.run, served.store.open())
+        assert await store.count() == {}
+
+
 # --- a server that is busy ------------------------------------------------------------------
 async def test_a_busy_server_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
