@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from serve_process import serving_store  # type: ignore[import-not-found]
 from tests.core.conftest import questions
@@ -31,6 +32,9 @@ from lightspan import rollout
 
 @rollout
 def looks(task):
+    if "dies" in task and not os.path.exists(task["dies"]):
+        open(task["dies"], "w").close()
+        os._exit(3)
     code = "import os; print(any(%r in value for value in os.environ.values()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     here = any(%r in value for value in os.environ.values())
@@ -66,36 +70,36 @@ def runner(url: str, folder: Path, *options: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(("isolation", "dies"), [("thread", False), ("process", True)])
 async def test_runners_of_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, dies: bool
 ) -> None:
-    """They work with a runner's key, which their app does not find."""
+    """They work with a runner's key, which their app does not find; also where a process of theirs
+    dies, and whoever started it says so."""
     monkeypatch.setenv("MINE", TRAINER)
     trainer = make_peer("run-1", role=PeerRole.TRAINER, app="looks:looks", run_id="run-1")
-    database = tmp_path / "store.db"
-    with serving_store(str(database), *KEYS, **IN_ENVIRONMENT) as (url, lines):
+    task = {"dies": str(tmp_path / "died")} if dies else {}
+    rollouts = [
+        make_rollout(f"ro-{i}", run_id="run-1", app="looks:looks", task=task if i == 0 else {})
+        for i in range(4)
+    ]
+    with serving_store(str(tmp_path / "store.db"), *KEYS, **IN_ENVIRONMENT) as (url, lines):
         async with open_store(f"{url}?api_key_env=MINE") as store:
             await store.announce(trainer)
-            rollouts = [
-                make_rollout(f"ro-{i}", run_id="run-1", app="looks:looks") for i in range(4)
-            ]
             await store.enqueue(rollouts)
-            run = asyncio.create_task(
-                asyncio.to_thread(runner, url, tmp_path, "--isolation", isolation)
-            )
+            options = ("--isolation", isolation, "--lease", "90")
+            run = asyncio.create_task(asyncio.to_thread(runner, url, tmp_path, *options))
             seen = 0
             while (await store.count()).get(RolloutStatus.SUCCEEDED, 0) < 4 and not run.done():
                 seen = (await store.watch(seen, timeout_s=1.0)).cursor
-            done_trainer = make_peer(
-                "run-1", role=PeerRole.TRAINER, app="looks:looks", run_id="run-1", complete=True
-            )
-            await store.announce(done_trainer)
+            await store.announce(msgspec.structs.replace(trainer, complete=True))
             done = await run
             attempts = await store.attempts([rollout.rollout_id for rollout in rollouts])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {attempt.number for attempt in attempts} == {1}
-    for attempt in attempts:
+    ended = [attempt for attempt in attempts if attempt.status is AttemptStatus.SUCCEEDED]
+    assert [attempt.rollout_id for attempt in ended] == [f"ro-{i}" for i in range(4)]
+    assert ended[0].number == 1 + dies
+    for attempt in ended:
         assert attempt.reward == Reward(0.0, {"in a child": 0.0, "here": 0.0}), attempt.message
     said = "\n".join([*lines, done.stdout, done.stderr])
     assert TRAINER not in said

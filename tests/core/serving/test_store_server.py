@@ -17,6 +17,7 @@ from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, servi
 
 from lightspan.errors import ConfigError, StoreError
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.records import PeerRole, RolloutStatus
 from lightspan.schema.texts import without_keys
 from lightspan.serving.store.gate import Full, Gate
 from lightspan.serving.store.keys import Keys, take_keys
@@ -242,10 +243,41 @@ async def test_a_runner_sees_the_tokens_of_its_own_claims_only(open_as: Any) -> 
         assert mine.attempt.call_token
         assert theirs.attempt.call_token not in ("", mine.attempt.call_token)
         seen = await other.attempts(["ro-1", "ro-2"])
+        assert [attempt.rollout_id for attempt in seen] == ["ro-1", "ro-2"]
         assert [attempt.call_token for attempt in seen] == ["", ""]
         everything = await trainer.attempts(["ro-1", "ro-2"])
         tokens = {attempt.call_token for attempt in everything}
         assert tokens == {mine.attempt.call_token, theirs.attempt.call_token}
+
+
+async def test_a_runner_sees_what_is_under_way_only(open_as: Any) -> None:
+    """No production, which nobody asked for, and nothing of attempts that are over."""
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.start([make_production("ro-served")])
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2"), make_rollout("ro-3")])
+        first, second = (claim.attempt for claim in await store.claim("runner-1", 2, LEASE_S))
+        await store.report([make_report(first)])
+        states = await store.rollouts(status=[RolloutStatus.RUNNING])
+        assert [state.rollout.rollout_id for state in states] == ["ro-2"]
+        assert len(await trainer.rollouts(status=[RolloutStatus.RUNNING])) == 2
+        seen = await store.attempts(["ro-1", "ro-2", "ro-3"])
+        assert [attempt.attempt_id for attempt in seen] == [second.attempt_id]
+        for status in (None, [], [RolloutStatus.SUCCEEDED], [*RolloutStatus]):
+            with pytest.raises(StoreError, match="other rollouts than those that are running"):
+                await store.rollouts(status=status)
+
+
+async def test_a_runner_is_no_trainer(open_as: Any) -> None:
+    trainers = make_peer("run-1", role=PeerRole.TRAINER, run_id="run-1")
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.announce(trainers)
+        with pytest.raises(StoreError, match="announce itself as another kind"):
+            await store.announce(make_peer("run-2", role=PeerRole.TRAINER))
+        with pytest.raises(StoreError, match="withdraw another kind"):
+            await store.withdraw("run-1")
+        await store.withdraw("nobody")
+        [kept] = await store.peers()
+        assert (kept.peer_id, kept.role) == ("run-1", PeerRole.TRAINER)
 
 
 # --- what cannot be asked -------------------------------------------------------------------

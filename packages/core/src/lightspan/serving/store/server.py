@@ -30,11 +30,11 @@ from lightspan.gateway.terms import token_of
 from lightspan.gateway.workers import Workers
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.schema.records import Attempt
 from lightspan.schema.texts import clean_text
 from lightspan.serving.loopback import check_local
 from lightspan.serving.store.gate import Gate
 from lightspan.serving.store.keys import Keys
+from lightspan.serving.store.limits import check_runner, shown_to_runner
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
 from lightspan.serving.store.replies import replied
 from lightspan.stores.protocol import Store
@@ -249,8 +249,12 @@ class StoreServer:
 
     async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
         arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+        if role is Role.RUNNER:
+            await check_runner(self._store, operation.name, arguments)
         answer = await self._answer(operation, arguments)
-        return operation.encode_answer(_shown(answer) if role is Role.RUNNER else answer)
+        if role is Role.RUNNER:
+            answer = shown_to_runner(operation.name, answer)
+        return operation.encode_answer(answer)
 
     async def _answer(self, operation: Operation, arguments: Arguments) -> Any:
         work = getattr(self._store, operation.name)
@@ -293,13 +297,3 @@ def _operation_of(name: str, role: Role) -> Operation:
         allowed = ", ".join(sorted(operation.roles))
         raise ApiError(403, f"the key is a {role}'s, who may not ask for {name}: only {allowed}")
     return operation
-
-
-def _shown(answer: Any) -> Any:
-    """What a runner sees: the call tokens of attempts are for who claimed them."""
-    if isinstance(answer, list):
-        return [
-            msgspec.structs.replace(each, call_token="") if isinstance(each, Attempt) else each
-            for each in answer
-        ]
-    return answer

@@ -235,4 +235,4 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     )
 }
 """By name. What a runner does (`runners`) is open to it: it claims, reports and records, and looks
-for the attempts of its processes that died. It is shown no call token but in a claim of its own."""
+for the attempts of its processes that died; within these the server has limits for it."""
