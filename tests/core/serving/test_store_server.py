@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +268,18 @@ async def test_a_runner_sees_what_is_under_way_only(open_as: Any) -> None:
                 await store.rollouts(status=status)
 
 
+async def test_the_longest_lease_of_a_runner(served: Served) -> None:
+    """Of the day that it may last: one that is gone keeps nobody from its rollouts for ever."""
+    for lease_s, status in {86_400.0: 200, 86_401.0: 400, -1.0: 400}.items():
+        for name, who in {
+            "claim": {"runner_id": "r", "slots": 1},
+            "heartbeat": {"attempts": []},
+        }.items():
+            body = packed(lease_s=lease_s, **who)
+            answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{name}", body, RUNNER)
+            assert answer.status == status
+
+
 async def test_a_runner_is_no_trainer(open_as: Any) -> None:
     trainers = make_peer("run-1", role=PeerRole.TRAINER, run_id="run-1")
     async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
@@ -302,6 +315,10 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
         ("enqueue", packed(rollouts=[{"rollout_id": "ro-1"}]), "missing required field `task`"),
         ("claim", packed(runner_id="r", slots=1, lease_s=1.0, request_id="x"), "new_id"),
         ("count", b"\x91" * 100_000, "the arguments of count cannot be read"),
+        ("count", b"\x81\xa6run_id\xa2\xff\xfe", "the arguments of count cannot be read"),
+        ("watch", packed(cursor=9, timeout_s=math.nan), "timeout_s=nan must be a finite number"),
+        ("claim", packed(runner_id="r", slots=1, lease_s=math.inf), "lease_s=inf must be a finite"),
+        ("rollouts", packed(limit=2**63), "limit=9223372036854775808 is no integer"),
     ],
 )
 async def test_arguments_that_are_none(served: Served, name: str, body: bytes, said: str) -> None:
@@ -368,10 +385,14 @@ async def test_what_is_asked_together_is_answered_each(served: Served, open_as: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"), [("no list", "cannot be read"), ([("claim", b"")] * 65, "64 at most")]
+    ("body", "said"),
+    [
+        (msgspec.msgpack.encode("no list"), "cannot be read"),
+        (msgspec.msgpack.encode([("claim", b"")] * 65), "64 at most"),
+        (b"\x91\x92\xa2\xff\xfe\xc4\x00", "cannot be read"),
+    ],
 )
-async def test_what_cannot_be_asked_together(served: Served, asked: Any, said: str) -> None:
-    body = msgspec.msgpack.encode(asked)
+async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: str) -> None:
     answer = await asyncio.to_thread(ask, served.url, "/store/v1", body)
     assert (answer.status, said in answer.message) == (400, True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from tests.core.stores.lossy import lossy
 from tests.core.stores.programs import END, FORKED
 from tests.core.stores.served import Served, serving
 
-from lightspan.errors import StoreError, StoreFormatError
+from lightspan.errors import DataError, StoreError, StoreFormatError
+from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import RolloutStatus
 from lightspan.serving.store import server as store_server
 from lightspan.serving.store.gate import COME_AGAIN_S
 from lightspan.stores import open_existing, open_store
 from lightspan.stores.remote import connection
+from lightspan.stores.remote.operations import OPERATIONS, read_answered
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.store_suite import (
     LEASE_S,
@@ -53,7 +56,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @contextmanager
-def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[str, list[str]]]:
+def scripted(
+    *answers: tuple[int, dict[str, str]], body: bytes = b"no"
+) -> Iterator[tuple[str, list[str]]]:
     """A web server of somebody else's: its address, and the paths that were asked for. The last
     answer is given again and again."""
     left, asked = list(answers), list[str]()
@@ -63,10 +68,10 @@ def scripted(*answers: tuple[int, dict[str, str]]) -> Iterator[tuple[str, list[s
             asked.append(self.path)
             status, headers = left.pop(0) if len(left) > 1 else left[0]
             self.send_response(status)
-            for name, value in {"Content-Length": "2", **headers}.items():
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(b"no")
+            self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
             """Nobody reads it."""
@@ -192,6 +197,24 @@ async def test_a_server_of_something_else(status: int) -> None:
         with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
             await open_store(url).open()
         assert len(asked) == 1
+
+
+@pytest.mark.parametrize("status", [200, 409])
+async def test_answers_with_bytes_that_are_no_text(status: int) -> None:
+    """Of a greeting and of a failure: whoever asked is given an error of ours."""
+    headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION)}
+    body = b"\x82\xa4kind\xa2\xff\xfe\xa7message\xa1x"
+    with scripted((status, headers), body=body) as (url, _):
+        store = open_store(url)
+        with pytest.raises(StoreError, match=re.escape(url)):
+            await store.open()
+
+
+def test_answers_together_that_are_no_text() -> None:
+    with pytest.raises(DataError, match="what was answered together cannot be read"):
+        read_answered(b"\x91\xa2\xff\xfe")
+    with pytest.raises(DataError, match="the answer to attempt cannot be read"):
+        OPERATIONS["attempt"].read_answer(b"\x81\xa2\xff\xfe\xc0")
 
 
 async def test_a_server_behind_a_broken_proxy(pauses: list[float]) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
+from lightspan.stores._arguments import check_integer, check_lease
 from lightspan.stores._encoding import unpack_rollout
 from lightspan.stores._requests import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
@@ -69,6 +70,8 @@ def claim_request(
 
     Raises `DataError`.
     """
+    check_integer("slots", slots)
+    check_lease(lease_s)
     if request_id is not None:
         check_id(request_id)
     made = new_id("claim") if request_id is None else request_id

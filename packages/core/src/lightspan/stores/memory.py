@@ -33,6 +33,12 @@ from lightspan.schema.resources import (
 from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
 from lightspan.stores import _leases, _state_machine
+from lightspan.stores._arguments import (
+    check_integer,
+    check_lease,
+    check_rewards,
+    check_timeout,
+)
 from lightspan.stores._encoding import (
     PackedCall,
     PackedRecord,
@@ -111,6 +117,7 @@ class MemoryStore(Store):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
+        check_integer("step", step)
         if request_id is not None:
             check_id(request_id)
         with self._opened() as tables:
@@ -155,12 +162,14 @@ class MemoryStore(Store):
             return _leases.claim(tables, request, now).claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        check_lease(lease_s)
         with self._opened() as tables:
             items = [(ref, lease_s) for ref in attempts]
             mine = _leases.heartbeat(tables, items, self._clock())
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
+        check_rewards(reports)
         with self._opened() as tables:
             return _state_machine.report(tables, reports, self._clock())
 
@@ -182,6 +191,9 @@ class MemoryStore(Store):
         status: Sequence[RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[RolloutState]:
+        for name, value in (("step", step), ("limit", limit)):
+            if value is not None:
+                check_integer(name, value)
         with self._opened() as tables:
             matching = (
                 row
@@ -196,6 +208,8 @@ class MemoryStore(Store):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         with self._signal.waiter() as waiter:
             while True:

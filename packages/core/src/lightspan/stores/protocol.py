@@ -72,7 +72,8 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """Rollouts, attempts, spans and token records, kept for runners, gateway and learner.
 
-    Every method may raise `StoreClosedError`.
+    Every method may raise `StoreClosedError`, and `DataError` for a number that no store can keep
+    or count with: NaN or infinity, a negative one, an integer of 2**63 or more.
 
     Every write may be repeated, as by whoever got no answer and does not know whether it was done.
     Most go by ids in what is written; those that make ids themselves (`claim`, `allot_version`)

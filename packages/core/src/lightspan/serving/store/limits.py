@@ -21,14 +21,20 @@ from lightspan.schema.records import (
     RolloutState,
     RolloutStatus,
 )
+from lightspan.stores._arguments import check_lease
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.operations import Arguments
+
+LONGEST_LEASE_S: Final = 86_400.0
+"""Of a runner: one that is gone must not keep others from its rollouts for ever."""
 
 
 async def check_runner(store: Store, name: str, arguments: Arguments) -> None:
     """Raise `ApiError` for arguments that are no runner's."""
     if name == "announce" and arguments["peer"].role is not PeerRole.RUNNER:
         raise _forbidden("announce itself as another kind of peer than a runner")
+    if "lease_s" in arguments:
+        check_lease(arguments["lease_s"], LONGEST_LEASE_S)
     if name == "withdraw" and await _is_another_kind(store, arguments["peer_id"]):
         raise _forbidden("withdraw another kind of peer than a runner")
     if name == "rollouts" and arguments["status"] != [RolloutStatus.RUNNING]:

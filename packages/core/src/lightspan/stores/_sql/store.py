@@ -29,6 +29,12 @@ from lightspan.schema.resources import NamedResources, encode_resources, resourc
 from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
 from lightspan.stores import _leases
+from lightspan.stores._arguments import (
+    check_integer,
+    check_lease,
+    check_rewards,
+    check_timeout,
+)
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
@@ -136,6 +142,7 @@ class SQLStore(Store, Generic[D]):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
+        check_integer("step", step)
         if request_id is not None:
             check_id(request_id)
         work = self._opened.moving.allot_versions
@@ -179,11 +186,13 @@ class SQLStore(Store, Generic[D]):
                 return claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        check_lease(lease_s)
         items = [(ref, lease_s) for ref in attempts]
         mine = await self._write(self._opened.heartbeat, items)
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
+        check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
@@ -210,12 +219,17 @@ class SQLStore(Store, Generic[D]):
         status: Sequence[RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[RolloutState]:
+        for name, value in (("step", step), ("limit", limit)):
+            if value is not None:
+                check_integer(name, value)
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         pause, longest = self._polls_s
         with self._signal.waiter() as waiter:

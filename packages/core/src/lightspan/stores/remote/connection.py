@@ -27,7 +27,13 @@ import aiohttp
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import LightspanError, StoreClosedError, StoreError, StoreFormatError
+from lightspan.errors import (
+    DataError,
+    LightspanError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+)
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import PAUSES_S
@@ -40,6 +46,7 @@ from lightspan.stores.remote.operations import (
     POLL_S,
     Greeting,
     Operation,
+    decoded,
     encode_together,
     read_answered,
 )
@@ -151,9 +158,9 @@ class ServerConnection:
     async def _greeting(self) -> Greeting:
         received = await self._patiently(self._greeted, Item("", b""), OPENING_PAUSES_S)
         try:
-            greeting = _greeting_decoder.decode(received)
-        except msgspec.MsgspecError as error:
-            raise self._no_server(f"its greeting cannot be read: {error}") from error
+            greeting = decoded(_greeting_decoder, received, "its greeting")
+        except DataError as error:
+            raise self._no_server(str(error)) from error
         if greeting.protocol != PROTOCOL_VERSION:
             raise self._other_version(str(greeting.protocol), greeting.lightspan)
         return greeting
@@ -281,8 +288,8 @@ class ServerConnection:
         where = f"store {self._address.url}{f', {name}' if name else ''}"
         if received.is_ours:
             try:
-                failure = _failure_decoder.decode(received.body)
-            except msgspec.MsgspecError:
+                failure = decoded(_failure_decoder, received.body, "what went wrong")
+            except DataError:
                 return StoreError(f"{where}: the server answered with status {received.status}")
             if received.status == 401:
                 return StoreError(f"{where}: {failure.message} (sent: {self._sent_key()})")

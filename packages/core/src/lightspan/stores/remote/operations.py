@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
 
@@ -31,6 +31,7 @@ POLL_S: Final = 20.0
 CONTENT_TYPE: Final = "application/msgpack"
 
 Arguments = dict[str, Any]
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
@@ -109,10 +110,7 @@ class Operation:
 
     def read_arguments(self, body: bytes) -> Arguments:
         """The arguments by their names. Raises `DataError`."""
-        try:
-            read = self._arguments.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise DataError(f"the arguments of {self.name} cannot be read: {error}") from error
+        read = decoded(self._arguments, body, f"the arguments of {self.name}")
         return {name: getattr(read, name) for name in read.__struct_fields__}
 
     def encode_answer(self, answer: Any) -> bytes:
@@ -121,10 +119,7 @@ class Operation:
 
     def read_answer(self, body: bytes) -> Any:
         """Raises `DataError`."""
-        try:
-            return self._answer.decode(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise DataError(f"the answer to {self.name} cannot be read: {error}") from error
+        return decoded(self._answer, body, f"the answer to {self.name}")
 
 
 def encode_together(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, bytes]]) -> bytes:
@@ -134,10 +129,7 @@ def encode_together(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, byt
 
 def read_asked(body: bytes) -> list[tuple[str, bytes]]:
     """Operations that travelled together. Raises `DataError`."""
-    try:
-        asked = _asked_decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise DataError(f"what was asked together cannot be read: {error}") from error
+    asked = decoded(_asked_decoder, body, "what was asked together")
     if len(asked) > MOST_TOGETHER:
         raise DataError(f"{len(asked)} operations are asked together: {MOST_TOGETHER} at most")
     return asked
@@ -145,10 +137,16 @@ def read_asked(body: bytes) -> list[tuple[str, bytes]]:
 
 def read_answered(body: bytes) -> list[tuple[int, bytes]]:
     """Of each that travelled together its status and its answer. Raises `DataError`."""
+    return decoded(_answered_decoder, body, "what was answered together")
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes, what: str) -> T:
+    """What a body says. Raises `DataError`: msgspec has its own errors for what does not fit, and
+    leaves Python's as they are for letters that are no UTF-8 and for what is nested too deep."""
     try:
-        return _answered_decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise DataError(f"what was answered together cannot be read: {error}") from error
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise DataError(f"{what} cannot be read: {error}") from error
 
 
 def _operation(

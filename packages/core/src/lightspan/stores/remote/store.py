@@ -11,6 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from lightspan.errors import ConfigError, StoreClosedError, how_to_install
 from lightspan.schema import clock
 from lightspan.schema.records import Claim
+from lightspan.stores._arguments import check_integer, check_timeout
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.remote.address import read_address
 from lightspan.stores.remote.operations import OPERATIONS, POLL_S, Arguments, Operation
@@ -147,6 +148,8 @@ class RemoteStore(Store):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - clock.monotonic())
