@@ -49,7 +49,11 @@ from lightspan import agent, rollout
 
 @rollout
 def spell(task):
-    assert not any(%r in value for value in os.environ.values())
+    key = %r
+    assert not any(key in value for value in os.environ.values())
+    if os.path.exists("/proc/self/environ"):  # what this process was started with, for good
+        with open("/proc/self/environ") as given:
+            assert key not in given.read()
     with agent("writer"):
         return toy_apps.letters(toy_apps.say(task["q"]))
 """
@@ -198,7 +202,8 @@ async def test_commands_read_a_served_store(
 def test_a_training_and_its_runner_processes(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own runners are told the key; their app does not find it, nor does its folder have it."""
+    """Its own runners are told the key by their pipe: their app does not find it in an environment,
+    its process was not even started with it, and the folder does not have it."""
     monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "blind.py").write_text(BLIND % TRAINER)

@@ -164,6 +164,10 @@ def test_keys_are_taken_out_of_the_environment() -> None:
         ({Role.ADMIN: ["SHORT"]}, "a key of 15 characters can be guessed"),
         ({Role.ADMIN: ["LINES"]}, "$LINES is no key"),
         ({Role.TRAINER: ["T"], Role.RUNNER: ["SAME"]}, "SAME holds the same key as T"),
+        (
+            {Role.TRAINER: ["T"], Role.RUNNER: ["T"]},
+            "--runner-key-env T: --trainer-key-env names that variable too",
+        ),
     ],
 )
 def test_keys_that_are_none(names: dict[Role, list[str]], said: str) -> None:
@@ -286,6 +290,8 @@ async def test_a_runner_is_no_trainer(open_as: Any) -> None:
         await trainer.announce(trainers)
         with pytest.raises(StoreError, match="announce itself as another kind"):
             await store.announce(make_peer("run-2", role=PeerRole.TRAINER))
+        with pytest.raises(StoreError, match="under the id of another kind of peer"):
+            await store.announce(make_peer("run-1"))
         with pytest.raises(StoreError, match="withdraw another kind"):
             await store.withdraw("run-1")
         await store.withdraw("nobody")

@@ -191,12 +191,42 @@ async def test_a_client_waits_as_long_as_it_is_told(pauses: list[float]) -> None
 
 
 # --- what is no such server, or no such version ---------------------------------------------
-@pytest.mark.parametrize("status", [200, 301, 404, 500])
+@pytest.mark.parametrize("status", [200, 404, 500])
 async def test_a_server_of_something_else(status: int) -> None:
     with scripted((status, {"Location": "http://127.0.0.1:1/"})) as (url, asked):
         with pytest.raises(StoreFormatError, match="no `lightspan serve --store"):
             await open_store(url).open()
         assert len(asked) == 1
+
+
+async def test_a_server_that_sends_clients_on(pauses: list[float]) -> None:
+    """The key does not go along, and whoever asks is told where to; no secret of that address."""
+    with scripted((301, {"Location": "https://me:word@store.example/x?y=z"})) as (url, asked):
+        store = open_store(url)
+        with pytest.raises(StoreError, match=r"on to https://store\.example \(status 301\)"):
+            await store.open()
+    assert (len(asked), pauses) == (1, [])
+
+
+async def test_https_where_a_server_speaks_http(served: Served, pauses: list[float]) -> None:
+    store = open_store(served.url.replace("http:", "https:"))
+    with pytest.raises(StoreError, match=r"speaks http, not https: .*write http://"):
+        await store.open()
+    assert pauses == []
+
+
+async def test_a_refused_connection_says_nothing_of_tls(
+    served: Served, pauses: list[float]
+) -> None:
+    url = served.url
+    port = served.stop()
+    try:
+        store = open_store(url)
+        with pytest.raises(StoreError, match="cannot be reached") as caught:
+            await store.open()
+        assert "ssl" not in str(caught.value)
+    finally:
+        served.start(port)
 
 
 @pytest.mark.parametrize("status", [200, 409])

@@ -18,11 +18,12 @@ LONGEST_S: Final = 1e9
 need (`agl`) is less."""
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raise `DataError` unless it is an integer from 0 on that every store can keep."""
-    if not isinstance(value, int) or not 0 <= value <= LARGEST_INTEGER:
+def check_integer(name: str, value: object, low: int = 0) -> None:
+    """Raise `DataError` unless it is an integer from `low` on that every store can keep."""
+    if not isinstance(value, int) or not low <= value <= LARGEST_INTEGER:
         raise DataError(
-            f"{name}={value!r:.100} is no integer from 0 to {LARGEST_INTEGER} (2**63 - 1): give one"
+            f"{name}={value!r:.100} is no integer from {low} to {LARGEST_INTEGER} (2**63 - 1): "
+            "give one"
         )
 
 

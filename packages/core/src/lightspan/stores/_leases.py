@@ -17,13 +17,16 @@ from msgspec.structs import replace
 
 from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
-from lightspan.stores._arguments import check_integer, check_lease
+from lightspan.stores._arguments import LARGEST_INTEGER, check_integer, check_lease
 from lightspan.stores._encoding import unpack_rollout
 from lightspan.stores._requests import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 
 _ALONE: Final = "alone"
 """The place in its claim of a rollout that is to be run alone, and so the only one."""
+
+_LOOK: Final = (16, 256)
+"""How many places of a repeated claim are looked at in one query, at least and at most."""
 
 
 class ClaimRequest(NamedTuple):
@@ -70,7 +73,7 @@ def claim_request(
 
     Raises `DataError`.
     """
-    check_integer("slots", slots)
+    check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than none are none
     check_lease(lease_s)
     if request_id is not None:
         check_id(request_id)
@@ -91,18 +94,20 @@ def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
 
 
 def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
-    """The attempts that this request began when it was asked before, in the order of the claim.
+    """The attempts that this request began when it was asked before, in the order of the claim:
+    all of them, however many slots it says now, or those left out would be stranded.
 
     Raises `ConflictError`.
     """
-    if not request.slots:
-        return []
     ids = [request.attempt_id(_ALONE), request.attempt_id(request.first)]
     found = tables.attempts_by_id(ids)
-    if ids[1] in found and request.slots > 1:
-        places = range(request.first, request.first + request.slots)
-        ids = [request.attempt_id(place) for place in places]
-        found = tables.attempts_by_id(ids)
+    at_once = min(max(request.slots, _LOOK[0]), _LOOK[1])
+    place, goes_on = request.first + 1, ids[1] in found
+    while goes_on:
+        some = [request.attempt_id(each) for each in range(place, place + at_once)]
+        more = tables.attempts_by_id(some)
+        ids, found = ids + some, {**found, **more}
+        place, goes_on = place + at_once, len(more) == at_once
     for attempt in found.values():
         if attempt.runner_id != request.runner_id:
             raise ConflictError(

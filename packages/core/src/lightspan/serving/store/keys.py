@@ -71,8 +71,16 @@ def take_keys(
         ConfigError: a variable is not set or holds no key, two hold the same one, or there is none.
     """
     variables = [(role, name) for role, some in names.items() for name in dict.fromkeys(some)]
-    for _, name in variables:
+    roles: dict[str, Role] = {}
+    for role, name in variables:
         add_key_variable(name)
+        if name in roles:
+            environment.pop(name, None)
+            raise ConfigError(
+                f"--{role}-key-env {name}: --{roles[name]}-key-env names that variable too; a key "
+                "has one role, so put another one into a variable of its own"
+            )
+        roles[name] = role
     taken = {name: environment.pop(name, "") for _, name in variables}
     keys: dict[Role, list[str]] = {}
     seen: dict[str, str] = {}

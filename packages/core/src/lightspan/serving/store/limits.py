@@ -33,6 +33,8 @@ async def check_runner(store: Store, name: str, arguments: Arguments) -> None:
     """Raise `ApiError` for arguments that are no runner's."""
     if name == "announce" and arguments["peer"].role is not PeerRole.RUNNER:
         raise _forbidden("announce itself as another kind of peer than a runner")
+    if name == "announce" and await _is_another_kind(store, arguments["peer"].peer_id):
+        raise _forbidden("announce itself under the id of another kind of peer than a runner")
     if "lease_s" in arguments:
         check_lease(arguments["lease_s"], LONGEST_LEASE_S)
     if name == "withdraw" and await _is_another_kind(store, arguments["peer_id"]):

@@ -54,11 +54,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 64 * 2**20
 """Bytes of a request."""
-MOST_BYTES: Final = 4 * MAX_BODY
-"""Of all requests that are being read and done."""
 MOST_REQUESTS: Final = 256
 """At once, but for those that wait for a change."""
-MOST_WAITING: Final = 1_024
 _SHUTDOWN_S: Final = 10.0
 _encoder = msgspec.msgpack.Encoder()
 

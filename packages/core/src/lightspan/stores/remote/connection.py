@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple
+from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 import msgspec
@@ -36,6 +37,7 @@ from lightspan.errors import (
 )
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.texts import clean_text
 from lightspan.stores.protocol import PAUSES_S
 from lightspan.stores.remote.address import RemoteAddress
 from lightspan.stores.remote.batches import Batches, Item
@@ -69,6 +71,8 @@ hundred, of all its clients. Whoever comes after these waits here."""
 _LARGE: Final = 2**20
 """Bytes of a body that aiohttp wants to send in parts, between which others have their turn."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""What OpenSSL calls an answer in plain http."""
 _sleep = asyncio.sleep
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 _greeting_decoder = msgspec.msgpack.Decoder(Greeting)
@@ -97,6 +101,8 @@ class Received(NamedTuple):
     protocol: str
     wait_s: float
     body: bytes
+    location: str = ""
+    """Where it sends whoever asks, if it does."""
 
 
 class ServerConnection:
@@ -241,11 +247,20 @@ class ServerConnection:
                     protocol,
                     _wait_s(response.headers.get("Retry-After", "")),
                     await response.read(),
+                    response.headers.get("Location", ""),
                 )
         except aiohttp.ClientConnectorCertificateError as error:
             raise StoreError(
                 f"store {self._address.url}: the server's certificate is not trusted "
                 f"({error.certificate_error}); name your authority's in SSL_CERT_FILE"
+            ) from error
+        except aiohttp.ClientConnectorSSLError as error:
+            if not any(sign in str(error) for sign in _NO_TLS):
+                raise NotAnswered(self._out_of_reach(error, silence_s)) from error
+            raise StoreError(
+                f"store {self._address.url}: who answers there speaks http, not https: "
+                "`lightspan serve` itself does, so write http://, or name the port of the proxy "
+                "with TLS in front of it"
             ) from error
         except aiohttp.InvalidURL as error:
             raise StoreError(f"store {self._address.url} is no address: {error}") from error
@@ -278,6 +293,8 @@ class ServerConnection:
             raise NotAnswered(self._refused(name, received), received.wait_s)
         if received.is_ours and received.protocol != str(PROTOCOL_VERSION):
             raise self._other_version(received.protocol, "")
+        if 300 <= status < 400 and received.location:
+            raise self._sent_away(received)
         if received.is_ours or status == 413:
             raise self._refused(name, received)
         raise self._no_server(f"it answered with status {status}")
@@ -310,11 +327,23 @@ class ServerConnection:
             reason = f"no connection within {CONNECT_S:g} s"
         elif isinstance(error, TimeoutError):
             reason = f"no answer for {silence_s:g} s: the connection may be open at this end only"
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            reason = str(error.os_error)  # its own text says "ssl:default" of plain http too
         else:
             reason = str(error) or type(error).__name__
         return StoreError(
             f"store {self._address.url} cannot be reached ({reason}): see that `lightspan serve "
             "--store …` runs there"
+        )
+
+    def _sent_away(self, received: Received) -> StoreError:
+        """Of a redirect, which is not followed: the key would go with it."""
+        place = urlsplit(urljoin(self._address.base, clean_text(received.location)))
+        shown = f"{place.scheme}://{place.netloc.rpartition('@')[2]}"
+        return StoreError(
+            f"store {self._address.url}: the server sends clients on to {shown:.200} (status "
+            f"{received.status}), and a key goes nowhere by itself: if that is right, open the "
+            "store by that address"
         )
 
     def _no_server(self, reason: str) -> StoreFormatError:

@@ -69,7 +69,6 @@ class NumberTests(StoreTests):
             lambda: store.rollouts(step=number),
             lambda: store.rollouts(limit=number),
             lambda: store.watch(number),
-            lambda: store.claim("runner", number, LEASE_S),
             lambda: store.enqueue([make_rollout("ro-2", step=number)]),
             lambda: store.add_spans(lost, [make_span(attempt)]),
             lambda: store.add_calls([make_call(attempt, epoch=number)]),
@@ -80,3 +79,6 @@ class NumberTests(StoreTests):
                 await ask()
         assert await store.watch() == before
         assert await store.policy_versions("sql") == []
+        if number > 0:
+            with pytest.raises(DataError):
+                await store.claim("runner", number, LEASE_S)

@@ -59,13 +59,23 @@ class RetryTests(StoreTests):
         assert await store.claim("runner", 5, LEASE_S, request_id=request_id) == claims
         assert await status_of(store, "ro-3") is RolloutStatus.QUEUED
 
+    @pytest.mark.parametrize(("slots", "later"), [(3, 1), (3, 0), (40, 2), (3, 9)])
+    async def test_a_claim_asked_again_for_another_number(
+        self, store: Store, slots: int, later: int
+    ) -> None:
+        """It is all that was given: what was left out would be stranded, and more a new claim."""
+        await store.enqueue([make_rollout(f"ro-{i:02}") for i in range(slots + 9)])
+        request_id = new_id("claim")
+        claims = await store.claim("runner", slots, LEASE_S, request_id=request_id)
+        assert await store.claim("runner", later, LEASE_S, request_id=request_id) == claims
+
     async def test_a_claim_of_nothing_is_made_anew(self, store: Store) -> None:
         request_id = new_id("claim")
         assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == []
         await store.enqueue([make_rollout()])
         claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
         assert [claim.rollout.rollout_id for claim in claims] == ["ro-1"]
-        assert await store.claim("runner", 0, LEASE_S, request_id=request_id) == []
+        assert await store.claim("runner", 0, LEASE_S, request_id=new_id("claim")) == []
 
     async def test_asking_again_extends_the_leases(self, store: Store, clock: Clock) -> None:
         await store.enqueue([make_rollout()])
