@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -414,6 +415,38 @@ def test_a_gate_lets_in_so_many_with_so_much() -> None:
     with gate.entered(1_000):  # alone
         pass
     assert (gate.inside, gate.bytes) == (0, 0)
+
+
+def test_who_brings_more_and_more() -> None:
+    """What comes in pieces counts as it comes, and is refused when there is no room any more."""
+    gate = Gate(9, 100)
+    with gate.entered(0) as slow, gate.entered(60):
+        slow.add(40)
+        with pytest.raises(Full, match="100 bytes"):
+            slow.add(1)
+    assert gate.bytes == 0
+
+
+async def test_slow_bodies_keep_out_nobody(tmp_path: Path) -> None:
+    """Neither those who work, nor, where they take every place, who extends a lease."""
+    options = {"max_body": 1_000, "most_requests": 4}
+    with serving(lambda: SQLiteStore(tmp_path / "store.db"), **options) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        head = (
+            f"POST /store/v1/add_spans HTTP/1.1\r\nHost: {host}\r\n{HEADER_PROTOCOL}: "
+            f"{PROTOCOL_VERSION}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n\x81\r\n"
+        )
+        with contextlib.ExitStack() as stack:
+            for number in range(1, 5):
+                slow = stack.enter_context(socket.create_connection((host, int(port))))
+                slow.sendall(head.encode("latin1"))
+                while served.server._gate.bytes < number:  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0)
+            assert served.server._gate.bytes == 4
+            beat = packed(attempts=[], lease_s=1.0)
+            for path, body, status in (("count", packed(), 429), ("heartbeat", beat, 200)):
+                answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{path}", body)
+                assert answer.status == status
 
 
 async def test_who_waits_takes_no_place_of_who_works(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.core.stores.served import Served, serving
 
 from lightspan.errors import DataError, StoreError, StoreFormatError
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.schema.records import RolloutStatus
+from lightspan.schema.records import AttemptRef, RolloutStatus
 from lightspan.serving.store import server as store_server
 from lightspan.serving.store.gate import COME_AGAIN_S
 from lightspan.stores import open_existing, open_store
@@ -107,6 +107,18 @@ async def test_a_connection_that_is_open_at_one_end_only(
             [claim] = await store.claim("runner", 1, LEASE_S)
         assert proxy.lost == 2
     assert claim.attempt.number == 1
+
+
+async def test_a_heartbeat_knows_such_a_connection_in_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    """By a quarter of its lease, whatever others wait; the next try has a connection of its own."""
+    monkeypatch.setattr(connection, "SHORTEST_SILENCE_S", 0.1)
+    with lossy(served.url, silent=True) as proxy:
+        async with open_store(proxy.url) as store:
+            assert await store.heartbeat([AttemptRef("at-none", 1)], 2.0)
+        assert proxy.lost == 1
+    assert len(pauses) == 1
 
 
 async def test_a_server_that_is_started_again(

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -66,8 +66,12 @@ async def read_body(request: web.Request, reading: Workers) -> Body:
     return await reading.run(_decoded, parts, packing, dialect, request.client_max_size, size=size)
 
 
-async def received(request: web.Request) -> list[bytes]:
+async def received(
+    request: web.Request, arrived: Callable[[int], object] | None = None
+) -> list[bytes]:
     """All of a body as it was sent, in parts: a large one is joined beside the event loop.
+
+    `arrived` is told of the bytes of each part, and ends the reading by what it raises.
 
     aiohttp's own `read` would keep it as long as the connection idles afterwards.
 
@@ -80,6 +84,8 @@ async def received(request: web.Request) -> list[bytes]:
             async for part in request.content.iter_any():
                 parts.append(part)
                 size += len(part)
+                if arrived is not None:
+                    arrived(len(part))
                 if size > most:
                     raise _too_large(most)
     except TimeoutError as error:

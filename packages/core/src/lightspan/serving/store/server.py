@@ -25,6 +25,7 @@ from lightspan.errors import (
 )
 from lightspan.gateway.bodies import received
 from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
+from lightspan.gateway.heap import return_memory
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.terms import token_of
 from lightspan.gateway.workers import Workers
@@ -32,7 +33,7 @@ from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.texts import clean_text
 from lightspan.serving.loopback import check_local
-from lightspan.serving.store.gate import Gate
+from lightspan.serving.store.gate import Gate, Place
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.limits import check_runner, shown_to_runner
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
@@ -56,6 +57,9 @@ MAX_BODY: Final = 64 * 2**20
 """Bytes of a request."""
 MOST_REQUESTS: Final = 256
 """At once, but for those that wait for a change."""
+_VITAL: Final = frozenset({"heartbeat", "report", "claim"})
+"""What has places of its own: whoever cannot extend its leases because others send megabytes loses
+its attempts."""
 _SHUTDOWN_S: Final = 10.0
 _encoder = msgspec.msgpack.Encoder()
 
@@ -97,10 +101,12 @@ class StoreServer:
         self._max_body = max_body
         self._gate = Gate(most_requests, 4 * max_body)
         self._waiting = Gate(4 * most_requests, 4 * max_body)
+        self._vital = Gate(most_requests, max_body)
         self._connections = Connections()
         self._reading = Workers("store-bodies")
         self._metrics = Metrics()
         self._app_runner: web.AppRunner | None = None
+        self._returning: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     # --- life -----------------------------------------------------------------------------
@@ -129,10 +135,13 @@ class StoreServer:
         await self._app_runner.setup()
         assert self._app_runner.server is not None  # it was set up
         self._connections.accept(self._app_runner.server)
+        self._returning = asyncio.create_task(return_memory(), name="lightspan-store-memory")
 
     async def close(self) -> None:
         """Do what is under way, send away who waits, and stop listening. Idempotent."""
         self._stopping.set()
+        if self._returning is not None:
+            self._returning.cancel()
         await self._connections.close()
         runner, self._app_runner = self._app_runner, None
         if runner is not None:
@@ -172,7 +181,11 @@ class StoreServer:
     async def _metrics_for(self, request: web.Request) -> bytes:
         if self._role_of(request) is Role.RUNNER:
             raise ApiError(403, "the key is a runner's, who may not ask for metrics")
-        inside = {"work": self._gate.inside, "wait": self._waiting.inside}
+        inside = {
+            "work": self._gate.inside,
+            "keep": self._vital.inside,
+            "wait": self._waiting.inside,
+        }
         return self._metrics.text(inside, await self._store.count()).encode()
 
     async def _greet(self, request: web.Request) -> bytes:
@@ -189,22 +202,25 @@ class StoreServer:
         role = self._admitted(request)
         operation = _operation_of(request.match_info["operation"], role)
         gate = self._waiting if operation.waits else self._gate
-        with gate.entered(self._size_of(request)):
-            return await self._done(operation, role, b"".join(await received(request)))
+        if operation.name in _VITAL:
+            gate = self._vital
+        with gate.entered(request.content_length or 0) as place:
+            return await self._done(operation, role, await self._body(request, place))
 
     async def _do_together(self, request: web.Request) -> bytes:
         """Several operations, each with an answer of its own; one that fails fails alone."""
         role = self._admitted(request)
-        with self._gate.entered(self._size_of(request)):
-            asked = read_asked(b"".join(await received(request)))
+        with self._gate.entered(request.content_length or 0) as place:
+            asked = read_asked(await self._body(request, place))
             return encode_together(
                 await asyncio.gather(*(self._one_of_many(role, *item) for item in asked))
             )
 
-    def _size_of(self, request: web.Request) -> int:
-        """The bytes of its body; of one that does not say how many, as many as there may be."""
-        size = request.content_length
-        return self._max_body if size is None else min(size, self._max_body)
+    async def _body(self, request: web.Request, place: Place) -> bytes:
+        """Of a body that does not say its size, each part counts when it is here: to count the
+        largest there may be at once would let a few that send slowly keep out everybody."""
+        counted = place.add if request.content_length is None else None
+        return b"".join(await received(request, counted))
 
     async def _not_found(self, request: web.Request) -> bytes:
         self._admitted(request)

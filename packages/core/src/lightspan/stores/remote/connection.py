@@ -65,7 +65,9 @@ LONGEST_WAIT_S: Final = 60.0
 """Of what a server may ask a client to wait before it comes again."""
 OPENING_PAUSES_S: Final = PAUSES_S[:3]
 """For the greeting: whoever mistypes an address is not to wait a minute for that to be said."""
-AT_ONCE: Final = 32
+SHORTEST_SILENCE_S: Final = 1.0
+"""Of a heartbeat, however short its lease."""
+MOST_ALONE: Final = 32
 """Requests of one process, but for batches and those that wait for a change: a server lets in a few
 hundred, of all its clients. Whoever comes after these waits here."""
 _LARGE: Final = 2**20
@@ -123,7 +125,7 @@ class ServerConnection:
         self._waiting: set[asyncio.Task[bytes]] = set()
         """Those of `_asked` that wait for a change."""
         self._closing = False
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = asyncio.Semaphore(MOST_ALONE)
         self._batches = Batches(self._sent_together)
         self._thread = threading.Thread(target=self._run, name="lightspan-store-http", daemon=True)
         self._thread.start()
@@ -136,9 +138,16 @@ class ServerConnection:
         """
         return asyncio.run_coroutine_threadsafe(self._greeting(), self._loop).result()
 
-    def ask(self, operation: Operation, body: bytes) -> Future[bytes]:
-        """Send a request; the future has the body of its answer, or what is to be raised."""
-        return asyncio.run_coroutine_threadsafe(self._answer(operation, body), self._loop)
+    def ask(self, operation: Operation, body: bytes, lease_s: float | None = None) -> Future[bytes]:
+        """Send a request; the future has the body of its answer, or what is to be raised.
+
+        Args:
+            operation: what is asked.
+            body: with its arguments.
+            lease_s: of a heartbeat, which has no time to lose.
+        """
+        answer = self._answer(operation, body) if lease_s is None else self._beat(body, lease_s)
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
 
     def stop(self) -> None:
         """Wait for what was asked, but for who waits for a change, and let go of the sockets."""
@@ -194,6 +203,29 @@ class ServerConnection:
             self._asked.discard(task)
             self._waiting.discard(task)
 
+    async def _beat(self, body: bytes, lease_s: float) -> bytes:
+        """A heartbeat: it waits for nobody's spans, is silent for a quarter of its lease at most,
+        and is sent again on a connection of its own: those that are open may all be so at this end
+        only. Once the lease is over there is nothing to keep."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        silence_s = min(ANSWER_S, max(SHORTEST_SILENCE_S, lease_s / 4))
+        tries = 0
+
+        async def send(item: Item) -> Received:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                return await self._sent_alone(item, silence_s)
+            async with self._made_session() as session:
+                return await self._sent("POST", f"/{item.name}", item.body, silence_s, session)
+
+        try:
+            return await self._patiently(send, Item("heartbeat", body))
+        finally:
+            self._asked.discard(task)
+
     async def _patiently(
         self,
         send: Callable[[Item], Awaitable[Received]],
@@ -228,9 +260,17 @@ class ServerConnection:
         answered = read_answered(received.body)
         return [received._replace(status=status, body=body) for status, body in answered]
 
-    async def _sent(self, method: str, path: str, body: bytes | None, silence_s: float) -> Received:
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        silence_s: float,
+        session: aiohttp.ClientSession | None = None,
+    ) -> Received:
         """One request and its response. Raises `NotAnswered`."""
-        session = self._session or self._new_session()
+        if session is None:
+            session = self._session = self._session or self._made_session()
         timeout = aiohttp.ClientTimeout(total=WHOLE_S, sock_connect=CONNECT_S, sock_read=silence_s)
         try:
             async with session.request(
@@ -267,17 +307,16 @@ class ServerConnection:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotAnswered(self._out_of_reach(error, silence_s)) from error
 
-    def _new_session(self) -> aiohttp.ClientSession:
+    def _made_session(self) -> aiohttp.ClientSession:
         headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), "Content-Type": CONTENT_TYPE}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        self._session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        return self._session
 
     def _read(self, name: str, received: Received) -> bytes:
         """The body of a good answer to an operation; to the greeting, which has no name.

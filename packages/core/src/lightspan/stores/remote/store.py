@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 from lightspan.errors import ConfigError, StoreClosedError, how_to_install
 from lightspan.schema import clock
 from lightspan.schema.records import Claim
-from lightspan.stores._arguments import check_integer, check_timeout
+from lightspan.stores._arguments import check_integer, check_lease, check_timeout
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.remote.address import read_address
 from lightspan.stores.remote.operations import OPERATIONS, POLL_S, Arguments, Operation
@@ -38,6 +38,8 @@ def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine
     async def ask(*args: P.args, **named: P.kwargs) -> R:
         store, *given = args
         arguments = operation.bind(*given, **named)
+        if operation.name == "heartbeat":
+            check_lease(arguments["lease_s"])  # by which it is told how long to wait
         return cast(R, await cast(RemoteStore, store)._ask(operation, arguments))
 
     return ask
@@ -116,7 +118,8 @@ class RemoteStore(Store):
 
     async def _ask(self, operation: Operation, arguments: Arguments) -> Any:
         connection = self._opened
-        asked = connection.ask(operation, operation.encode(arguments))
+        lease_s = arguments["lease_s"] if operation.name == "heartbeat" else None
+        asked = connection.ask(operation, operation.encode(arguments), lease_s)
         return operation.read_answer(await asyncio.wrap_future(asked))
 
     # --- the operations -------------------------------------------------------------------
