@@ -17,7 +17,24 @@ import pytest
 @contextmanager
 def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[str, list[str]]]:
     """Its origin, and the lines that it prints; then stopped by SIGTERM."""
-    command = [sys.executable, "-m", "lightspan.cli", "serve", str(folder), *arguments]
+    with _started(r"serving .* at (http\S+)/v1 ", [str(folder), *arguments], environment) as served:
+        yield served
+
+
+@contextmanager
+def serving_store(url: str, *arguments: str, **environment: str) -> Iterator[tuple[str, list[str]]]:
+    """What `open_store` takes, and the lines that it prints; then stopped by SIGTERM."""
+    with _started(
+        r"serving the store .* at (http\S+) ", ["--store", url, *arguments], environment
+    ) as served:
+        yield served
+
+
+@contextmanager
+def _started(
+    ready_line: str, arguments: list[str], environment: dict[str, str]
+) -> Iterator[tuple[str, list[str]]]:
+    command = [sys.executable, "-m", "lightspan.cli", "serve", "--port", "0", *arguments]
     served = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -30,7 +47,7 @@ def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
     try:
         for line in served.stdout:
             lines.append(line.rstrip())
-            if ready := re.match(r"serving .* at (http\S+)/v1 ", line):
+            if ready := re.match(ready_line, line):
                 yield ready[1], lines
                 break
         else:

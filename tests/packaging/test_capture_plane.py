@@ -27,6 +27,8 @@ HEAVY = frozenset(
     }
 )
 
+OF_HTTP = ("stores.remote.connection", "stores.remote.store")
+"""The modules of the capture plane that need the extra `http`: aiohttp's client."""
 CAPTURE = [
     *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
@@ -138,6 +140,9 @@ def test_a_module_loads_without_the_learning_plane(loaded: dict[str, str], modul
     if module.startswith("stores.postgres.") and find_spec("psycopg") is None:
         assert module.endswith(".address") or "psycopg" in loaded[module]
         pytest.skip("needs the extra postgres")
+    if module in OF_HTTP:  # which is loaded where a served store is opened
+        assert "aiohttp" in loaded[module]
+        return
     assert "Traceback" not in loaded[module], loaded[module]
     assert "openai" not in loaded[module].split()
 

@@ -15,7 +15,7 @@ from tests.postgres.cluster import PASSWORD, Cluster
 
 from lightspan import __version__
 from lightspan.errors import DataError, NotFoundError, StoreError, StoreFormatError
-from lightspan.schema.records import Mode, RolloutStatus
+from lightspan.schema.records import Mode, RolloutStatus, new_id
 from lightspan.stores import open_existing, open_store
 from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.postgres import migrations, tables as postgres_tables
@@ -101,13 +101,17 @@ def test_processes_that_open_an_empty_database_at_once(url: str) -> None:
 
 
 # --- versions -----------------------------------------------------------------------------
+LATER = migrations.VERSION + 1
+KNOWN = [(version, __version__) for version in range(1, LATER)]
+
+
 @pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements of a version 2, as a later lightspan may have."""
+def later(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements of the version after this one, as a later lightspan may have."""
     statements = ["ALTER TABLE peers ADD COLUMN home TEXT"]
     first = migrations.migration
     monkeypatch.setattr(
-        migrations, "migration", lambda number: statements if number == 2 else first(number)
+        migrations, "migration", lambda number: statements if number == LATER else first(number)
     )
     return statements
 
@@ -124,35 +128,44 @@ def versions(cluster: Cluster, url: str) -> list[tuple[int, str]]:
 
 
 async def test_an_older_schema_is_migrated_and_keeps_what_it_has(
-    cluster: Cluster, url: str, second: list[str]
+    cluster: Cluster, url: str, later: list[str]
 ) -> None:
     async with open_store(url) as store:
         await store.announce(make_peer("runner-1"))
-        assert versions(cluster, url) == [(1, __version__)]
-        await asyncio.to_thread(migrate, cluster, url, 2)
-        assert versions(cluster, url) == [(1, __version__), (2, __version__)]
+        assert versions(cluster, url) == KNOWN
+        await asyncio.to_thread(migrate, cluster, url, LATER)
+        assert versions(cluster, url) == [*KNOWN, (LATER, __version__)]
         assert [peer.peer_id for peer in await store.peers()] == ["runner-1"]
 
 
+async def test_a_schema_of_version_1_allots_no_version_twice(cluster: Cluster, url: str) -> None:
+    await asyncio.to_thread(migrate, cluster, url, 1)
+    async with open_store(url) as store:
+        request_id = new_id("version")
+        asked = [await store.allot_version("sql", request_id=request_id) for _ in range(2)]
+        assert asked == [1, 1]
+    assert versions(cluster, url) == KNOWN
+
+
 async def test_a_migration_is_done_whole_or_not_at_all(
-    cluster: Cluster, url: str, second: list[str]
+    cluster: Cluster, url: str, later: list[str]
 ) -> None:
-    second.append("SELECT 1 / 0")
+    later.append("SELECT 1 / 0")
     async with open_store(url):
         pass
     with pytest.raises(Exception, match="division by zero"):
-        migrate(cluster, url, 2)
-    assert versions(cluster, url) == [(1, __version__)]
-    del second[1]
-    migrate(cluster, url, 2)  # the column is not there yet
-    assert [version for version, _ in versions(cluster, url)] == [1, 2]
+        migrate(cluster, url, LATER)
+    assert versions(cluster, url) == KNOWN
+    del later[1]
+    migrate(cluster, url, LATER)  # the column is not there yet
+    assert versions(cluster, url) == [*KNOWN, (LATER, __version__)]
 
 
-async def test_a_newer_schema_is_refused(cluster: Cluster, url: str, second: list[str]) -> None:
-    migrate(cluster, url, 2)
+async def test_a_newer_schema_is_refused(cluster: Cluster, url: str, later: list[str]) -> None:
+    migrate(cluster, url, LATER)
     said = await refused(url, "newer lightspan", kind=StoreFormatError)
-    assert "schema version 2" in said
-    assert f"{__version__} of {sys.executable}, knows 1" in said
+    assert f"schema version {LATER}" in said
+    assert f"{__version__} of {sys.executable}, knows {migrations.VERSION}" in said
 
 
 async def test_another_programs_schema_is_refused(cluster: Cluster, url: str) -> None:

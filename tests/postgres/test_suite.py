@@ -1,12 +1,14 @@
-"""PostgresStore against the suite."""
+"""PostgresStore against the suite; and served over HTTP, as trainings beyond one machine use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from tests.core.stores.served import Served
 
 from lightspan.stores.postgres.store import PostgresStore
+from lightspan.stores.remote.store import RemoteStore
 from lightspan.testing.store_suite import StoreSuite
 
 
@@ -20,3 +22,24 @@ class TestPostgresStore(StoreSuite):
         if name not in self._urls:
             self._urls[name] = self._make_url()
         return PostgresStore(self._urls[name], clock=clock)
+
+
+@pytest.mark.slow
+class TestServedPostgres(StoreSuite):
+    """Each client has a server of its own, on one database: any number of them may serve it."""
+
+    @pytest.fixture(autouse=True)
+    def schemas(self, make_url: Callable[..., str]) -> Iterator[None]:
+        self._make_url = make_url
+        self._urls: dict[str, str] = {}
+        self._servers: list[Served] = []
+        yield
+        for served in self._servers:
+            served.close()
+
+    def make_store(self, name: str, clock: Callable[[], float]) -> RemoteStore:
+        if name not in self._urls:
+            self._urls[name] = self._make_url()
+        url = self._urls[name]
+        self._servers.append(Served(lambda: PostgresStore(url, clock=clock)))
+        return RemoteStore(self._servers[-1].url)

@@ -15,7 +15,7 @@ import pytest
 from tests.core.gateway.posting import ask
 
 from lightspan.errors import ConfigError
-from lightspan.gateway import Gateway, bodies, connections, server
+from lightspan.gateway import Gateway, bodies, connections
 from lightspan.gateway.connections import MOST, most_connections
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
@@ -68,7 +68,7 @@ async def test_a_connection_that_idles_is_closed(
     store: Store, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was never used, one that was, and one whose headers never end."""
-    monkeypatch.setattr(server, "IDLE_S", 0.3)
+    monkeypatch.setattr(connections, "IDLE_S", 0.3)
     async with make_rig(store, "ok") as rig:
         unused, used, dribbling = [await connect(rig) for _ in range(3)]
         assert await health(used) == b"HTTP/1.1 200 OK"
@@ -158,7 +158,7 @@ async def test_a_client_that_is_gone_is_not_told_to_go_on() -> None:
         async def write(self, data: bytes) -> None:
             raise aiohttp.ClientConnectionResetError
 
-    await server._go_on(SimpleNamespace(headers={"Expect": "100-continue"}, writer=Gone()))
+    await connections.go_on(SimpleNamespace(headers={"Expect": "100-continue"}, writer=Gone()))
 
 
 async def test_where_none_idles_the_next_waits(store: Store, connect: Connect) -> None:

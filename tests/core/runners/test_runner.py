@@ -351,11 +351,11 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
             raise StoreError("busy")
         return await report(reports)
 
-    async def failing_claim(*args: Any) -> Any:
+    async def failing_claim(*args: Any, **named: Any) -> Any:
         failures[1] += 1
         if failures[1] == 1:
             raise StoreError("busy")
-        return await claim(*args)
+        return await claim(*args, **named)
 
     store.report = failing_report  # type: ignore[method-assign]
     store.claim = failing_claim  # type: ignore[method-assign,assignment]
@@ -363,6 +363,27 @@ async def test_a_store_that_fails_for_a_while(store: Store) -> None:
         [state] = await finished(store)
     assert state.status is RolloutStatus.SUCCEEDED
     assert failures[0] == 2
+
+
+async def test_a_claim_whose_answer_is_lost_strands_nothing(store: Store) -> None:
+    """The runner asks for the same claim again, and no lease has to end for it."""
+    await enqueue(store, [{"value": 1}] * 3)
+    claim, asked = store.claim, list[str]()
+
+    async def unanswered(*args: Any, **named: Any) -> Any:
+        claims = await claim(*args, **named)
+        asked.append(named["request_id"])
+        if len(asked) == 1:
+            assert len(claims) == 2
+            raise StoreError("the answer is lost")
+        return claims
+
+    store.claim = unanswered  # type: ignore[method-assign,assignment]
+    async with running(store, apps.returns, slots=2):
+        states = await finished(store)
+    assert asked[0] == asked[1] != asked[2]
+    attempts = await store.attempts([state.rollout.rollout_id for state in states])
+    assert [attempt.number for attempt in attempts] == [1, 1, 1]
 
 
 class Unreadable(Exception):

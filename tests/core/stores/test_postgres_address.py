@@ -13,7 +13,8 @@ from lightspan.runners.joiner import JoinOptions
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
 from lightspan.stores import names_store, open_store, public_url
-from lightspan.stores.postgres.address import read_address, secrets_of
+from lightspan.stores.known_secrets import secrets_of
+from lightspan.stores.postgres.address import read_address
 from lightspan.stores.postgres.server import Patience
 
 SECRET = "hunter2"

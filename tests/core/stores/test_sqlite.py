@@ -16,6 +16,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.core.stores.programs import END, FORKED, WRITER, check_acknowledged
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreClosedError, StoreError, StoreFormatError
-from lightspan.schema.records import Attempt, RolloutStatus
+from lightspan.schema.records import Attempt, RolloutStatus, new_id
 from lightspan.stores import open_store
 from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.memory import MemoryStore
@@ -100,7 +101,7 @@ def test_memory_urls() -> None:
         "sqlite://host/x.db",
         "sqlite:folder/",
         "x.db?mode=ro",
-        "http://host/x.db",
+        "ftp://host/x.db",
     ],
 )
 def test_urls_of_nothing(url: str) -> None:
@@ -161,8 +162,24 @@ async def test_an_older_store(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     async with SQLiteStore(path):
         pass
-    _execute(path, f"PRAGMA user_version = {sqlite_file.FORMAT_VERSION - 1}")
+    _execute(path, f"PRAGMA user_version = {sqlite_file.OLDEST_VERSION - 1}")
     await _refused(path, StoreFormatError, "older lightspan", "format 1", "with that lightspan")
+
+
+async def test_a_store_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None:
+    """It keeps what it has; a lightspan that wrote format 2 may have it open still, and go on."""
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        assert await store.allot_version("sql", "run", 1) == 1
+    _execute(path, "ALTER TABLE policies DROP COLUMN request_id", "PRAGMA user_version = 2")
+    async with SQLiteStore(path) as store, SQLiteStore(path):
+        request_id = new_id("version")
+        asked = [await store.allot_version("sql", request_id=request_id) for _ in range(2)]
+        assert asked == [2, 2]
+        assert [each.run_id for each in await store.policy_versions("sql")] == ["run", ""]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (sqlite_file.FORMAT_VERSION,)
+        db.execute("INSERT INTO policies (policy, version, run_id, step) VALUES ('sql', 3, '', 0)")
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class StoreViews:
         """Note a sign of life; its lease tells the other processes."""
         self._heard[attempt.attempt_id] = heard
         if heard > attempt.started_at:
-            lease_s = LEASE_S + heard - clock.now()
+            lease_s = max(0.0, LEASE_S + heard - clock.now())
             await self.store.heartbeat([r.AttemptRef(attempt.attempt_id, attempt.epoch)], lease_s)
 
     async def _end(

@@ -18,6 +18,11 @@ It ends when a training that it joined is complete. When one is stopped or kille
 can be resumed. Ctrl-C lets attempts under way end; a second Ctrl-C, or SIGTERM, gives them back to
 the training, and so does the end of their lease if the runner is killed. No attempt is lost.
 
+On a served store (--store https://...) the key in LIGHTSPAN_STORE_KEY is taken out of the
+environment before the app is loaded. But the app shares its process with the runner, which holds
+the key, and so it does with --isolation process: it could report for itself. Only apps that are a
+Command, a program of their own, are kept from that.
+
 Exit status: 0 ended as meant; 1 the app is not in this environment, the two sides' versions of
 lightspan do not fit, or the store cannot be used; 2 wrong arguments.
 """
@@ -68,7 +73,10 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from lightspan.runners.joiner import JoinOptions, join
+    from lightspan.stores.remote.address import names_server, take_key
 
+    if names_server(options.store):
+        take_key(options.store)  # before the app is loaded, which must not find it
     asyncio.run(
         join(
             JoinOptions(

@@ -1,29 +1,51 @@
-"""`lightspan serve`: the trained policies, or a model, at one OpenAI-compatible endpoint."""
+"""`lightspan serve`: trained policies or a model, at one OpenAI-compatible endpoint; or a store."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightspan.errors import ConfigError
+
+ROLES: Final = {
+    "admin": "who may do everything",
+    "trainer": "trainers, which ask for rollouts and read what became of them",
+    "runner": "runners, which claim, record and report",
+}
+"""Of those who use a store, with what they may."""
+_OF_RUNS: Final[dict[str, Any]] = {
+    "device": "cpu",
+    "dtype": "auto",
+    "api_key_env": None,
+    "max_tokens": None,
+    "upstream": None,
+    "upstream_key_env": None,
+    "allow_upstream": [],
+}
+_OF_STORES: Final[dict[str, Any]] = {
+    **{f"{role}_key_env": [] for role in ROLES},
+    "without_key": False,
+}
 
 
 def add(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser(
         "serve",
-        help="serve the policies of a complete run, or a model, to apps",
+        help="serve the policies of a complete run, or a model, to apps; or a store over HTTP",
         description="Serve the trained policies of a run at one endpoint, for OpenAI's clients and "
         "Anthropic's, agents mapped as trained, and print the one line to change in the app. Or a "
         "model without a run, in a folder as Hugging Face has it, which answers every agent. "
         "Sampling is what a request says; what cannot be honoured is refused, but for settings "
         "that only one provider's models have (such as verbosity): these are set aside, and "
-        "counted.",
+        "counted. With --store a store instead: trainers and runners of other machines open it as "
+        "https://HOST:PORT, each with a key that says what it may do.",
     )
     parser.add_argument(
         "run_folder",
         type=Path,
+        nargs="?",
         metavar="RUN|MODEL",
         help="a folder: of a run, such as runs/sql, or of a model",
     )
@@ -61,14 +83,75 @@ def add(commands: Any) -> None:
         help="an endpoint of the run's own that calls may go to, with the key of its variable; "
         "needed for a run that you have not trained here (repeatable)",
     )
+    _add_store(parser)
     parser.set_defaults(run=_run)
 
 
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "a store",
+        "Keys are read from the variables named here, each of which may be given several times: a "
+        "new key is handed out before the old one is taken away.",
+    )
+    group.add_argument(
+        "--store",
+        metavar="URL",
+        help="a SQLite file or a PostgreSQL database, in place of a folder",
+    )
+    for role, may in ROLES.items():
+        group.add_argument(
+            f"--{role}-key-env",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help=f"a variable with the key of {may}",
+        )
+    group.add_argument(
+        "--without-key",
+        action="store_true",
+        help="let in every program of this machine, with --host at a loopback address only",
+    )
+
+
 def _run(options: argparse.Namespace) -> None:
-    if options.max_tokens is not None and options.max_tokens < 1:
-        raise ConfigError(f"--max-tokens {options.max_tokens} must be at least 1")
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} is no port: give one from 1 to 65535, or 0")
+    _check_kind(options)
+    if options.store is None:
+        _serve_run(options)
+    else:
+        _serve_store(options)
+
+
+def _check_kind(options: argparse.Namespace) -> None:
+    """Raise `ConfigError` for both kinds of server, for none, and for what the other kind takes."""
+    if (options.run_folder is None) == (options.store is None):
+        raise ConfigError("name what to serve: the folder of a run or a model, or --store URL")
+    others = _OF_RUNS if options.store is not None else _OF_STORES
+    for name, default in others.items():
+        if getattr(options, name) != default:
+            kind = "a run or a model" if options.store is not None else "a store (--store)"
+            raise ConfigError(f"--{name.replace('_', '-')} applies to {kind} only")
+
+
+def _serve_store(options: argparse.Namespace) -> None:
+    from lightspan.serving.store.process import StoreOptions, serve_store
+    from lightspan.stores.remote.operations import Role
+
+    serve_store(
+        StoreOptions(
+            url=options.store,
+            host=options.host,
+            port=options.port,
+            key_variables={role: getattr(options, f"{role}_key_env") for role in Role},
+            without_key=options.without_key,
+        )
+    )
+
+
+def _serve_run(options: argparse.Namespace) -> None:
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise ConfigError(f"--max-tokens {options.max_tokens} must be at least 1")
     from lightspan.serving.endpoint import ServeOptions, serve
 
     serve(

@@ -59,17 +59,24 @@ async def read_body(request: web.Request, reading: Workers) -> Body:
     """
     dialect = request.rel_url.raw_path.rpartition("/v1/")[2]
     packing = request.headers.get("Content-Encoding", "").strip().lower()
-    parts = await _received(request)
+    parts = await received(request)
     size = sum(map(len, parts))
     if packing not in ("", "identity"):  # it may be large, however small it is
         size += SMALL + 1
     return await reading.run(_decoded, parts, packing, dialect, request.client_max_size, size=size)
 
 
-async def _received(request: web.Request) -> list[bytes]:
-    """All of it, in parts, which are joined beside the event loop.
+async def received(
+    request: web.Request, arrived: Callable[[int], object] | None = None
+) -> list[bytes]:
+    """All of a body as it was sent, in parts: a large one is joined beside the event loop.
+
+    `arrived` is told of the bytes of each part, and ends the reading by what it raises.
 
     aiohttp's own `read` would keep it as long as the connection idles afterwards.
+
+    Raises:
+        ApiError: 4xx, it is too large, too slow, or malformed.
     """
     most, parts, size = request.client_max_size, list[bytes](), 0
     try:
@@ -77,6 +84,8 @@ async def _received(request: web.Request) -> list[bytes]:
             async for part in request.content.iter_any():
                 parts.append(part)
                 size += len(part)
+                if arrived is not None:
+                    arrived(len(part))
                 if size > most:
                     raise _too_large(most)
     except TimeoutError as error:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import EngineError
-from lightspan.gateway.connections import IDLE_S, Connections, Handler
+from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
 from lightspan.gateway.delivery import deliver
 from lightspan.gateway.dialects import DIALECTS, Dialect
 from lightspan.gateway.heap import return_memory
@@ -27,16 +25,6 @@ from lightspan.schema.texts import clean_text
 
 log = logging.getLogger(__name__)
 
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it tells of a failure of ours. Of every malformed request aiohttp tells too, with a
-    traceback."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_is_ours)
 
 MAX_BODY: Final = 16 * 2**20
 
@@ -83,16 +71,7 @@ class Server:
         middlewares = [self._connections.working]
         app = web.Application(client_max_size=self._max_body, middlewares=middlewares)
         app.add_routes(self._routes())
-        self._app_runner = web.AppRunner(
-            app,
-            # a client that leaves cancels its handler, and so its generation
-            handler_cancellation=True,
-            auto_decompress=False,  # it would unpack on the event loop, before anybody is admitted
-            keepalive_timeout=IDLE_S,
-            logger=_http_log,
-            access_log=None,
-            shutdown_timeout=self.terms.shutdown_s,
-        )
+        self._app_runner = http_runner(app, self.terms.shutdown_s)
         await self._app_runner.setup()
         assert self._app_runner.server is not None  # it was set up
         self._connections.accept(self._app_runner.server)
@@ -124,8 +103,8 @@ class Server:
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
-        get = partial(web.get, expect_handler=_go_on)
-        post = partial(web.post, expect_handler=_go_on)
+        get = partial(web.get, expect_handler=go_on)
+        post = partial(web.post, expect_handler=go_on)
         routes: list[web.AbstractRouteDef] = [
             get("/health", self._health),
             *(
@@ -144,7 +123,7 @@ class Server:
                 ),
                 post(f"{prefix}/messages/count_tokens", _guarded(self._count, refusal)),
             ]
-        anything = web.route("*", "/{path:.*}", _guarded(self._not_found), expect_handler=_go_on)
+        anything = web.route("*", "/{path:.*}", _guarded(self._not_found), expect_handler=go_on)
         return [*routes, anything]
 
     async def _ask(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
@@ -204,15 +183,6 @@ def _guarded(
         return web.Response(body=told, status=refused.status, content_type="application/json")
 
     return guarded
-
-
-async def _go_on(request: web.Request) -> None:
-    """Let a client go on that waits for leave to send its body. Other expectations are passed over:
-    aiohttp fails where it quotes one that is no text."""
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        with suppress(ConnectionError):  # the client is gone: aiohttp would log a failure of ours
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the answer yet
 
 
 def _check_headers(request: web.Request) -> None:

@@ -37,7 +37,7 @@ from lightspan.schema.checks import check_whole
 from lightspan.schema.records import new_id
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import at_second_interrupt
-from lightspan.stores.postgres.address import secrets_of
+from lightspan.stores.known_secrets import secrets_of
 
 log = logging.getLogger(__name__)
 

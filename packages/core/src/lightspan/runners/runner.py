@@ -118,6 +118,9 @@ class Runner:
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
         must not be blamed on another one. Only where a `Guard` says that it can be replaced."""
         self._runs: Sequence[str | None] = [self.config.run_id]
+        self._unanswered: dict[str | None, str] = {}
+        """Run → the id of a claim that got no answer: it is asked for again, not anew, or what it
+        began would be stranded until its lease ends."""
         self.claimed = 0
         """Attempts so far, those that are over included."""
         self.pool = ThreadPoolExecutor(self.config.slots, thread_name_prefix="lightspan-app")
@@ -240,11 +243,16 @@ class Runner:
         config = self.config
         claims: list[Claim] = []
         try:
-            for run_id in self._runs:
+            # who got no answer is first: what it was given fits into what is free now, and is its
+            for run_id in sorted(self._runs, key=lambda run_id: run_id not in self._unanswered):
                 if claims and claims[0].alone:
                     break
                 left, idle = free - len(claims), not self._tasks and not claims
-                claims += await self.store.claim(config.name, left, config.lease_s, run_id, idle)
+                request_id = self._unanswered.setdefault(run_id, new_id("claim"))
+                claims += await self.store.claim(
+                    config.name, left, config.lease_s, run_id, idle, request_id=request_id
+                )
+                del self._unanswered[run_id]
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
             self._note_store(error)

@@ -36,7 +36,8 @@ from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import keep_time
-from lightspan.stores.postgres.address import keep_secrets
+from lightspan.stores.known_secrets import keep_secrets
+from lightspan.stores.remote.address import names_server, take_key
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -114,6 +115,8 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
     threads.carry()  # before the app begins workers of its own
     try:
+        if names_server(plan.store_url):
+            take_key(plan.store_url)
         app = load_app(plan.app)
     except LightspanError as error:
         _say(lifeline, Word(error=str(error)))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -22,6 +20,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
 from lightspan.schema.texts import add_key_variable
 from lightspan.serving.model_folder import is_model_folder, neither, served_model
+from lightspan.serving.signals import stop_signals
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
 from lightspan.training.embedded import uses_base
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 """How often it is looked whether the engine lives."""
-_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +190,7 @@ def serve(
             async with gateway:
                 with (
                     short_pauses(),
-                    _stop_signals() as stopping,
+                    stop_signals() as stopping,
                 ):  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):
                         lines.line(line)
@@ -212,21 +210,6 @@ async def _until_stopped(stopping: asyncio.Event, engine: TokenEngine) -> None:
     while not stopping.is_set():
         engine.usage()
         await within(LOOK_S, stopping)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that a signal sets; afterwards a signal ends the process, as it always would."""
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-    for number in _STOP_SIGNALS:
-        with suppress(ValueError, RuntimeError):  # not the main thread
-            loop.add_signal_handler(number, stopping.set)
-    try:
-        yield stopping
-    finally:
-        for number in _STOP_SIGNALS:
-            with suppress(ValueError, RuntimeError):
-                loop.remove_signal_handler(number)
 
 
 def _account(gateway: ServingGateway) -> str:

@@ -8,12 +8,10 @@ is refused, but for `STEERING`, which is set aside and counted.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -30,6 +28,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Attempt, Claim, Mode, Rollout
 from lightspan.schema.routing import BASE_POLICY, Route, Routing, Rule, Target
 from lightspan.schema.tokens import CallOutcome
+from lightspan.serving.loopback import check_local, is_loopback
 
 log: Final = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Visitors(Terms):
             ApiError: 401 for a wrong key, 403 for a web page of elsewhere where there is no key.
         """
         if self._key is None:
-            _check_local(request)
+            check_local(request, "start it with --api-key-env NAME")
         elif not hmac.compare_digest(token_of(request).encode(), self._key.encode()):
             raise ApiError(401, "wrong API key, or none", code="invalid_api_key")
         return self._account
@@ -258,14 +257,6 @@ def _public(target: Target) -> Target:
     return Target(route=target.route, policy=target.policy)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine is behind that name or address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def check_open(host: str, key: str | None) -> None:
     """Raise `ConfigError` if others could reach the endpoint without a key."""
     if key is None and not is_loopback(host):
@@ -275,24 +266,6 @@ def check_open(host: str, key: str | None) -> None:
         )
     if key is not None and not key.strip():
         raise ConfigError("the API key is empty: set its variable to a long random text")
-
-
-def _check_local(request: web.Request) -> None:
-    """Without a key: no web page of elsewhere that a browser on this machine has open."""
-    for url in (f"//{request.host}", request.headers.get("Origin")):
-        if url is not None and not is_loopback(_host_of(url)):
-            raise ApiError(
-                403,
-                f"a request for or from {_host_of(url)!r} is refused: without a key this endpoint "
-                "is for programs of this machine (start it with --api-key-env NAME)",
-            )
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 __all__ = ["ServingGateway", "Tally", "Use", "Visitors", "check_open", "is_loopback", "is_name"]

@@ -3,10 +3,12 @@
 In go rollouts to run and, from runners and the gateway, attempts with their spans, token records
 and rewards; out come claims and, for the learner, what was recorded. `protocol` says what a store
 does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
-database for those of many. What all share: `_state_machine` moves rollouts and attempts, `_leases`
-gives, extends and loses an attempt's lease, `_encoding` turns records into bytes, `_signal` wakes
-who waits for a change; what those in SQL share is in `_sql`. `event_loop` uses a store from plain
-code. Most code needs only `open_store`, which imports a store when it is opened.
+database for those of many, `remote` one of these that another process serves over HTTP. What all
+share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
+lease, `_requests` lets a claim be repeated, `_encoding` turns records into bytes, `_signal` wakes
+who waits for a change; what those in SQL share is in `_sql`. `known_secrets` has what belongs to a
+URL and is shown nowhere. `event_loop` uses a store from plain code. Most code needs only
+`open_store`, which imports a store when it is opened.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Final
 from lightspan.errors import ConfigError, NotFoundError, short_tracebacks
 from lightspan.stores.postgres import address
 from lightspan.stores.protocol import Store
+from lightspan.stores.remote.address import names_server, read_address
 
 __all__ = ["names_store", "open_existing", "open_store", "public_url"]
 
@@ -26,7 +29,7 @@ _SUFFIXES: Final = (".db", ".sqlite")
 _POWER_LOSS: Final = "power_loss=true"
 _ALTERNATIVES: Final = (
     "use 'memory:' (this process only), 'sqlite:///absolute/path.db', 'sqlite:relative/path.db', "
-    "a path that ends in .db or .sqlite, or 'postgresql://user@host/database'"
+    "a path that ends in .db or .sqlite, 'postgresql://user@host/database', or 'https://host:port'"
 )
 
 
@@ -37,6 +40,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     `memory:` is a new store each time. `sqlite:…?power_loss=true` survives a power loss as well as
     `kill -9`, at the price of one disk flush per transaction. `postgresql://user@host/database` is
     a schema of a database (`lightspan[postgres]`), `lightspan` or the one of `?schema=…`.
+    `https://host:port` is what `lightspan serve --store` serves there (`lightspan[http]`); its key
+    is in `LIGHTSPAN_STORE_KEY`, or in the variable of `?api_key_env=…`.
 
     Raises:
         ConfigError: the URL names no store, or what it needs is not installed.
@@ -50,6 +55,10 @@ def _named(text: str, *, create: bool) -> Store:
         from lightspan.stores.postgres.store import PostgresStore
 
         return PostgresStore(text, create=create)
+    if names_server(text):
+        from lightspan.stores.remote.store import RemoteStore
+
+        return RemoteStore(text)
     if text in ("memory:", "memory://"):
         from lightspan.stores.memory import MemoryStore
 
@@ -77,7 +86,8 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
 def names_store(text: str) -> bool:
     """Whether a text looks like a store's URL or file rather than a folder."""
     schemes = ("memory:", "sqlite:", address.SCHEME)
-    return _with_scheme(text).startswith(schemes) or text.partition("?")[0].endswith(_SUFFIXES)
+    is_url = _with_scheme(text).startswith(schemes) or names_server(text)
+    return is_url or text.partition("?")[0].endswith(_SUFFIXES)
 
 
 def public_url(url: str | os.PathLike[str]) -> str:
@@ -85,9 +95,11 @@ def public_url(url: str | os.PathLike[str]) -> str:
     remembers, so that it opens the same store.
 
     Raises:
-        ConfigError: a `postgresql://` URL that cannot be read.
+        ConfigError: a `postgresql://` or `https://` URL that cannot be read.
     """
     text = _with_scheme(os.fspath(url))
+    if names_server(text):
+        return read_address(text).url
     return address.read_address(text).url if text.startswith(address.SCHEME) else text
 
 

@@ -16,6 +16,7 @@ from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME
 from lightspan.schema.records import AttemptRef, Peer, Rollout
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores._arguments import check_integer
 from lightspan.stores.protocol import StoredCall
 
 _replace = msgspec.structs.replace
@@ -74,7 +75,10 @@ class PackedCall(NamedTuple):
 
 
 def pack_rollout(rollout: Rollout) -> PackedRollout:
-    """Raises `DataError` if the task is no JSON."""
+    """Raises `DataError` if the task is no JSON, or a number is none that a store can keep."""
+    what = f"rollout {rollout.rollout_id!r:.100}"
+    check_integer(f"{what}: step", rollout.step)
+    check_integer(f"{what}: max_infrastructure_tries", rollout.max_infrastructure_tries)
     return PackedRollout(rollout, _encode(f"the task of rollout {rollout.rollout_id!r}", rollout))
 
 
@@ -86,6 +90,7 @@ def unpack_rollout(body: bytes) -> Rollout:
 def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
     """Raises `DataError`."""
     _check_owner(span.attempt_id, f"span {span.span_id!r}", attempt.attempt_id)
+    check_integer("epoch", attempt.epoch)
     try:
         body = encode_span(span)
     except (TypeError, ValueError, OverflowError) as error:
@@ -106,6 +111,8 @@ def pack_call(call: StoredCall) -> PackedCall:
 def pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
     """Raises `DataError`."""
     _check_owner(record.attempt_id, f"token record {record.call_id!r}", attempt_id)
+    check_integer("choice", record.choice)
+    check_integer("sequence_start", record.sequence_start)
     head = _replace(record, prompt=b"", response=b"", logprob_data=b"")
     return PackedRecord(
         record.call_id,

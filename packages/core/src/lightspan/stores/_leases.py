@@ -3,18 +3,30 @@
 A lease that ran out is lost when somebody claims or expires, not before: until then its runner may
 still extend it or report. To lose it seals the attempt, and the rollout is queued for another one
 with another epoch: what the old runner still writes is late (`is_late`), kept and never trained.
+
+A claim can be repeated by whoever got no answer (`_requests`).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
+from lightspan.stores._arguments import LARGEST_INTEGER, check_integer, check_lease
+from lightspan.stores._encoding import unpack_rollout
+from lightspan.stores._requests import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
+
+_ALONE: Final = "alone"
+"""The place in its claim of a rollout that is to be run alone, and so the only one."""
+
+_LOOK: Final = (16, 256)
+"""How many places of a repeated claim are looked at in one query, at least and at most."""
 
 
 class ClaimRequest(NamedTuple):
@@ -24,17 +36,112 @@ class ClaimRequest(NamedTuple):
     slots: int
     lease_s: float
     run_id: str | None
-    idle: bool = True
+    idle: bool
+    request_id: str
+    may_be_repeated: bool
+    """Whether the caller made the id, and so may have asked under it before."""
+    first: int = 0
+    """How many were taken under this id before: a large claim is made in parts."""
+
+    def part(self, taken: int, most: int) -> ClaimRequest:
+        """What is left after so many were taken; of this, so many at most."""
+        left = max(0, min(self.slots - taken, most))
+        return self._replace(slots=left, first=taken, idle=self.idle and not taken)
+
+    def attempt_id(self, place: int | str) -> str:
+        """Of the attempt at this place in the claim."""
+        return derived_id("at", self.request_id, place)
 
 
-def claim(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
+class Claimed(NamedTuple):
+    """What a request was given."""
+
+    claims: list[Claim]
+    taken: int
+    """How many rollouts it took at first; of one repeated later some may be lost."""
+
+
+def claim_request(
+    runner_id: str,
+    slots: int,
+    lease_s: float,
+    run_id: str | None,
+    idle: bool,
+    request_id: str | None,
+) -> ClaimRequest:
+    """What `Store.claim` was asked, under an id of its own if the caller gave none.
+
+    Raises `DataError`.
+    """
+    check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than none are none
+    check_lease(lease_s)
+    if request_id is not None:
+        check_id(request_id)
+    made = new_id("claim") if request_id is None else request_id
+    return ClaimRequest(runner_id, slots, lease_s, run_id, idle, made, request_id is not None)
+
+
+def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
     """Start an attempt for each of the oldest queued rollouts; for one that is to be run alone if
-    there is one and the runner is idle."""
+    there is one and the runner is idle. A repeated request gets what it got before.
+
+    Raises `ConflictError`.
+    """
+    if request.may_be_repeated and (before := _begun(tables, request)):
+        return _again(tables, request, before, now)
+    claims = _new_claims(tables, request, now)
+    return Claimed(claims, len(claims))
+
+
+def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
+    """The attempts that this request began when it was asked before, in the order of the claim:
+    all of them, however many slots it says now, or those left out would be stranded.
+
+    Raises `ConflictError`.
+    """
+    ids = [request.attempt_id(_ALONE), request.attempt_id(request.first)]
+    found = tables.attempts_by_id(ids)
+    at_once = min(max(request.slots, _LOOK[0]), _LOOK[1])
+    place, goes_on = request.first + 1, ids[1] in found
+    while goes_on:
+        some = [request.attempt_id(each) for each in range(place, place + at_once)]
+        more = tables.attempts_by_id(some)
+        ids, found = ids + some, {**found, **more}
+        place, goes_on = place + at_once, len(more) == at_once
+    for attempt in found.values():
+        if attempt.runner_id != request.runner_id:
+            raise ConflictError(
+                f"runner {attempt.runner_id!r} has claimed under the request id that runner "
+                f"{request.runner_id!r} gives; each request needs an id of its own"
+            )
+    return [found[attempt_id] for attempt_id in ids if attempt_id in found]
+
+
+def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now: float) -> Claimed:
+    """The claim of before, without what is over. Whoever asks lives, as by a heartbeat."""
+    lease_until, alone = now + request.lease_s, request.attempt_id(_ALONE)
+    going = [replace(each, lease_until=lease_until) for each in begun if not each.sealed]
+    tables.update_attempts(going)
+    bodies = tables.bodies([attempt.rollout_id for attempt in going])
+    claims = [
+        Claim(
+            rollout=unpack_rollout(bodies[attempt.rollout_id]),
+            attempt=attempt,
+            alone=attempt.attempt_id == alone,
+        )
+        for attempt in going
+    ]
+    return Claimed(claims, len(begun))
+
+
+def _new_claims(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
     claims, moved = [], []
     one = min(request.slots, 1) if request.idle else 0
     taken = tables.take_queued(one, request.run_id, alone=True)
-    for before, rollout in taken or tables.take_queued(request.slots, request.run_id):
-        attempt = _new_attempt(before, request, now)
+    queued = taken or tables.take_queued(request.slots, request.run_id)
+    for place, (before, rollout) in enumerate(queued, request.first):
+        attempt_id = request.attempt_id(_ALONE if before.alone else place)
+        attempt = _new_attempt(attempt_id, before, request, now)
         claims.append(Claim(rollout=rollout, attempt=attempt, alone=before.alone))
         moved.append(started(before, attempt, tables.next_change()))
     if claims:
@@ -43,9 +150,8 @@ def claim(tables: Tables, request: ClaimRequest, now: float) -> list[Claim]:
     return claims
 
 
-def _new_attempt(before: Progress, request: ClaimRequest, now: float) -> Attempt:
+def _new_attempt(attempt_id: str, before: Progress, request: ClaimRequest, now: float) -> Attempt:
     number = before.attempts + 1
-    attempt_id = new_id("at")
     return Attempt(
         attempt_id=attempt_id,
         rollout_id=before.rollout_id,

@@ -33,6 +33,12 @@ from lightspan.schema.resources import (
 from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
 from lightspan.stores import _leases, _state_machine
+from lightspan.stores._arguments import (
+    check_integer,
+    check_lease,
+    check_rewards,
+    check_timeout,
+)
 from lightspan.stores._encoding import (
     PackedCall,
     PackedRecord,
@@ -48,7 +54,7 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
 from lightspan.stores.protocol import (
@@ -108,10 +114,19 @@ class MemoryStore(Store):
             _state_machine.check_known("resources", [resources_id], tables.resources)
             return decode_resources(tables.resources[resources_id])
 
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+    async def allot_version(
+        self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
+    ) -> int:
+        check_integer("step", step)
+        if request_id is not None:
+            check_id(request_id)
         with self._opened() as tables:
             versions = tables.policies[policy]
             version = len(versions) + 1
+            if request_id is not None:
+                known = tables.allotted.setdefault((policy, request_id), version)
+                if known != version:
+                    return known
             versions.append(PolicyVersion(policy=policy, version=version, run_id=run_id, step=step))
             return version
 
@@ -137,20 +152,24 @@ class MemoryStore(Store):
         lease_s: float,
         run_id: str | None = None,
         idle: bool = True,
+        *,
+        request_id: str | None = None,
     ) -> list[Claim]:
+        request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         with self._opened() as tables:
             now = self._clock()
             _leases.expire(tables, len(tables.attempts), now)
-            request = ClaimRequest(runner_id, slots, lease_s, run_id, idle)
-            return _leases.claim(tables, request, now)
+            return _leases.claim(tables, request, now).claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        check_lease(lease_s)
         with self._opened() as tables:
             items = [(ref, lease_s) for ref in attempts]
             mine = _leases.heartbeat(tables, items, self._clock())
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
+        check_rewards(reports)
         with self._opened() as tables:
             return _state_machine.report(tables, reports, self._clock())
 
@@ -172,6 +191,9 @@ class MemoryStore(Store):
         status: Sequence[RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[RolloutState]:
+        for name, value in (("step", step), ("limit", limit)):
+            if value is not None:
+                check_integer(name, value)
         with self._opened() as tables:
             matching = (
                 row
@@ -186,6 +208,8 @@ class MemoryStore(Store):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         with self._signal.waiter() as waiter:
             while True:
@@ -356,6 +380,8 @@ class _MemoryTables(_state_machine.Tables):
         self.change = 0
         self.resources: dict[str, bytes] = {}
         self.policies: defaultdict[str, list[PolicyVersion]] = defaultdict(list)
+        self.allotted: dict[tuple[str, str], int] = {}
+        """(Policy, id of a request) → the version that it was given."""
         self.peers: dict[str, tuple[float, bytes]] = {}
         self.rollouts: dict[str, _RolloutRow] = {}
         self.attempts: dict[str, _AttemptRow] = {}

@@ -72,7 +72,13 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """Rollouts, attempts, spans and token records, kept for runners, gateway and learner.
 
-    Every method may raise `StoreClosedError`.
+    Every method may raise `StoreClosedError`, and `DataError` for a number that no store can keep
+    or count with: NaN or infinity, a negative one, an integer of 2**63 or more.
+
+    Every write may be repeated, as by whoever got no answer and does not know whether it was done.
+    Most go by ids in what is written; those that make ids themselves (`claim`, `allot_version`)
+    take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
+    answered at first, but for `cancel` and `expire`, which count what was left to do.
 
     Time is the store's own clock, because the clocks of runners differ. A write under a lost epoch,
     or to a sealed attempt, never changes state, reward or seal; its spans and token records are
@@ -114,8 +120,14 @@ class Store(Protocol):
         """Raises `NotFoundError`."""
         ...
 
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
-        """The policy's next version, 1 first; never the same twice, whoever asks."""
+    async def allot_version(
+        self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
+    ) -> int:
+        """The policy's next version, 1 first; never the same twice, whoever asks.
+
+        The same `request_id` asked again for the same policy gives the same version. Without one
+        whoever got no answer asks for another version, and one is passed over.
+        """
         ...
 
     async def policy_versions(self, policy: str) -> list[PolicyVersion]: ...
@@ -150,12 +162,23 @@ class Store(Protocol):
         lease_s: float,
         run_id: str | None = None,
         idle: bool = True,
+        *,
+        request_id: str | None = None,
     ) -> list[Claim]:
         """At most `slots` queued rollouts (oldest first), each with a new running attempt.
+
+        The same `request_id` asked again gives the same claim, with its leases extended, but for
+        attempts that are over by now; only if there was nothing to claim it is a new one. So
+        whoever got no answer strands nothing by asking again. Who has the id has the claim: it is
+        in no attempt id, and nobody else needs to know it.
 
         Expired leases are lost first. `run_id` limits the claim to one run's rollouts. A rollout
         that is queued again keeps its place; one that is to be run alone (`Report.alone`) comes
         first and is claimed alone, by a runner that has nothing under way (`idle`).
+
+        Raises:
+            ConflictError: another runner has claimed under this `request_id`.
+            DataError: a `request_id` that `records.new_id` does not make.
         """
         ...
 
@@ -180,11 +203,11 @@ class Store(Protocol):
         ...
 
     async def expire(self) -> int:
-        """Lose every attempt whose lease ran out; returns how many."""
+        """Lose every attempt whose lease ran out; returns how many, of this time."""
         ...
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        """Cancel those that have not ended, running attempts too; returns how many.
+        """Cancel those that have not ended, running attempts too; returns how many, of this time.
 
         Raises:
             NotFoundError: one of them is unknown; nothing is cancelled then.

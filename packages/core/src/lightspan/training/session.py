@@ -34,6 +34,7 @@ from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan.stores.remote.address import names_server, take_key
 from lightspan.training import checkpoints
 from lightspan.training.best_step import Standing
 from lightspan.training.budget import CallBudget
@@ -183,6 +184,10 @@ class Session:
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
+        if names_server(url):
+            # Before any process is started: a runner's own has the app in it, and finds its
+            # environment in /proc even where it has taken the variable out (`take_key`).
+            take_key(url)
         self.store = await self._stack.enter_async_context(open_store(url))
         if not self.store.capabilities.multi_process:
             raise UnsupportedError(

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
-from lightspan.schema.records import Claim, Report
+from lightspan.schema.records import Report
 from lightspan.stores import _leases, _state_machine
 from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._leases import Claimed, ClaimRequest
 from lightspan.stores._sql.jobs import GROUP_COST, Work
 from lightspan.stores._sql.tables import ReadTables, WriteTables
 
@@ -90,8 +90,8 @@ class OpenDatabase(ABC):
         """The move over these tables, at the time of the store's clock."""
         return lambda items: move(self.moving, items, self.moving.now())
 
-    def claim(self, items: Sequence[ClaimRequest]) -> list[list[Claim] | None]:
-        """Per request its claims; None if so many leases had run out that there may be more."""
+    def claim(self, items: Sequence[ClaimRequest]) -> list[Claimed | None]:
+        """Per request what it gets; None if so many leases had run out that there may be more."""
         now = self.moving.now()
         if _leases.expire(self.moving, CHUNK, now) == CHUNK:
             return [None] * len(items)

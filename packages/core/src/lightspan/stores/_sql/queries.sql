@@ -11,9 +11,12 @@ SELECT body FROM resources WHERE resources_id = ?
 -- name: last_version
 SELECT coalesce(max(version), 0) FROM policies WHERE policy = ?
 
+-- name: allotted_version
+SELECT version FROM policies WHERE policy = ? AND request_id = ?
+
 -- name: insert_version
-INSERT INTO policies (policy, version, run_id, step)
-VALUES (?, ?, ?, ?)
+INSERT INTO policies (policy, version, run_id, step, request_id)
+VALUES (?, ?, ?, ?, ?)
 
 -- name: policy_versions
 SELECT policy, version, run_id, step FROM policies WHERE policy = ? ORDER BY version

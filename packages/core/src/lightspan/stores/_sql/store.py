@@ -28,8 +28,15 @@ from lightspan.schema.records import (
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome, TokenRecord
+from lightspan.stores import _leases
+from lightspan.stores._arguments import (
+    check_integer,
+    check_lease,
+    check_rewards,
+    check_timeout,
+)
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
-from lightspan.stores._leases import ClaimRequest
+from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.jobs import Work
@@ -132,9 +139,14 @@ class SQLStore(Store, Generic[D]):
     async def get_resources(self, resources_id: str) -> NamedResources:
         return await self._read(self._opened.reader.resources, resources_id)
 
-    async def allot_version(self, policy: str, run_id: str = "", step: int = 0) -> int:
+    async def allot_version(
+        self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
+    ) -> int:
+        check_integer("step", step)
+        if request_id is not None:
+            check_id(request_id)
         work = self._opened.moving.allot_versions
-        [version] = await self._write(work, [(policy, run_id, step)])
+        [version] = await self._write(work, [(policy, run_id, step, request_id)])
         return version
 
     async def policy_versions(self, policy: str) -> list[PolicyVersion]:
@@ -157,24 +169,30 @@ class SQLStore(Store, Generic[D]):
         lease_s: float,
         run_id: str | None = None,
         idle: bool = True,
+        *,
+        request_id: str | None = None,
     ) -> list[Claim]:
+        whole = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         claims: list[Claim] = []
+        taken = 0
         while True:
-            wanted = max(0, min(slots - len(claims), CHUNK))
-            request = ClaimRequest(runner_id, wanted, lease_s, run_id, idle and not claims)
-            [claimed] = await self._write(self._opened.claim, [request])
+            part = whole.part(taken, CHUNK)
+            [claimed] = await self._write(self._opened.claim, [part])
             if claimed is None:  # leases had run out; there may be more
                 continue
-            claims += claimed
-            if len(claimed) < wanted or len(claims) >= slots or claims[0].alone:
+            claims += claimed.claims
+            taken += claimed.taken
+            if claimed.taken < part.slots or taken >= slots:
                 return claims
 
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
+        check_lease(lease_s)
         items = [(ref, lease_s) for ref in attempts]
         mine = await self._write(self._opened.heartbeat, items)
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
+        check_rewards(reports)
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
@@ -201,12 +219,17 @@ class SQLStore(Store, Generic[D]):
         status: Sequence[RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[RolloutState]:
+        for name, value in (("step", step), ("limit", limit)):
+            if value is not None:
+                check_integer(name, value)
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
         deadline = clock.monotonic() + timeout_s
         pause, longest = self._polls_s
         with self._signal.waiter() as waiter:

@@ -161,13 +161,16 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._insert("put_resources", items)
         return [None] * len(items)
 
-    def allot_versions(self, items: Sequence[tuple[str, str, int]]) -> list[int]:
-        """Per (policy, run id, step) the policy's next version."""
+    def allot_versions(self, items: Sequence[tuple[str, str, int, str | None]]) -> list[int]:
+        """Per (policy, run id, step, request id) the policy's next version."""
         return [self._allot_version(*item) for item in items]
 
-    def _allot_version(self, policy: str, run_id: str, step: int) -> int:
+    def _allot_version(self, policy: str, run_id: str, step: int, request_id: str | None) -> int:
+        if request_id is not None:
+            for (known,) in self._ask("allotted_version", policy, request_id):
+                return int(known)
         version = int(self._ask("last_version", policy)[0][0]) + 1
-        self._insert("insert_version", [(policy, version, run_id, step)])
+        self._insert("insert_version", [(policy, version, run_id, step, request_id)])
         return version
 
     def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from lightspan.errors import ConfigError
+from lightspan.stores.known_secrets import keep_secrets, secrets_of
 
 SCHEME: Final = "postgresql://"
 _SECRET: Final[tuple[str, ...]] = (
@@ -24,9 +25,6 @@ _SCHEMA: Final = "schema"
 _DEFAULT_SCHEMA: Final = "lightspan"
 _LONGEST_NAME: Final = 63
 _FORM: Final = "write postgresql://USER@HOST:PORT/DATABASE?sslmode=…&schema=…"
-
-_secrets: Final[dict[str, dict[str, str]]] = {}
-"""What this process was told besides a URL, by that URL."""
 
 
 class Address(NamedTuple):
@@ -83,17 +81,6 @@ def read_address(url: str) -> Address:
             "beginning with pg_",
         )
     return Address(public, found, schema)
-
-
-def keep_secrets(url: str, secrets: Mapping[str, str]) -> None:
-    """Remember what belongs to a URL, in place of what was known."""
-    if secrets:
-        _secrets[url] = dict(secrets)
-
-
-def secrets_of(url: str) -> dict[str, str]:
-    """What is known besides a URL that has no secret in it."""
-    return dict(_secrets.get(url, {}))
 
 
 def _hosts(url: str, text: str) -> dict[str, str]:

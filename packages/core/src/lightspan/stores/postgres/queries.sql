@@ -55,8 +55,8 @@ SELECT * FROM unnest(%b::text[], %b::bytea[])
 ON CONFLICT DO NOTHING
 
 -- name: insert_version
-INSERT INTO policies (policy, version, run_id, step)
-SELECT * FROM unnest(%b::text[], %b::bigint[], %b::text[], %b::bigint[])
+INSERT INTO policies (policy, version, run_id, step, request_id)
+SELECT * FROM unnest(%b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::text[])
 
 -- name: insert_rollouts
 INSERT INTO rollouts (position, rollout_id, run_id, queued, mode, step, max_infrastructure_tries, status, created_at, change, infrastructure_tries, attempts)

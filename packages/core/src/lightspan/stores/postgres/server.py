@@ -227,7 +227,8 @@ class Link:
         if db is not None and not db.closed:
             with contextlib.suppress(psycopg.Error):
                 db.rollback()
-            if not db.closed:
+            # A pipeline that the server ended may leave a session stuck that says it is open.
+            if not db.closed and not is_lost(error):
                 return isinstance(error, _AGAIN) and patience.pause()
         self.close()
         is_gone = isinstance(error, psycopg.OperationalError) or db is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lightspan.errors import ConfigError, how_to_install
+from lightspan.stores._arguments import check_timeout
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.postgres.address import read_address
 from lightspan.stores.protocol import Changes, StoreCapabilities
@@ -64,6 +65,7 @@ class PostgresStore(SQLStore[PostgresDatabase]):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
+        check_timeout(timeout_s)
         if timeout_s > 0:
             self._opened.listen()
         return await super().watch(cursor, run_id=run_id, timeout_s=timeout_s)

@@ -28,7 +28,10 @@ from lightspan.stores._sql.statements import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
+OLDEST_VERSION: Final = 2
+"""What is brought up to date, by `migrations`, when it is opened."""
+_PACKAGE: Final = "lightspan.stores.sqlite"
 _BUSY_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 0.002
 _STATEMENTS: Final = 512
@@ -221,6 +224,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("ROLLBACK")
     if empty:
         _create_schema(db, path)
+    elif _number(db, "user_version") < FORMAT_VERSION:
+        _migrate(db)
 
 
 def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
@@ -245,7 +250,7 @@ def _check_version(version: int, path: Path) -> None:
             f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); upgrade lightspan there, "
             "or name another file"
         )
-    if version < FORMAT_VERSION:
+    if version < OLDEST_VERSION:
         raise StoreFormatError(
             f"store {path}: written by an older lightspan (format {version}, this one, "
             f"{__version__} of {sys.executable}, reads {FORMAT_VERSION}); read it, or finish its "
@@ -267,6 +272,20 @@ def _create_schema(db: sqlite3.Connection, path: Path) -> None:
         raise
 
 
+def _migrate(db: sqlite3.Connection) -> None:
+    """Bring an older file up to date, in one transaction."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for version in range(_number(db, "user_version") + 1, FORMAT_VERSION + 1):
+            for statement in statements_of(read_text(_PACKAGE, f"migrations/{version}.sql")):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {version}")
+        db.execute("COMMIT")
+    except BaseException:
+        roll_back(db)
+        raise
+
+
 def roll_back(db: sqlite3.Connection) -> None:
     """Undo the transaction, if the error has not already undone it."""
     if db.in_transaction:
@@ -280,4 +299,4 @@ def _number(db: sqlite3.Connection, pragma: str) -> int:
 @cache
 def schema() -> list[str]:
     """The statements of schema.sql. Read once: an upgrade may replace it while we run."""
-    return statements_of(read_text("lightspan.stores.sqlite", "schema.sql"))
+    return statements_of(read_text(_PACKAGE, "schema.sql"))

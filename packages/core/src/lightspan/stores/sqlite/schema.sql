@@ -1,4 +1,4 @@
--- Version 2 of a lightspan store file. Split at semicolons, so no triggers here.
+-- Version 3 of a lightspan store file. Split at semicolons, so no triggers here.
 
 CREATE TABLE resources (
     resources_id TEXT PRIMARY KEY,
@@ -10,6 +10,7 @@ CREATE TABLE policies (
     version INTEGER NOT NULL,
     run_id TEXT NOT NULL,
     step INTEGER NOT NULL,
+    request_id TEXT,
     PRIMARY KEY (policy, version)
 ) WITHOUT ROWID;
 

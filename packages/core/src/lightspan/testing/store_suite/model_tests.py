@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from lightspan.errors import NotFoundError
-from lightspan.schema.records import Attempt, AttemptStatus, Rollout, RolloutStatus
+from lightspan.schema.records import Attempt, AttemptStatus, Rollout, RolloutStatus, new_id
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores._state_machine import MAX_BAD_NEIGHBOURS, MAX_UNCOUNTED_LOSSES
 from lightspan.stores.memory import MemoryStore
@@ -45,6 +45,7 @@ _OPERATIONS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
         st.sampled_from([None, "even", "odd", "x"]),
         st.booleans(),
     ),
+    st.tuples(st.just("again")),
     st.tuples(
         st.just("report"),
         _ATTEMPTS,
@@ -79,6 +80,8 @@ class _Driver:
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
         self.claimed: list[Attempt] = []
+        self._latest: tuple[Any, ...] | None = None
+        """The claim that was asked for last, and under which id."""
 
     async def apply(self, operation: tuple[Any, ...]) -> Any:
         kind, *arguments = operation
@@ -95,8 +98,22 @@ class _Driver:
         await self.store.enqueue([_rollout_named(name) for name in names])
 
     async def _claim(self, slots: int, run_id: str | None, idle: bool) -> list[Any]:
-        claims = await self.store.claim("runner", slots, LEASE_S, run_id, idle)
-        self.claimed += [claim.attempt for claim in claims]
+        self._latest = (slots, run_id, idle, new_id("claim"))
+        return await self._ask_latest()
+
+    async def _again(self) -> list[Any] | None:
+        """As who got no answer."""
+        return None if self._latest is None else await self._ask_latest()
+
+    async def _ask_latest(self) -> list[Any]:
+        assert self._latest is not None
+        slots, run_id, idle, request_id = self._latest
+        claims = await self.store.claim(
+            "runner", slots, LEASE_S, run_id, idle, request_id=request_id
+        )
+        known = {attempt.attempt_id for attempt in self.claimed}
+        made = [claim.attempt for claim in claims if claim.attempt.attempt_id not in known]
+        self.claimed += made
         return [(claim.rollout, self._plain(claim.attempt), claim.alone) for claim in claims]
 
     async def _report(
@@ -174,6 +191,8 @@ class _Model:
         """Name: status, counted losses, uncounted losses, attempt that runs, to be run alone."""
         self.attempts: list[list[Any]] = []
         """Rollout, lease end, status."""
+        self.latest: tuple[list[Any], range] | None = None
+        """What the latest claim asked for, and the attempts that it began."""
 
     def statuses(self) -> dict[str, tuple[RolloutStatus, int]]:
         return {name: (state[0], state[1]) for name, state in self.rollouts.items()}
@@ -183,9 +202,12 @@ class _Model:
         if kind == "enqueue":
             for name in arguments[0]:
                 self.rollouts.setdefault(name, [RolloutStatus.QUEUED, 0, 0, None, False])
-        elif kind == "claim":
+        elif kind in ("claim", "again"):
             self._expire()
-            self._claim(*arguments)
+            if kind == "claim":
+                self._claim(*arguments)
+            else:
+                self._again()
             assert [a.rollout_id for a in claimed] == [row[0] for row in self.attempts]
         elif kind == "report" and arguments[0] < len(self.attempts) and arguments[4] == 0:
             self._end(*arguments[:4])
@@ -196,7 +218,17 @@ class _Model:
         elif kind == "cancel" and all(name in self.rollouts for name in arguments[0]):
             self._cancel(arguments[0])
 
+    def _again(self) -> None:
+        if self.latest is None:
+            return
+        asked, begun = self.latest
+        if begun:
+            self._beat(list(begun))
+        else:
+            self._claim(*asked)
+
     def _claim(self, slots: int, run_id: str | None, idle: bool) -> None:
+        before, asked = len(self.attempts), [slots, run_id, idle]
         queued = {
             name: state
             for name, state in self.rollouts.items()
@@ -209,6 +241,7 @@ class _Model:
                 slots -= 1
                 state[0], state[3] = RolloutStatus.RUNNING, len(self.attempts)
                 self.attempts.append([name, self.now + LEASE_S, AttemptStatus.RUNNING])
+        self.latest = asked, range(before, len(self.attempts))
 
     def _beat(self, numbers: list[int]) -> None:
         for number in numbers:

@@ -1,0 +1,312 @@
+"""HTTP: what a store can be asked comes in, what it answers goes out.
+
+A request is read when it is known who sends it and that there is room. What an operation raises is
+its answer; what a server alone may say (busy, stopping, no such key) has a status of its own, by
+which the client knows whether to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, Self
+
+import msgspec
+from aiohttp import web
+
+from lightspan import __version__
+from lightspan.errors import (
+    ConfigError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+)
+from lightspan.gateway.bodies import received
+from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
+from lightspan.gateway.heap import return_memory
+from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.terms import token_of
+from lightspan.gateway.workers import Workers
+from lightspan.schema import clock
+from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.texts import clean_text
+from lightspan.serving.loopback import check_local
+from lightspan.serving.store.gate import Gate, Place
+from lightspan.serving.store.keys import Keys
+from lightspan.serving.store.limits import check_runner, shown_to_runner
+from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
+from lightspan.serving.store.replies import replied
+from lightspan.stores.protocol import Store
+from lightspan.stores.remote.operations import (
+    OPERATIONS,
+    PATH,
+    POLL_S,
+    Arguments,
+    Greeting,
+    Operation,
+    Role,
+    encode_together,
+    read_asked,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_BODY: Final = 64 * 2**20
+"""Bytes of a request."""
+MOST_REQUESTS: Final = 256
+"""At once, but for those that wait for a change."""
+_VITAL: Final = frozenset({"heartbeat", "report", "claim"})
+"""What has places of its own: whoever cannot extend its leases because others send megabytes loses
+its attempts."""
+_SHUTDOWN_S: Final = 10.0
+_encoder = msgspec.msgpack.Encoder()
+
+
+class StoreServer:
+    """Serves an open store.
+
+    Args:
+        store: durable: a client takes what is acknowledged for kept.
+        keys: who may ask what.
+        host: interface; loopback unless told otherwise.
+        port: 0 takes a free one.
+        max_body: bytes of a request at most.
+        most_requests: at once, but for those that wait for a change; these are four times as many.
+
+    Raises:
+        ConfigError: the store is not durable.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_body: int = MAX_BODY,
+        most_requests: int = MOST_REQUESTS,
+    ) -> None:
+        if not store.capabilities.durable:
+            raise ConfigError(
+                f"store {store.url}: what it acknowledges ends with this process, and nobody who "
+                "uses it over HTTP would know: serve a file (sqlite:///path.db) or a database"
+            )
+        self._store = store
+        self._keys = keys
+        self._host = host
+        self._port = port
+        self._max_body = max_body
+        self._gate = Gate(most_requests, 4 * max_body)
+        self._waiting = Gate(4 * most_requests, 4 * max_body)
+        self._vital = Gate(most_requests, max_body)
+        self._connections = Connections()
+        self._reading = Workers("store-bodies")
+        self._metrics = Metrics()
+        self._app_runner: web.AppRunner | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    # --- life -----------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the port cannot be taken.
+        """
+        self._port = self._connections.listen(self._host, self._port)
+        app = web.Application(
+            client_max_size=self._max_body, middlewares=[self._connections.working]
+        )
+        post = partial(web.post, expect_handler=go_on)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/metrics", self._measured),
+                web.get(PATH, self._guarded(self._greet)),
+                post(PATH, self._guarded(self._do_together)),
+                post(f"{PATH}/{{operation}}", self._guarded(self._do)),
+                web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
+            ]
+        )
+        self._app_runner = http_runner(app, _SHUTDOWN_S)
+        await self._app_runner.setup()
+        assert self._app_runner.server is not None  # it was set up
+        self._connections.accept(self._app_runner.server)
+        self._returning = asyncio.create_task(return_memory(), name="lightspan-store-memory")
+
+    async def close(self) -> None:
+        """Do what is under way, send away who waits, and stop listening. Idempotent."""
+        self._stopping.set()
+        if self._returning is not None:
+            self._returning.cancel()
+        await self._connections.close()
+        runner, self._app_runner = self._app_runner, None
+        if runner is not None:
+            await runner.cleanup()
+        self._reading.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """What `open_store` takes, such as `http://127.0.0.1:8123`."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    # --- routes ---------------------------------------------------------------------------
+    async def _health(self, request: web.Request) -> web.Response:
+        """Whether the store answers. Tells nothing else, since anybody may ask."""
+        try:
+            await self._store.policy_versions("")
+        except StoreError as error:
+            log.warning("the store does not answer: %s", error)
+            return web.json_response({"status": "failed"}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def _measured(self, request: web.Request) -> web.Response:
+        """For who may read the store, by Prometheus's own `authorization`."""
+        reply = await replied(self._metrics_for(request))
+        if reply.status != 200:
+            return reply.response()
+        return web.Response(body=reply.body, headers={"Content-Type": METRICS_TYPE})
+
+    async def _metrics_for(self, request: web.Request) -> bytes:
+        if self._role_of(request) is Role.RUNNER:
+            raise ApiError(403, "the key is a runner's, who may not ask for metrics")
+        inside = {
+            "work": self._gate.inside,
+            "keep": self._vital.inside,
+            "wait": self._waiting.inside,
+        }
+        return self._metrics.text(inside, await self._store.count()).encode()
+
+    async def _greet(self, request: web.Request) -> bytes:
+        return _encoder.encode(
+            Greeting(
+                protocol=PROTOCOL_VERSION,
+                lightspan=__version__,
+                role=self._admitted(request),
+                power_loss=self._store.capabilities.power_loss,
+            )
+        )
+
+    async def _do(self, request: web.Request) -> bytes:
+        role = self._admitted(request)
+        operation = _operation_of(request.match_info["operation"], role)
+        gate = self._waiting if operation.waits else self._gate
+        if operation.name in _VITAL:
+            gate = self._vital
+        with gate.entered(request.content_length or 0) as place:
+            return await self._done(operation, role, await self._body(request, place))
+
+    async def _do_together(self, request: web.Request) -> bytes:
+        """Several operations, each with an answer of its own; one that fails fails alone."""
+        role = self._admitted(request)
+        with self._gate.entered(request.content_length or 0) as place:
+            asked = read_asked(await self._body(request, place))
+            return encode_together(
+                await asyncio.gather(*(self._one_of_many(role, *item) for item in asked))
+            )
+
+    async def _body(self, request: web.Request, place: Place) -> bytes:
+        """Of a body that does not say its size, each part counts when it is here: to count the
+        largest there may be at once would let a few that send slowly keep out everybody."""
+        counted = place.add if request.content_length is None else None
+        return b"".join(await received(request, counted))
+
+    async def _not_found(self, request: web.Request) -> bytes:
+        self._admitted(request)
+        raise ApiError(404, f"no such address: {request.method} {request.path}; see {PATH}")
+
+    # --- doing it -------------------------------------------------------------------------
+    def _role_of(self, request: web.Request) -> Role:
+        """What the sender may do. Raises `ApiError`."""
+        if not self._keys.are_needed:
+            check_local(request, "start it with --trainer-key-env NAME")
+        role = self._keys.role_of(token_of(request))
+        if role is None:
+            raise ApiError(401, "the key that was sent opens nothing here, or none was sent")
+        return role
+
+    def _admitted(self, request: web.Request) -> Role:
+        """The same, of a lightspan of this version. Raises `ApiError` or `StoreFormatError`."""
+        role = self._role_of(request)
+        protocol = request.headers.get(HEADER_PROTOCOL, "none")
+        if protocol != str(PROTOCOL_VERSION):
+            raise StoreFormatError(
+                f"the server's lightspan ({__version__}) speaks protocol {PROTOCOL_VERSION}, the "
+                f"client's {clean_text(protocol):.20}: install the same version of lightspan on "
+                "both sides"
+            )
+        return role
+
+    async def _one_of_many(self, role: Role, name: str, body: bytes) -> tuple[int, bytes]:
+        async def done() -> bytes:
+            operation = _operation_of(name, role)
+            if not operation.joins:
+                raise ApiError(400, f"{name} is asked by itself, at {PATH}/{name}")
+            return await self._done(operation, role, body)
+
+        begun = clock.monotonic()
+        reply = await replied(done())
+        self._count(name, reply.status, begun)
+        return reply.status, reply.body
+
+    async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
+        arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+        if role is Role.RUNNER:
+            await check_runner(self._store, operation.name, arguments)
+        answer = await self._answer(operation, arguments)
+        if role is Role.RUNNER:
+            answer = shown_to_runner(operation.name, answer)
+        return operation.encode_answer(answer)
+
+    async def _answer(self, operation: Operation, arguments: Arguments) -> Any:
+        work = getattr(self._store, operation.name)
+        if not operation.waits:
+            return await work(**arguments)
+        arguments["timeout_s"] = min(arguments["timeout_s"], POLL_S)
+        waiting = asyncio.ensure_future(work(**arguments))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise StoreClosedError("the server is stopping")
+            return waiting.result()
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+
+    def _guarded(self, handler: Callable[[web.Request], Awaitable[bytes]]) -> Handler:
+        """Answer with what the handler returns, or with what it raises."""
+
+        async def guarded(request: web.Request) -> web.Response:
+            begun = clock.monotonic()
+            reply = await replied(handler(request))
+            self._count(request.match_info.get("operation", ""), reply.status, begun)
+            return reply.response()
+
+        return guarded
+
+    def _count(self, name: str, status: int, begun: float) -> None:
+        known = name if name in OPERATIONS else "other"
+        self._metrics.count(known, status, clock.monotonic() - begun)
+
+
+def _operation_of(name: str, role: Role) -> Operation:
+    """Raises `ApiError`."""
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise ApiError(404, f"a store has no operation {name!r}; it has {', '.join(OPERATIONS)}")
+    if role not in operation.roles:
+        allowed = ", ".join(sorted(operation.roles))
+        raise ApiError(403, f"the key is a {role}'s, who may not ask for {name}: only {allowed}")
+    return operation

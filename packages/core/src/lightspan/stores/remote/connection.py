@@ -1,0 +1,405 @@
+"""What is asked of a server is sent, and sent again where no answer came, until one comes.
+
+Every request may be sent twice: writes go by ids (`stores.protocol.Store`). So a lost answer, a
+server that is started again, a proxy between that gives up, and a server that is busy look alike to
+whoever asks: it takes longer. The one schedule of pauses is `PAUSES_S`; who is told when to come
+again (`Retry-After`) comes then.
+
+An event loop of its own, in a thread of its own, has the sockets: a store is used from any event
+loop, and outlives each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
+from typing import Final, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import msgspec
+
+from lightspan import __version__
+from lightspan.errors import (
+    DataError,
+    LightspanError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+)
+from lightspan.schema import clock
+from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.texts import clean_text
+from lightspan.stores.protocol import PAUSES_S
+from lightspan.stores.remote.address import RemoteAddress
+from lightspan.stores.remote.batches import Batches, Item
+from lightspan.stores.remote.errors import Failure
+from lightspan.stores.remote.operations import (
+    CONTENT_TYPE,
+    PATH,
+    POLL_S,
+    Greeting,
+    Operation,
+    decoded,
+    encode_together,
+    read_answered,
+)
+
+CONNECT_S: Final = 10.0
+ANSWER_S: Final = 30.0
+"""How long a server may say nothing, once it has the request, beside what it was told to wait. A
+connection that is open at this end only is known by that."""
+WHOLE_S: Final = 300.0
+"""How long a request may take on its way, to and fro."""
+PATIENCE_S: Final = 60.0
+"""After so long no request is sent again, however many pauses there are left."""
+LONGEST_WAIT_S: Final = 60.0
+"""Of what a server may ask a client to wait before it comes again."""
+OPENING_PAUSES_S: Final = PAUSES_S[:3]
+"""For the greeting: whoever mistypes an address is not to wait a minute for that to be said."""
+SHORTEST_SILENCE_S: Final = 1.0
+"""Of a heartbeat, however short its lease."""
+MOST_ALONE: Final = 32
+"""Requests of one process, but for batches and those that wait for a change: a server lets in a few
+hundred, of all its clients. Whoever comes after these waits here."""
+_LARGE: Final = 2**20
+"""Bytes of a body that aiohttp wants to send in parts, between which others have their turn."""
+_BUSY: Final = frozenset({429, 502, 503, 504})
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""What OpenSSL calls an answer in plain http."""
+_sleep = asyncio.sleep
+_failure_decoder = msgspec.msgpack.Decoder(Failure)
+_greeting_decoder = msgspec.msgpack.Decoder(Greeting)
+
+
+class NotAnswered(Exception):
+    """There may be an answer next time.
+
+    Args:
+        error: what to raise if there is no next time.
+        wait_s: what the server asks to wait.
+    """
+
+    def __init__(self, error: LightspanError, wait_s: float = 0.0) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = wait_s
+
+
+class Received(NamedTuple):
+    """A response."""
+
+    status: int
+    is_ours: bool
+    """Whether a lightspan server made it, and no proxy in between."""
+    protocol: str
+    wait_s: float
+    body: bytes
+    location: str = ""
+    """Where it sends whoever asks, if it does."""
+
+
+class ServerConnection:
+    """One process's way to a server.
+
+    Args:
+        address: of the store.
+        key: empty if there is none.
+    """
+
+    def __init__(self, address: RemoteAddress, key: str) -> None:
+        self.pid: Final = os.getpid()
+        self._address = address
+        self._key = key
+        self._loop = asyncio.new_event_loop()
+        self._session: aiohttp.ClientSession | None = None
+        self._asked: set[asyncio.Task[bytes]] = set()
+        self._waiting: set[asyncio.Task[bytes]] = set()
+        """Those of `_asked` that wait for a change."""
+        self._closing = False
+        self._turns = asyncio.Semaphore(MOST_ALONE)
+        self._batches = Batches(self._sent_together)
+        self._thread = threading.Thread(target=self._run, name="lightspan-store-http", daemon=True)
+        self._thread.start()
+
+    def greet(self) -> Greeting:
+        """Ask the server who it is. Blocks.
+
+        Raises:
+            StoreError: it cannot be reached, does not take the key, or is no such server.
+        """
+        return asyncio.run_coroutine_threadsafe(self._greeting(), self._loop).result()
+
+    def ask(self, operation: Operation, body: bytes, lease_s: float | None = None) -> Future[bytes]:
+        """Send a request; the future has the body of its answer, or what is to be raised.
+
+        Args:
+            operation: what is asked.
+            body: with its arguments.
+            lease_s: of a heartbeat, which has no time to lose.
+        """
+        answer = self._answer(operation, body) if lease_s is None else self._beat(body, lease_s)
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
+
+    def stop(self) -> None:
+        """Wait for what was asked, but for who waits for a change, and let go of the sockets."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # --- in the thread --------------------------------------------------------------------
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _close(self) -> None:
+        self._closing = True
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _greeting(self) -> Greeting:
+        received = await self._patiently(self._greeted, Item("", b""), OPENING_PAUSES_S)
+        try:
+            greeting = decoded(_greeting_decoder, received, "its greeting")
+        except DataError as error:
+            raise self._no_server(str(error)) from error
+        if greeting.protocol != PROTOCOL_VERSION:
+            raise self._other_version(str(greeting.protocol), greeting.lightspan)
+        return greeting
+
+    async def _answer(self, operation: Operation, body: bytes) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        if operation.waits:
+            self._waiting.add(task)
+        silence_s = ANSWER_S + (POLL_S if operation.waits else 0.0)
+        try:
+            if operation.joins:
+                return await self._patiently(self._batches.sent, Item(operation.name, body))
+            async with nullcontext() if operation.waits else self._turns:
+                send = partial(self._sent_alone, silence_s=silence_s)
+                return await self._patiently(send, Item(operation.name, body))
+        except asyncio.CancelledError:
+            if self._closing and operation.waits:
+                raise StoreClosedError(
+                    f"store {self._address.url} was closed while somebody waited for a change"
+                ) from None
+            raise
+        finally:
+            self._asked.discard(task)
+            self._waiting.discard(task)
+
+    async def _beat(self, body: bytes, lease_s: float) -> bytes:
+        """A heartbeat: it waits for nobody's spans, is silent for a quarter of its lease at most,
+        and is sent again on a connection of its own: those that are open may all be so at this end
+        only. Once the lease is over there is nothing to keep."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked.add(task)
+        silence_s = min(ANSWER_S, max(SHORTEST_SILENCE_S, lease_s / 4))
+        tries = 0
+
+        async def send(item: Item) -> Received:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                return await self._sent_alone(item, silence_s)
+            async with self._made_session() as session:
+                return await self._sent("POST", f"/{item.name}", item.body, silence_s, session)
+
+        try:
+            return await self._patiently(send, Item("heartbeat", body))
+        finally:
+            self._asked.discard(task)
+
+    async def _patiently(
+        self,
+        send: Callable[[Item], Awaitable[Received]],
+        item: Item,
+        pauses: Sequence[float] = PAUSES_S,
+    ) -> bytes:
+        """The body of the answer, however often it takes to ask for it."""
+        begun = clock.monotonic()
+        for pause in (*pauses, None):
+            try:
+                return self._read(item.name, await send(item))
+            except NotAnswered as missing:
+                if pause is None or clock.monotonic() - begun > PATIENCE_S:
+                    raise missing.error from missing.__cause__
+                # apart, or all clients of a server that comes back would come at once
+                await _sleep(max(missing.wait_s, pause * random.uniform(0.75, 1.25)))
+        raise AssertionError("the last pause is None")
+
+    async def _greeted(self, item: Item) -> Received:
+        return await self._sent("GET", "", None, ANSWER_S)
+
+    async def _sent_alone(self, item: Item, silence_s: float = ANSWER_S) -> Received:
+        return await self._sent("POST", f"/{item.name}", item.body, silence_s)
+
+    async def _sent_together(self, items: Sequence[Item]) -> Sequence[Received]:
+        """Raises `NotAnswered` for all of them, and where there is no such server."""
+        if len(items) == 1:
+            return [await self._sent_alone(items[0], ANSWER_S)]
+        received = await self._sent("POST", "", encode_together(items), ANSWER_S)
+        if not received.is_ours or received.status != 200:
+            return [received] * len(items)
+        answered = read_answered(received.body)
+        return [received._replace(status=status, body=body) for status, body in answered]
+
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        silence_s: float,
+        session: aiohttp.ClientSession | None = None,
+    ) -> Received:
+        """One request and its response. Raises `NotAnswered`."""
+        if session is None:
+            session = self._session = self._session or self._made_session()
+        timeout = aiohttp.ClientTimeout(total=WHOLE_S, sock_connect=CONNECT_S, sock_read=silence_s)
+        try:
+            async with session.request(
+                method,
+                f"{self._address.base}{PATH}{path}",
+                data=io.BytesIO(body) if body and len(body) > _LARGE else body,
+                timeout=timeout,
+                allow_redirects=False,  # the key goes where it was meant to, or nowhere
+            ) as response:
+                protocol = response.headers.get(HEADER_PROTOCOL, "")
+                return Received(
+                    response.status,
+                    bool(protocol),
+                    protocol,
+                    _wait_s(response.headers.get("Retry-After", "")),
+                    await response.read(),
+                    response.headers.get("Location", ""),
+                )
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise StoreError(
+                f"store {self._address.url}: the server's certificate is not trusted "
+                f"({error.certificate_error}); name your authority's in SSL_CERT_FILE"
+            ) from error
+        except aiohttp.ClientConnectorSSLError as error:
+            if not any(sign in str(error) for sign in _NO_TLS):
+                raise NotAnswered(self._out_of_reach(error, silence_s)) from error
+            raise StoreError(
+                f"store {self._address.url}: who answers there speaks http, not https: "
+                "`lightspan serve` itself does, so write http://, or name the port of the proxy "
+                "with TLS in front of it"
+            ) from error
+        except aiohttp.InvalidURL as error:
+            raise StoreError(f"store {self._address.url} is no address: {error}") from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise NotAnswered(self._out_of_reach(error, silence_s)) from error
+
+    def _made_session(self) -> aiohttp.ClientSession:
+        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), "Content-Type": CONTENT_TYPE}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    def _read(self, name: str, received: Received) -> bytes:
+        """The body of a good answer to an operation; to the greeting, which has no name.
+
+        Raises:
+            NotAnswered: it may be one next time.
+            LightspanError: what the store says, or why there is none.
+        """
+        status = received.status
+        if received.is_ours and status == 200:
+            return received.body
+        if status in _BUSY:
+            raise NotAnswered(self._refused(name, received), received.wait_s)
+        if received.is_ours and received.protocol != str(PROTOCOL_VERSION):
+            raise self._other_version(received.protocol, "")
+        if 300 <= status < 400 and received.location:
+            raise self._sent_away(received)
+        if received.is_ours or status == 413:
+            raise self._refused(name, received)
+        raise self._no_server(f"it answered with status {status}")
+
+    # --- what went wrong ------------------------------------------------------------------
+    def _refused(self, name: str, received: Received) -> LightspanError:
+        """What an answer says that is none."""
+        where = f"store {self._address.url}{f', {name}' if name else ''}"
+        if received.is_ours:
+            try:
+                failure = decoded(_failure_decoder, received.body, "what went wrong")
+            except DataError:
+                return StoreError(f"{where}: the server answered with status {received.status}")
+            if received.status == 401:
+                return StoreError(f"{where}: {failure.message} (sent: {self._sent_key()})")
+            return failure.error(where)
+        if received.status == 413:
+            return StoreError(
+                f"{where}: a proxy in front of it refuses a body of this size (413): let it pass "
+                "larger ones, or ask for less at once"
+            )
+        return StoreError(f"{where}: a proxy in front of it answers with {received.status}")
+
+    def _sent_key(self) -> str:
+        """Which key was sent, by its name."""
+        return f"the key in ${self._address.key_variable}" if self._key else "no key"
+
+    def _out_of_reach(self, error: Exception, silence_s: float) -> StoreError:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            reason = f"no connection within {CONNECT_S:g} s"
+        elif isinstance(error, TimeoutError):
+            reason = f"no answer for {silence_s:g} s: the connection may be open at this end only"
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            reason = str(error.os_error)  # its own text says "ssl:default" of plain http too
+        else:
+            reason = str(error) or type(error).__name__
+        return StoreError(
+            f"store {self._address.url} cannot be reached ({reason}): see that `lightspan serve "
+            "--store …` runs there"
+        )
+
+    def _sent_away(self, received: Received) -> StoreError:
+        """Of a redirect, which is not followed: the key would go with it."""
+        place = urlsplit(urljoin(self._address.base, clean_text(received.location)))
+        shown = f"{place.scheme}://{place.netloc.rpartition('@')[2]}"
+        return StoreError(
+            f"store {self._address.url}: the server sends clients on to {shown:.200} (status "
+            f"{received.status}), and a key goes nowhere by itself: if that is right, open the "
+            "store by that address"
+        )
+
+    def _no_server(self, reason: str) -> StoreFormatError:
+        return StoreFormatError(
+            f"store {self._address.url}: there is no `lightspan serve --store …` of this version "
+            f"({reason}); a policy's own server is no store"
+        )
+
+    def _other_version(self, protocol: str, version: str) -> StoreFormatError:
+        theirs = f"lightspan {version}" if version else "the server's lightspan"
+        return StoreFormatError(
+            f"store {self._address.url}: {theirs} speaks protocol {protocol}, this one "
+            f"({__version__} of {sys.executable}) speaks {PROTOCOL_VERSION}: install the same "
+            "version of lightspan on both sides"
+        )
+
+
+def _wait_s(text: str) -> float:
+    """The seconds of a `Retry-After`; 0 where there is none that can be read."""
+    return min(float(text), LONGEST_WAIT_S) if text.isdecimal() and text.isascii() else 0.0

@@ -1,0 +1,170 @@
+"""RemoteStore: a store that another process serves over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+from lightspan.errors import ConfigError, StoreClosedError, how_to_install
+from lightspan.schema import clock
+from lightspan.schema.records import Claim
+from lightspan.stores._arguments import check_integer, check_lease, check_timeout
+from lightspan.stores.protocol import Changes, Store, StoreCapabilities
+from lightspan.stores.remote.address import read_address
+from lightspan.stores.remote.operations import OPERATIONS, POLL_S, Arguments, Operation
+
+try:
+    from lightspan.stores.remote.connection import ServerConnection
+except ImportError as error:
+    raise ConfigError(
+        f"a store that is served over HTTP needs aiohttp ({error}): {how_to_install('http')}"
+    ) from error
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_inherited: Final[list[ServerConnection]] = []
+"""Connections of a parent process. Kept for good: to close one here would end the parent's."""
+
+
+def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """The same operation, asked of the server."""
+    operation = OPERATIONS[method.__name__]
+
+    @functools.wraps(method)
+    async def ask(*args: P.args, **named: P.kwargs) -> R:
+        store, *given = args
+        arguments = operation.bind(*given, **named)
+        if operation.name == "heartbeat":
+            check_lease(arguments["lease_s"])  # by which it is told how long to wait
+        return cast(R, await cast(RemoteStore, store)._ask(operation, arguments))
+
+    return ask
+
+
+class RemoteStore(Store):
+    """A store behind HTTP. Open it in each process that uses it; after a fork, again.
+
+    Every operation is sent again for up to a minute while the server is out of reach or busy;
+    nothing is done twice by that.
+
+    Args:
+        url: `https://host:port`, or `…?api_key_env=NAME` for a key in another variable than
+            `LIGHTSPAN_STORE_KEY`.
+
+    Raises:
+        ConfigError: the URL cannot be read, or the variable that it names is not set.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._address = read_address(url)
+        self._key = self._address.key()
+        self._connection: ServerConnection | None = None
+        # a server serves nothing that is less; how much more, it says when it is greeted
+        self._capabilities = StoreCapabilities(durable=True, multi_process=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return self._capabilities
+
+    @property
+    def url(self) -> str:
+        """Without the key, which this process remembers."""
+        return self._address.url
+
+    async def open(self) -> None:
+        if self._connection is not None and self._connection.pid != os.getpid():
+            _inherited.append(self._connection)
+            self._connection = None
+        if self._connection is None:
+            self._connection = await asyncio.to_thread(self._start)
+
+    def _start(self) -> ServerConnection:
+        connection = ServerConnection(self._address, self._key)
+        try:
+            greeting = connection.greet()
+        except BaseException:
+            connection.stop()
+            raise
+        self._capabilities = StoreCapabilities(
+            durable=True, multi_process=True, power_loss=greeting.power_loss
+        )
+        return connection
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.pid == os.getpid():
+            try:
+                await asyncio.to_thread(connection.stop)
+            except RuntimeError:  # the interpreter is on its way out, and starts nothing any more
+                connection.stop()
+
+    @property
+    def _opened(self) -> ServerConnection:
+        connection = self._connection
+        if connection is None:
+            raise StoreClosedError(f"store {self.url} is closed: open it first")
+        if connection.pid != os.getpid():
+            raise StoreClosedError(
+                f"store {self.url} was opened before this process was forked: open it again here"
+            )
+        return connection
+
+    async def _ask(self, operation: Operation, arguments: Arguments) -> Any:
+        connection = self._opened
+        lease_s = arguments["lease_s"] if operation.name == "heartbeat" else None
+        asked = connection.ask(operation, operation.encode(arguments), lease_s)
+        return operation.read_answer(await asyncio.wrap_future(asked))
+
+    # --- the operations -------------------------------------------------------------------
+    put_resources = _asked(Store.put_resources)
+    get_resources = _asked(Store.get_resources)
+    allot_version = _asked(Store.allot_version)
+    policy_versions = _asked(Store.policy_versions)
+    enqueue = _asked(Store.enqueue)
+    start = _asked(Store.start)
+    claim = _asked(Store.claim)
+    heartbeat = _asked(Store.heartbeat)
+    report = _asked(Store.report)
+    expire = _asked(Store.expire)
+    cancel = _asked(Store.cancel)
+    rollouts = _asked(Store.rollouts)
+    count = _asked(Store.count)
+    announce = _asked(Store.announce)
+    withdraw = _asked(Store.withdraw)
+    peers = _asked(Store.peers)
+    attempts = _asked(Store.attempts)
+    attempt = _asked(Store.attempt)
+    mark_damaged = _asked(Store.mark_damaged)
+    add_spans = _asked(Store.add_spans)
+    add_calls = _asked(Store.add_calls)
+    mark_call = _asked(Store.mark_call)
+    spans = _asked(Store.spans)
+    token_records = _asked(Store.token_records)
+
+    async def watch(
+        self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Changes:
+        check_integer("cursor", cursor)
+        check_timeout(timeout_s)
+        deadline = clock.monotonic() + timeout_s
+        while True:
+            left = max(0.0, deadline - clock.monotonic())
+            arguments = {"cursor": cursor, "run_id": run_id, "timeout_s": min(left, POLL_S)}
+            changes: Changes = await self._ask(OPERATIONS["watch"], arguments)
+            if changes.rollouts or clock.monotonic() >= deadline:
+                return changes
+
+    async def claim_of_token(self, call_token: str) -> Claim | None:
+        opened = self._opened
+        if not call_token.isascii():  # whatever a client sent: it is no token of ours
+            return None
+        operation = OPERATIONS["claim_of_token"]
+        asked = opened.ask(operation, operation.encode({"call_token": call_token}))
+        return cast(Claim | None, operation.read_answer(await asyncio.wrap_future(asked)))

@@ -1,0 +1,64 @@
+"""What a store goes through in a small training, and that nothing of it was done twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lightspan.errors import ConflictError
+from lightspan.schema.records import AttemptStatus, RolloutStatus
+from lightspan.schema.reward import Reward
+from lightspan.stores import open_store
+from lightspan.testing.store_suite import (
+    LEASE_S,
+    make_call,
+    make_production,
+    make_report,
+    make_rollout,
+    make_span,
+    ref,
+)
+
+
+async def live(url: str) -> None:
+    """A small training's life, and what is recorded beside it."""
+    async with open_store(url) as store:
+        await store.put_resources({})
+        assert [await store.allot_version("sql", "run", step) for step in range(3)] == [1, 2, 3]
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(20)])
+        with pytest.raises(ConflictError):
+            await store.enqueue([make_rollout("ro-0", task="another")])
+
+        async def run(number: int) -> None:
+            name = f"runner-{number}"
+            while claims := await store.claim(name, 3, LEASE_S):
+                for claim in claims:
+                    attempt = claim.attempt
+                    assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+                    assert await store.add_spans(ref(attempt), [make_span(attempt)]) == 0
+                    assert await store.add_calls([make_call(attempt)]) == [False]
+                    report = make_report(attempt, reward=Reward(0.5))
+                    assert await store.report([report]) == [True]
+
+        await asyncio.gather(*(run(number) for number in range(3)))
+        production = make_production("ro-served")
+        await store.start([production])
+        await store.mark_damaged(production.attempt.attempt_id, "reason")
+        await store.report([make_report(production.attempt)])
+
+
+async def check_once(url: str) -> None:
+    """Everything of it is there, and once."""
+    async with open_store(url) as store:
+        assert await store.count() == {RolloutStatus.SUCCEEDED: 21}
+        attempts = await store.attempts([f"ro-{i}" for i in range(20)])
+        assert [attempt.number for attempt in attempts] == [1] * 20
+        assert [attempt.reward for attempt in attempts] == [Reward(0.5)] * 20
+        assert {attempt.status for attempt in attempts} == {AttemptStatus.SUCCEEDED}
+        ids = [attempt.attempt_id for attempt in attempts]
+        spans, records = await store.spans(ids), await store.token_records(ids)
+        assert [len(spans[one]) for one in ids] == [2] * 20
+        assert [len(records[one]) for one in ids] == [1] * 20
+        assert not any(span.late for found in spans.values() for span in found)
+        assert [each.version for each in await store.policy_versions("sql")] == [1, 2, 3]

@@ -1,0 +1,82 @@
+"""A way to a server that loses what passes: the answer to every request that comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import aiohttp
+from aiohttp import web
+
+from lightspan.stores.remote.operations import PATH, read_asked
+
+_HOP = ("Content-Length", "Connection", "Transfer-Encoding", "Host")
+
+
+class LossyProxy:
+    """Hands requests on. To what is asked for the first time it loses the answer, once it is there:
+    that is done, and who asked does not know.
+
+    Args:
+        upstream: the server's address.
+        silent: say nothing at all, in place of ending the connection.
+    """
+
+    def __init__(self, upstream: str, *, silent: bool = False) -> None:
+        self._upstream = upstream
+        self._silent = silent
+        self._seen: set[tuple[str, bytes]] = set()
+        """Operations whose answer was lost; those that travel together travel with others then."""
+        self.lost = 0
+        """Answers."""
+        self.url = ""
+
+    async def run(self, up: threading.Event, down: asyncio.Event) -> None:
+        app = web.Application(client_max_size=2**28)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
+            up.set()
+            await down.wait()
+            await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+        url = f"{self._upstream}{request.path}"
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            said = await answer.read()
+            told = {name: value for name, value in answer.headers.items() if name not in _HOP}
+        asked = {(request.path.removeprefix(f"{PATH}/"), body)}
+        if request.path == PATH and body:
+            asked = set(read_asked(body))
+        if request.method == "POST" and asked.isdisjoint(self._seen):
+            self._seen |= asked
+            self.lost += 1
+            if self._silent:
+                await asyncio.Event().wait()
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=answer.status, body=said, headers=told)
+
+
+@contextmanager
+def lossy(upstream: str, *, silent: bool = False) -> Iterator[LossyProxy]:
+    """A proxy in the block."""
+    proxy = LossyProxy(upstream, silent=silent)
+    loop, up, down = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=[proxy.run(up, down)])
+    thread.start()
+    up.wait()
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(down.set)
+        thread.join()
+        loop.close()

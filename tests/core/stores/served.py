@@ -1,0 +1,88 @@
+"""Stores that are served over HTTP in this process, each server in an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from lightspan.serving.store.keys import Keys
+from lightspan.serving.store.server import StoreServer
+from lightspan.stores.protocol import Store
+from lightspan.stores.remote.operations import Role
+
+T = TypeVar("T")
+
+ADMIN = "an-admin-key-0123456789"
+TRAINER = "a-trainer-key-0123456789"
+RUNNER = "a-runner-key-0123456789"
+KEYS = {Role.ADMIN: [ADMIN], Role.TRAINER: [TRAINER], Role.RUNNER: [RUNNER]}
+
+
+class Served:
+    """A server that is up.
+
+    Args:
+        make_store: the store, not opened; made again where the server is started again.
+        options: of `StoreServer`.
+    """
+
+    def __init__(
+        self, make_store: Callable[[], Store], keys: Keys | None = None, **options: Any
+    ) -> None:
+        self._make_store = make_store
+        self._keys = keys or Keys.of_this_machine()
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.server: StoreServer
+        self.store: Store
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def start(self, port: int = 0) -> None:
+        self.run(self._start(port))
+
+    def stop(self) -> int:
+        """Stop the server; returns its port, which nobody listens at now."""
+        port = int(self.url.rpartition(":")[2])
+        self.run(self._stop())
+        return port
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """In the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, port: int) -> None:
+        self.store = self._make_store()
+        await self.store.open()
+        self.server = StoreServer(self.store, self._keys, port=port, **self._options)
+        await self.server.start()
+
+    async def _stop(self) -> None:
+        await self.server.close()
+        await self.store.close()
+
+
+@contextmanager
+def serving(
+    make_store: Callable[[], Store], keys: Keys | None = None, **options: Any
+) -> Iterator[Served]:
+    """A server in the block."""
+    served = Served(make_store, keys, **options)
+    try:
+        yield served
+    finally:
+        served.close()

@@ -1,0 +1,112 @@
+"""https, as a proxy in front of a server speaks it, with a private certificate authority."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.stores.served import serving
+
+from lightspan.errors import StoreError
+from lightspan.stores import open_store
+from lightspan.stores.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+
+COUNTS = """
+import asyncio, sys
+from lightspan.stores import open_store
+
+async def main():
+    async with open_store(sys.argv[1]) as store:
+        print(await store.count())
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """For 127.0.0.1, its key beside it; nobody's authority has signed it."""
+    certificate = tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=lightspan", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate
+
+
+@contextmanager
+def encrypted(upstream: str, certificate: Path) -> Iterator[str]:
+    """The address of a proxy that speaks https in front of the server."""
+    host, port = upstream.removeprefix("http://").split(":")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.parent / "key.pem")
+    up, down, found = threading.Event(), asyncio.Event(), list[Any]()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:  # one of the two is gone
+            pass
+        finally:
+            writer.close()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, behind[1]), copy(behind[0], writer))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)  # of a client that does not trust it
+        server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
+        found.extend([loop, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"])
+        up.set()
+        await down.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    up.wait()
+    loop, url = found
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(down.set)
+        thread.join()
+
+
+async def test_https(tmp_path: Path, certificate: Path) -> None:
+    """An authority that nobody knows is refused; SSL_CERT_FILE names one that is."""
+    with (
+        serving(lambda: SQLiteStore(tmp_path / "store.db")) as served,
+        encrypted(served.url, certificate) as url,
+    ):
+        with pytest.raises(StoreError, match=r"is not trusted .*SSL_CERT_FILE"):
+            await open_store(url).open()
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", COUNTS, url],
+            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "{}\n", done.stderr

@@ -1,0 +1,48 @@
+"""docs/stores.md: the commands of the store behind HTTP, run as the page has them."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from pages import PORT, blocks  # type: ignore[import-not-found]
+from serve_process import serving_store  # type: ignore[import-not-found]
+
+from lightspan.cli import main
+from lightspan.schema.reward import Reward
+from lightspan.stores import open_store
+from lightspan.testing.store_suite import make_production, make_report
+
+
+async def recorded(url: str) -> None:
+    """An attempt of production, as a service elsewhere records it."""
+    production = make_production(run_id="desk")
+    async with open_store(url) as store:
+        await store.start([production])
+        await store.report([make_report(production.attempt, reward=Reward(0.75))])
+
+
+def test_a_store_behind_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served, elsewhere = (text.splitlines() for language, _, text in blocks("stores.md")[-2:])
+    keys = {"TRAINER_KEY": "t" * 64, "RUNNER_KEY": "r" * 64}
+    assert all(f"{name}=$(openssl rand -hex 32)" in served[0] for name in keys)
+    program, command, option, store, *options = shlex.split(served[1])
+    assert [program, command, option] == ["lightspan", "serve", "--store"]
+    assert elsewhere[0] == "export LIGHTSPAN_STORE_KEY=$TRAINER_KEY"
+    monkeypatch.setenv("LIGHTSPAN_STORE_KEY", keys["TRAINER_KEY"])
+    monkeypatch.chdir(tmp_path)
+    with serving_store(store, *options, **keys) as (url, _):
+        asyncio.run(recorded(url))
+        there = elsewhere[1].replace(f"http://127.0.0.1:{PORT}", url)
+        assert main(shlex.split(there)[1:]) == 0
+    assert (tmp_path / "agents.db").exists()
+    said = capsys.readouterr().out
+    assert f"{url}: recorded in production\n1 attempts by service: desk 1" in said
+    assert " 0.75 " in said
