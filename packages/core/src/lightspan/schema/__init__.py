@@ -9,5 +9,5 @@ and `resources` are what an algorithm hands to apps; `common_text` finds the tem
 texts, by the `variable_parts` that one alone shows. `prices` says what a model's tokens cost.
 `checks` refuses an option by its name, `texts` makes fit to be kept what an app wrote: of `media` a
 reference, of a span's `content` what is no key. `clock` tells the time, whatever the app makes of
-it.
+it; `randomness` gives the digits of ids.
 """
