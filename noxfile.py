@@ -207,10 +207,11 @@ PYTEST = [
     *("hypothesis", "jsonschema"),
 ]
 FAST = ["-m", "not slow and not faults and not controls"]
-WORKERS = min(4, 1 + (os.cpu_count() or 1))
+WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
-"""A process per core, and one more: many tests wait for a process of theirs. Each takes tests in
-order, so that a module's fixtures are made once."""
+"""A process per core, and one more: many tests wait for a process of theirs; not in CI, where other
+sessions run beside them, and each process needs ten seconds or more to collect the tests. Each
+takes tests in order, so that a module's fixtures are made once."""
 
 # A folder named after a framework never shadows it, no test reaches a network, and a test uses one
 # core. The programs that tests start as scripts import their neighbours from the two folders.
@@ -290,10 +291,32 @@ def report_versions(session: nox.Session, python: str = "python") -> None:
     )
 
 
-def install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
+def install(
+    session: nox.Session, *arguments: str, ours: Sequence[str] = (), silent: bool = True
+) -> None:
     """Install with pip, and leave it to Python to compile what is imported: all that torch and
-    transformers consist of would take as long as the rest of the installation."""
-    session.install("--no-compile", *arguments, silent=silent)
+    transformers consist of would take as long as the rest of the installation.
+
+    Args:
+        arguments: of pip.
+        ours: folders of this repository, with their extras. They are built first, by one hatchling:
+            left to pip, each would be built twice, in an environment of its own.
+        silent: whether pip's output is kept back.
+    """
+    if ours:
+        session.install("-q", "-c", "constraints/dev.txt", "hatchling", "editables")
+        folders = [each.partition("[")[0] for each in ours]
+        editable = [argument for folder in folders for argument in ("-e", folder)]
+        session.install("-q", "--no-deps", "--no-build-isolation", *editable)
+    session.install("--no-compile", *arguments, *map(requirement_of, ours), silent=silent)
+
+
+def requirement_of(project: str) -> str:
+    """What asks pip for a package of ours: its name and the extras behind its folder."""
+    folder, bracket, extras = project.partition("[")
+    text = (ROOT / folder / "pyproject.toml").read_text("utf-8")
+    name: str = tomllib.loads(text)["project"]["name"]
+    return name + bracket + extras
 
 
 def install_torch(session: nox.Session) -> None:
@@ -305,11 +328,11 @@ def install_torch(session: nox.Session) -> None:
 
 def install_adapters(session: nox.Session, names: list[str], pins: str, *more: str) -> None:
     """Install adapters and what their tests need, without torch, at the versions of a file."""
-    packages = [f"{CORE}[serve]", *(f"packages/{name}" for name in names), *clients_of(names)]
     install(
         session,
         *("-c", "constraints/dev.txt", "-r", f"constraints/{pins}.txt"),
-        *(*packages, *PYTEST, *more),
+        *(*clients_of(names), *PYTEST, *more),
+        ours=[f"{CORE}[serve]", *(f"packages/{name}" for name in names)],
     )
     report_versions(session)
 
@@ -323,8 +346,8 @@ def install_example(session: nox.Session, example: Example) -> None:
     install(
         session,
         *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
-        *(f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project),
         *(*example.packages, *PYTEST, "mypy"),
+        ours=[f"{CORE}[train]", f"packages/{example.adapter}", COMMON, example.project],
     )
     install_models(session, example)
     report_versions(session)
@@ -392,18 +415,17 @@ def install_learning(session: nox.Session) -> None:
     """Install torch, all our packages that can be beside it, and the tools that others share."""
     install_torch(session)
     adapters = shared_adapters()
-    editable = [
-        f"{CORE}[train,prompts,otlp,parquet,postgres]",
-        *(f"packages/{name}" for name in adapters),
-        *(COMMON, *map(folder_of, shared_examples())),
-    ]
     install(
         session,
         *(*CONSTRAINTS, "-c", "constraints/examples.txt"),
         *(argument for name in adapters for argument in ("-r", f"constraints/{name}-latest.txt")),
-        *(argument for project in editable for argument in ("-e", project)),
         *(*clients_of(adapters), "anthropic", "psycopg[binary]"),
         *(*PYTEST, "mypy", "nox", "types-psutil"),
+        ours=[
+            f"{CORE}[train,prompts,otlp,parquet,postgres]",
+            *(f"packages/{name}" for name in adapters),
+            *(COMMON, *map(folder_of, shared_examples())),
+        ],
         silent=False,
     )
     # for the published chat templates in its files; none of its code is run
@@ -593,12 +615,13 @@ def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
     """Test an adapter with the oldest supported version of its framework, no torch, or with the
     latest where that cannot be beside the others'; the wire shim too, if no other environment has
     this OpenAI SDK: the oldest frameworks bring the oldest that is tested."""
-    install_adapters(session, [adapter], f"{adapter}-{versions}", "mypy")
+    checked = versions == "latest"  # its types, too
+    install_adapters(session, [adapter], f"{adapter}-{versions}", *(["mypy"] if checked else []))
     files = adapter_files(adapter)
     if brings_an_sdk(adapter, versions):
         files += test_files("tests/core/capture", "test_wire*.py")
     run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
-    if versions == "latest":
+    if checked:
         silent = "--follow-imports=silent"  # of core, which `types` checks
         session.run("mypy", "--strict", silent, f"packages/{adapter}/src", env=ISOLATED)
 
@@ -618,7 +641,7 @@ def tests_frameworks(session: nox.Session, framework: str) -> None:
     """Test a framework that is known by its OpenTelemetry spans, no adapter, no torch."""
     known = SPEAKERS[framework]
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-latest.txt")
-    install(session, *pins, f"{CORE}[serve]", *known.packages, *PYTEST)
+    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve]"])
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=known.modules)
@@ -651,7 +674,8 @@ def tests_newest_python(session: nox.Session) -> None:
 def tests_sinks(session: nox.Session) -> None:
     """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
     install_torch(session)
-    install(session, *CONSTRAINTS, "-c", "constraints/sinks.txt", CORE, *SINKS, *PYTEST)
+    pins = ("-c", "constraints/sinks.txt")
+    install(session, *CONSTRAINTS, *pins, *SINKS, *PYTEST, ours=[CORE])
     report_versions(session)
     run_pytest(session, "tests/sinks")
 
@@ -739,7 +763,7 @@ def quickstart(session: nox.Session) -> None:
     install(
         session,
         *CONSTRAINTS,
-        *(f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project),
+        ours=[f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project],
         silent=False,
     )
     report_versions(session)
@@ -757,7 +781,7 @@ def router(session: nox.Session) -> None:
         session,
         *CONSTRAINTS,
         *("-c", "constraints/examples.txt"),
-        *(f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project),
+        ours=[f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project],
         silent=False,
     )
     install_models(session, known)

@@ -12,12 +12,13 @@ import ssl
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.core import forked
 
 # no test asserts a time
 settings.register_profile("lightspan", deadline=None)
@@ -111,6 +112,25 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection to any other machine fails the test."""
     monkeypatch.setattr(socket.socket, "connect", _guarded(socket.socket.connect))
     monkeypatch.setattr(socket.socket, "connect_ex", _guarded(socket.socket.connect_ex))
+
+
+@pytest.fixture(scope="session")
+def forking() -> Iterator[None]:
+    """The process that runners are forked from."""
+    forked.prepare()
+    yield
+    forked.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where that makes no difference but the time it takes."""
+    if not forked.is_forked(request.path):
+        yield
+        return
+    request.getfixturevalue("forking")
+    with forked.forked_runners():
+        yield
 
 
 @pytest.fixture

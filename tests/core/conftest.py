@@ -10,42 +10,18 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.core import forked
+from tests.core.forked import is_forked
 
 APPS = Path(__file__).parents[1] / "apps"
-FORKED = {
-    *("agl", "algorithms", "cli", "lightning", "reports", "trainer", "training"),
-    *("test_command_training", "test_misbehaviour"),
-}
-"""Folders and files of tests that are not about how a runner process is started."""
 PAINTED = {"test_plots", "test_trainer"}
 """Files of tests that are about learning curves."""
-
-
-@pytest.fixture(scope="session")
-def forking() -> Iterator[None]:
-    """The process that they are forked from."""
-    forked.prepare()
-    yield
-    forked.end()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runners_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where that makes no difference but the time it takes."""
-    if not FORKED & {request.path.parent.name, request.path.stem}:
-        yield
-        return
-    request.getfixturevalue("forking")
-    with forked.forked_runners():
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def curves_are_not_painted(request: pytest.FixtureRequest) -> Iterator[None]:
     """Learning curves are put together, but not laid out and painted, which would take as long as
     all else that a step of the tiny model does, at each evaluation."""
-    if request.path.parent.name not in FORKED or request.path.stem in PAINTED:
+    if not is_forked(request.path) or request.path.stem in PAINTED:
         yield
         return
     from matplotlib.figure import Figure

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,18 @@ IMPORTED = (
     *("openai", "openai.resources.chat", "openai.resources.responses"),
     "tests.core.forked",
 )
+FORKED = {
+    *("agl", "algorithms", "cli", "lightning", "reports", "trainer", "training"),
+    *("test_command_training", "test_misbehaviour"),
+    *("test_learning_benchmark", "test_credit_benchmark", "test_own_algorithm"),
+    *("test_math_structured", "test_rag_structured", "test_rag_crew"),
+}
+"""Folders and files of tests that are not about how a runner process is started."""
+
+
+def is_forked(path: Path) -> bool:
+    """Whether a file's tests fork their runners."""
+    return bool(FORKED & {path.parent.name, path.stem})
 
 
 class Forked(ForkServerProcess):

@@ -352,7 +352,8 @@ def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path, sql_cache
 
     shutil.copytree(sql_cache, tmp_path / "cache")  # where its warm start is kept too
     imitation = replace(training.RECIPE.imitation, demonstrations=64)
-    recipe = replace(training.RECIPE, steps=1, tasks_per_step=2, imitation=imitation)
+    small = {"steps": 1, "tasks_per_step": 2, "group_size": 2}
+    recipe = replace(training.RECIPE, **small, imitation=imitation)
 
     def bench(scratch: str) -> Any:
         (tmp_path / scratch).mkdir()
@@ -402,7 +403,7 @@ def test_policies_are_compared_and_swapped(
         tmp_path / "cache",
         tmp_path / "scratch",
         held_out=4,
-        recipe=replace(training.RECIPE, steps=1, tasks_per_step=2),
+        recipe=replace(training.RECIPE, steps=1, tasks_per_step=2, group_size=2),
         split="dev",
     )
     report = bench.report(["policies", "constant"], [0])

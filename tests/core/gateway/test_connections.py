@@ -15,7 +15,7 @@ import pytest
 from tests.core.gateway.posting import ask
 
 from lightspan.errors import ConfigError
-from lightspan.gateway import Gateway, bodies, connections
+from lightspan.gateway import Gateway, bodies, connections, http_server
 from lightspan.gateway.connections import MOST, most_connections
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
@@ -158,7 +158,7 @@ async def test_a_client_that_is_gone_is_not_told_to_go_on() -> None:
         async def write(self, data: bytes) -> None:
             raise aiohttp.ClientConnectionResetError
 
-    await connections.go_on(SimpleNamespace(headers={"Expect": "100-continue"}, writer=Gone()))
+    await http_server.go_on(SimpleNamespace(headers={"Expect": "100-continue"}, writer=Gone()))
 
 
 async def test_where_none_idles_the_next_waits(store: Store, connect: Connect) -> None:

@@ -27,7 +27,8 @@ from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.operations import OPERATIONS, Role
+from lightspan.stores.remote.operations import OPERATIONS
+from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.store_suite import (
     LEASE_S,

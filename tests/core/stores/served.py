@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.server import StoreServer
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.operations import Role
+from lightspan.stores.remote.roles import Role
 
 T = TypeVar("T")
 

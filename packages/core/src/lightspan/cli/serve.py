@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
+from lightspan.stores.remote.roles import Role
 
-ROLES: Final = {
-    "admin": "who may do everything",
-    "trainer": "trainers, which ask for rollouts and read what became of them",
-    "runner": "runners, which claim, record and report",
-}
-"""Of those who use a store, with what they may."""
 _OF_RUNS: Final[dict[str, Any]] = {
     "device": "cpu",
     "dtype": "auto",
@@ -24,7 +19,7 @@ _OF_RUNS: Final[dict[str, Any]] = {
     "allow_upstream": [],
 }
 _OF_STORES: Final[dict[str, Any]] = {
-    **{f"{role}_key_env": [] for role in ROLES},
+    **{f"{role}_key_env": [] for role in Role},
     "without_key": False,
 }
 
@@ -98,13 +93,13 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a SQLite file or a PostgreSQL database, in place of a folder",
     )
-    for role, may in ROLES.items():
+    for role in Role:
         group.add_argument(
             f"--{role}-key-env",
             metavar="NAME",
             action="append",
             default=[],
-            help=f"a variable with the key of {may}",
+            help=f"a variable with the key of {role.may}",
         )
     group.add_argument(
         "--without-key",
@@ -136,7 +131,6 @@ def _check_kind(options: argparse.Namespace) -> None:
 
 def _serve_store(options: argparse.Namespace) -> None:
     from lightspan.serving.store.process import StoreOptions, serve_store
-    from lightspan.stores.remote.operations import Role
 
     serve_store(
         StoreOptions(

@@ -13,11 +13,9 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from lightspan.errors import ConfigError
 
@@ -169,41 +167,6 @@ def most_connections() -> int:
         return MOST
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files * 2 // 5))
-
-
-# --- HTTP on them ---------------------------------------------------------------------------
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it tells of a failure of ours. Of every malformed request aiohttp tells too, with a
-    traceback."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.addFilter(_is_ours)
-
-
-def http_runner(app: web.Application, shutdown_s: float) -> web.AppRunner:
-    """What runs an application on `Connections`; closing, it lets handlers go on for so long."""
-    return web.AppRunner(
-        app,
-        # a client that leaves cancels its handler, and so what it asked for
-        handler_cancellation=True,
-        auto_decompress=False,  # it would unpack on the event loop, before anybody is admitted
-        keepalive_timeout=IDLE_S,
-        logger=_http_log,
-        access_log=None,
-        shutdown_timeout=shutdown_s,
-    )
-
-
-async def go_on(request: web.Request) -> None:
-    """Let a client go on that waits for leave to send its body. Other expectations are passed over:
-    aiohttp fails where it quotes one that is no text."""
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        with suppress(ConnectionError):  # the client is gone: aiohttp would log a failure of ours
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the answer yet
 
 
 # --- ports ----------------------------------------------------------------------------------

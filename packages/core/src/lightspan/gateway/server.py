@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import EngineError
-from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
+from lightspan.gateway.connections import Handler
 from lightspan.gateway.delivery import deliver
 from lightspan.gateway.dialects import DIALECTS, Dialect
-from lightspan.gateway.heap import return_memory
+from lightspan.gateway.http_server import HttpServer, go_on
 from lightspan.gateway.intake import Intake
 from lightspan.gateway.refusal import ApiError, bad_request, no_model, openai_refusal
 from lightspan.gateway.terms import Terms
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_BODY: Final = 16 * 2**20
 
 
-class Server:
+class Server(HttpServer):
     """Serves trained and frozen policies to those whom its terms admit.
 
     Args:
@@ -51,55 +50,21 @@ class Server:
         max_body: int = MAX_BODY,
         most_connections: int | None = None,
     ) -> None:
+        super().__init__(
+            host,
+            port,
+            max_body=max_body,
+            shutdown_s=terms.shutdown_s,
+            most_connections=most_connections,
+        )
         self.terms = terms
         self._intake = Intake(terms, engine)
-        self._host = host
-        self._port = port
-        self._max_body = max_body
-        self._connections = Connections(most_connections)
-        self._app_runner: web.AppRunner | None = None
-        self._returning: asyncio.Task[None] | None = None
-
-    # --- life -----------------------------------------------------------------------------
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port cannot be taken.
-        """
-        self._port = self._connections.listen(self._host, self._port)
-        middlewares = [self._connections.working]
-        app = web.Application(client_max_size=self._max_body, middlewares=middlewares)
-        app.add_routes(self._routes())
-        self._app_runner = http_runner(app, self.terms.shutdown_s)
-        await self._app_runner.setup()
-        assert self._app_runner.server is not None  # it was set up
-        self._connections.accept(self._app_runner.server)
-        self._returning = asyncio.create_task(return_memory(), name="return_memory")
 
     async def close(self) -> None:
         """Stop listening, cancel generations, write what is left. Idempotent."""
-        if self._returning is not None:
-            self._returning.cancel()
-        await self._connections.close()
-        runner, self._app_runner = self._app_runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await super().close()
         await self.terms.close()
         await self._intake.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
-    @property
-    def url(self) -> str:
-        """The origin, such as `http://127.0.0.1:8123`."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:

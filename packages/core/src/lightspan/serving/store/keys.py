@@ -15,7 +15,7 @@ from typing import Final
 from lightspan.errors import ConfigError
 from lightspan.schema.texts import SHORTEST_KEY_IN_TALK, add_clients_key, add_key_variable
 from lightspan.stores.remote.address import check_key
-from lightspan.stores.remote.operations import Role
+from lightspan.stores.remote.roles import Role
 
 SHORTEST: Final = SHORTEST_KEY_IN_TALK
 """Characters of a key: who may guess as often as he likes finds a shorter one."""

@@ -16,7 +16,7 @@ from lightspan.serving.store.keys import Keys, take_keys
 from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
 from lightspan.stores.remote.address import KEY_VARIABLE, names_server
-from lightspan.stores.remote.operations import Role
+from lightspan.stores.remote.roles import Role
 
 _ALONE: Final = "without a key everybody who reaches it could read and change all that is there"
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -24,8 +24,8 @@ from lightspan.errors import (
     StoreFormatError,
 )
 from lightspan.gateway.bodies import received
-from lightspan.gateway.connections import Connections, Handler, go_on, http_runner
-from lightspan.gateway.heap import return_memory
+from lightspan.gateway.connections import Handler
+from lightspan.gateway.http_server import HttpServer, go_on
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.terms import token_of
 from lightspan.gateway.workers import Workers
@@ -46,10 +46,10 @@ from lightspan.stores.remote.operations import (
     Arguments,
     Greeting,
     Operation,
-    Role,
     encode_together,
     read_asked,
 )
+from lightspan.stores.remote.roles import Role
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _SHUTDOWN_S: Final = 10.0
 _encoder = msgspec.msgpack.Encoder()
 
 
-class StoreServer:
+class StoreServer(HttpServer):
     """Serves an open store.
 
     Args:
@@ -94,74 +94,34 @@ class StoreServer:
                 f"store {store.url}: what it acknowledges ends with this process, and nobody who "
                 "uses it over HTTP would know: serve a file (sqlite:///path.db) or a database"
             )
+        super().__init__(host, port, max_body=max_body, shutdown_s=_SHUTDOWN_S)
         self._store = store
         self._keys = keys
-        self._host = host
-        self._port = port
-        self._max_body = max_body
         self._gate = Gate(most_requests, 4 * max_body)
         self._waiting = Gate(4 * most_requests, 4 * max_body)
         self._vital = Gate(most_requests, max_body)
-        self._connections = Connections()
         self._reading = Workers("store-bodies")
         self._metrics = Metrics()
-        self._app_runner: web.AppRunner | None = None
-        self._returning: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
-
-    # --- life -----------------------------------------------------------------------------
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port cannot be taken.
-        """
-        self._port = self._connections.listen(self._host, self._port)
-        app = web.Application(
-            client_max_size=self._max_body, middlewares=[self._connections.working]
-        )
-        post = partial(web.post, expect_handler=go_on)
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/metrics", self._measured),
-                web.get(PATH, self._guarded(self._greet)),
-                post(PATH, self._guarded(self._do_together)),
-                post(f"{PATH}/{{operation}}", self._guarded(self._do)),
-                web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
-            ]
-        )
-        self._app_runner = http_runner(app, _SHUTDOWN_S)
-        await self._app_runner.setup()
-        assert self._app_runner.server is not None  # it was set up
-        self._connections.accept(self._app_runner.server)
-        self._returning = asyncio.create_task(return_memory(), name="lightspan-store-memory")
 
     async def close(self) -> None:
         """Do what is under way, send away who waits, and stop listening. Idempotent."""
         self._stopping.set()
-        if self._returning is not None:
-            self._returning.cancel()
-        await self._connections.close()
-        runner, self._app_runner = self._app_runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await super().close()
         self._reading.close()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
-    @property
-    def url(self) -> str:
-        """What `open_store` takes, such as `http://127.0.0.1:8123`."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
-
     # --- routes ---------------------------------------------------------------------------
+    def _routes(self) -> list[web.AbstractRouteDef]:
+        post = partial(web.post, expect_handler=go_on)
+        return [
+            web.get("/health", self._health),
+            web.get("/metrics", self._measured),
+            web.get(PATH, self._guarded(self._greet)),
+            post(PATH, self._guarded(self._do_together)),
+            post(f"{PATH}/{{operation}}", self._guarded(self._do)),
+            web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
+        ]
+
     async def _health(self, request: web.Request) -> web.Response:
         """Whether the store answers. Tells nothing else, since anybody may ask."""
         try:

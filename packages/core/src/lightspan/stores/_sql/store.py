@@ -7,12 +7,9 @@ thread of their own.
 from __future__ import annotations
 
 import asyncio
-import os
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from lightspan.errors import StoreClosedError
 from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
@@ -36,12 +33,13 @@ from lightspan.stores._arguments import (
     check_timeout,
 )
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
+from lightspan.stores._opened import OpenedStore
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.jobs import Work
 from lightspan.stores._state_machine import Begun, check_begun
-from lightspan.stores.protocol import Changes, PolicyVersion, Store, StoredCall
+from lightspan.stores.protocol import Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,12 +47,8 @@ R = TypeVar("R")
 
 D = TypeVar("D", bound=OpenDatabase)
 
-_inherited: Final[list[OpenDatabase]] = []
-"""Databases of a parent process. Kept for good: to close one here, as the garbage collector would,
-drops the parent's locks on a file, or ends its session with a server."""
 
-
-class SQLStore(Store, Generic[D]):
+class SQLStore(OpenedStore[D]):
     """Open it in each process that uses it; after a fork, again."""
 
     def __init__(self, place: str, polls_s: tuple[float, float]) -> None:
@@ -64,44 +58,13 @@ class SQLStore(Store, Generic[D]):
             polls_s: the shortest and the longest pause after which `watch` looks again at what
                 other processes may have changed.
         """
-        self._place = place
+        super().__init__(place)
         self._polls_s = polls_s
         self._signal = Signal()
-        self._database: D | None = None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    @abstractmethod
-    def _start(self) -> D:
-        """Open the database."""
-
-    async def open(self) -> None:
-        if self._database is not None and self._database.pid != os.getpid():
-            _inherited.append(self._database)
-            self._database = None
-        if self._database is None:
-            self._database = await asyncio.to_thread(self._start)
 
     async def close(self) -> None:
-        database, self._database = self._database, None
-        if database is not None and database.pid == os.getpid():
-            try:
-                await asyncio.to_thread(database.stop)
-            except RuntimeError:  # the interpreter is on its way out, and starts nothing any more
-                database.stop()
+        await super().close()
         self._signal.notify()
-
-    @property
-    def _opened(self) -> D:
-        database = self._database
-        if database is None:
-            raise StoreClosedError(f"store {self._place} is closed: open it first")
-        if database.pid != os.getpid():
-            raise StoreClosedError(
-                f"store {self._place} was opened before this process was forked: open it again here"
-            )
-        return database
 
     async def _read(self, query: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a query of the reader in its thread."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
@@ -21,6 +20,7 @@ from lightspan.schema.records import new_id
 from lightspan.stores._encoding import pack_call, pack_rollout, pack_span
 from lightspan.stores._requests import check_id
 from lightspan.stores.protocol import Store
+from lightspan.stores.remote.roles import Role
 
 PATH: Final = "/store/v1"
 """Where a server greets and takes several operations at once; one is at `PATH/its_name`."""
@@ -36,15 +36,6 @@ T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 _asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
-
-
-class Role(StrEnum):
-    """What a key opens."""
-
-    ADMIN = "admin"
-    TRAINER = "trainer"
-    RUNNER = "runner"
-
 
 EVERY_ROLE: Final = frozenset(Role)
 NO_RUNNER: Final = frozenset({Role.ADMIN, Role.TRAINER})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
-from lightspan.errors import ConfigError, StoreClosedError, how_to_install
+from lightspan.errors import ConfigError, how_to_install
 from lightspan.schema import clock
 from lightspan.schema.records import Claim
 from lightspan.stores._arguments import check_integer, check_lease, check_timeout
+from lightspan.stores._opened import OpenedStore
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.remote.address import read_address
 from lightspan.stores.remote.operations import OPERATIONS, POLL_S, Arguments, Operation
@@ -25,9 +25,6 @@ except ImportError as error:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_inherited: Final[list[ServerConnection]] = []
-"""Connections of a parent process. Kept for good: to close one here would end the parent's."""
 
 
 def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -45,7 +42,7 @@ def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine
     return ask
 
 
-class RemoteStore(Store):
+class RemoteStore(OpenedStore[ServerConnection]):
     """A store behind HTTP. Open it in each process that uses it; after a fork, again.
 
     Every operation is sent again for up to a minute while the server is out of reach or busy;
@@ -61,13 +58,10 @@ class RemoteStore(Store):
 
     def __init__(self, url: str) -> None:
         self._address = read_address(url)
+        super().__init__(self._address.url)
         self._key = self._address.key()
-        self._connection: ServerConnection | None = None
         # a server serves nothing that is less; how much more, it says when it is greeted
         self._capabilities = StoreCapabilities(durable=True, multi_process=True)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -77,13 +71,6 @@ class RemoteStore(Store):
     def url(self) -> str:
         """Without the key, which this process remembers."""
         return self._address.url
-
-    async def open(self) -> None:
-        if self._connection is not None and self._connection.pid != os.getpid():
-            _inherited.append(self._connection)
-            self._connection = None
-        if self._connection is None:
-            self._connection = await asyncio.to_thread(self._start)
 
     def _start(self) -> ServerConnection:
         connection = ServerConnection(self._address, self._key)
@@ -95,25 +82,6 @@ class RemoteStore(Store):
         self._capabilities = StoreCapabilities(
             durable=True, multi_process=True, power_loss=greeting.power_loss
         )
-        return connection
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.pid == os.getpid():
-            try:
-                await asyncio.to_thread(connection.stop)
-            except RuntimeError:  # the interpreter is on its way out, and starts nothing any more
-                connection.stop()
-
-    @property
-    def _opened(self) -> ServerConnection:
-        connection = self._connection
-        if connection is None:
-            raise StoreClosedError(f"store {self.url} is closed: open it first")
-        if connection.pid != os.getpid():
-            raise StoreClosedError(
-                f"store {self.url} was opened before this process was forked: open it again here"
-            )
         return connection
 
     async def _ask(self, operation: Operation, arguments: Arguments) -> Any:
