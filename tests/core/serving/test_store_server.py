@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
+from lightspan.stores.remote import operations
 from lightspan.stores.remote.operations import OPERATIONS
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
@@ -448,6 +450,27 @@ async def test_slow_bodies_keep_out_nobody(tmp_path: Path) -> None:
             for path, body, status in (("count", packed(), 429), ("heartbeat", beat, 200)):
                 answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{path}", body)
                 assert answer.status == status
+
+
+async def test_a_long_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is encoded beside the event loop, which answers others meanwhile."""
+    encode, others = operations._encode_items, threading.Event()
+
+    def slowly(items: Any) -> bytes:
+        assert others.wait(60)
+        return encode(items)
+
+    monkeypatch.setattr(operations, "_encode_items", slowly)
+    names = [f"ro-{number}" for number in range(operations.LONG + 1)]
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        async with open_store(served.url) as store:
+            await store.enqueue([make_rollout(name) for name in names])
+            listed = asyncio.create_task(store.rollouts())
+            assert (await store.count())[RolloutStatus.QUEUED] == len(names)
+            others.set()
+            assert [state.rollout.rollout_id for state in await listed] == names
 
 
 async def test_who_waits_takes_no_place_of_who_works(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from lightspan.stores.remote.operations import (
     Greeting,
     Operation,
     encode_together,
+    is_long,
     read_asked,
 )
 from lightspan.stores.remote.roles import Role
@@ -101,6 +102,7 @@ class StoreServer(HttpServer):
         self._waiting = Gate(4 * most_requests, 4 * max_body)
         self._vital = Gate(most_requests, max_body)
         self._reading = Workers("store-bodies")
+        self._answering = Workers("store-answers")
         self._metrics = Metrics()
         self._stopping = asyncio.Event()
 
@@ -109,6 +111,7 @@ class StoreServer(HttpServer):
         self._stopping.set()
         await super().close()
         self._reading.close()
+        self._answering.close()
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
@@ -227,6 +230,8 @@ class StoreServer(HttpServer):
         answer = await self._answer(operation, arguments)
         if role is Role.RUNNER:
             answer = shown_to_runner(operation.name, answer)
+        if is_long(answer):
+            return await self._answering.run(operation.encode_answer, answer)
         return operation.encode_answer(answer)
 
     async def _answer(self, operation: Operation, arguments: Arguments) -> Any:

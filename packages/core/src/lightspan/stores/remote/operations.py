@@ -28,11 +28,15 @@ MOST_TOGETHER: Final = 64
 """Operations that travel together."""
 POLL_S: Final = 20.0
 """How long one request may wait for a change (`Store.watch`); whoever waits longer asks again."""
+LONG: Final = 256
+"""Items of an answer beyond which it is encoded beside the server's event loop."""
 CONTENT_TYPE: Final = "application/msgpack"
 
 Arguments = dict[str, Any]
 T = TypeVar("T")
 
+_ARRAY_32: Final = b"\xdd"
+"""Of MessagePack: an array whose length follows in four bytes."""
 _encoder = msgspec.msgpack.Encoder()
 _asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
@@ -106,11 +110,24 @@ class Operation:
 
     def encode_answer(self, answer: Any) -> bytes:
         """The body of a response."""
-        return _encoder.encode(answer)
+        return _encode_items(answer) if is_long(answer) else _encoder.encode(answer)
 
     def read_answer(self, body: bytes) -> Any:
         """Raises `DataError`."""
         return decoded(self._answer, body, f"the answer to {self.name}")
+
+
+def is_long(answer: Any) -> bool:
+    """Whether it takes long to encode."""
+    return isinstance(answer, list) and len(answer) > LONG
+
+
+def _encode_items(items: Sequence[Any]) -> bytes:
+    """A list, item by item: msgspec keeps all of Python to itself while it encodes one thing."""
+    body = bytearray(_ARRAY_32 + len(items).to_bytes(4, "big"))
+    for item in items:
+        _encoder.encode_into(item, body, -1)
+    return bytes(body)
 
 
 def encode_together(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, bytes]]) -> bytes:
