@@ -27,6 +27,16 @@ async def recorded(url: str) -> None:
         await store.report([make_report(production.attempt, reward=Reward(0.75))])
 
 
+def test_what_is_old_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [command] = [text for _, _, text in blocks("stores.md") if text.startswith("lightspan prune ")]
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(recorded("sqlite:agents.db"))
+    assert main([*shlex.split(command)[1:], "--yes"]) == 0
+    assert "forgot 0 rollouts that ended more than 30d ago" in capsys.readouterr().out
+
+
 def test_a_store_behind_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

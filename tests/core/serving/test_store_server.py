@@ -203,7 +203,9 @@ def test_what_a_runner_may_do() -> None:
         *("claim", "heartbeat", "report", "add_spans", "get_resources"),
         *("announce", "withdraw", "peers", "rollouts", "attempts"),
     }
-    assert all({Role.ADMIN, Role.TRAINER} <= each.roles for each in OPERATIONS.values())
+    assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
+    beyond = [name for name, each in OPERATIONS.items() if Role.TRAINER not in each.roles]
+    assert beyond == ["prune"]
 
 
 async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> None:
@@ -219,7 +221,7 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
             *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
             *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
             *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),
-            *(store.spans(["at-1"]), store.token_records(["at-1"])),
+            *(store.spans(["at-1"]), store.token_records(["at-1"]), store.prune(0.0)),
         ]
         for refusal in refusals:
             with pytest.raises(StoreError, match="the key is a runner's, who may not ask for"):
@@ -227,6 +229,15 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
     assert len(refusals) == len(OPERATIONS) - 10
     async with open_as(TRAINER) as trainer:
         assert await trainer.watch() == before
+
+
+async def test_who_may_have_the_store_forget(open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(ADMIN) as admin:
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        await trainer.cancel(["ro-1", "ro-2"])
+        with pytest.raises(StoreError, match=r"a trainer's, who may not ask for prune: only admin"):
+            await trainer.prune(0.0)
+        assert await admin.prune(0.0) == 1
 
 
 async def test_what_a_runner_does(open_as: Any) -> None:

@@ -65,6 +65,12 @@ _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
+def seconds_ago(text: str) -> float | None:
+    """The seconds of an age (`2h`, `7d`); None for a text that is none."""
+    ago = _AGO.fullmatch(text)
+    return None if ago is None else float(ago[1]) * _SECONDS[ago[2]]
+
+
 def parse_time(value: Time, name: str) -> float:
     """Seconds since the epoch.
 
@@ -75,9 +81,9 @@ def parse_time(value: Time, name: str) -> float:
         return value.timestamp()
     if is_number(value):
         return float(value)
-    ago = _AGO.fullmatch(str(value))
-    if ago:
-        return datetime.now(UTC).timestamp() - float(ago[1]) * _SECONDS[ago[2]]
+    ago_s = seconds_ago(str(value))
+    if ago_s is not None:
+        return datetime.now(UTC).timestamp() - ago_s
     try:
         return datetime.fromisoformat(str(value)).timestamp()
     except ValueError:

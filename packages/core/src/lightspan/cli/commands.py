@@ -14,7 +14,7 @@ from lightspan.errors import LightspanError, how_to_install
 from lightspan.progress import say
 from lightspan.schema.texts import without_keys
 
-COMMANDS: Final = ("dev", "runner", "inspect", "rescore", "export", "feedback", "serve")
+COMMANDS: Final = ("dev", "runner", "inspect", "rescore", "export", "feedback", "serve", "prune")
 """In the order of `--help`."""
 
 

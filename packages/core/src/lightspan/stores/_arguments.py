@@ -37,6 +37,12 @@ def check_timeout(timeout_s: float) -> None:
     _check_seconds("timeout_s", timeout_s, LONGEST_S)
 
 
+def check_pruning(older_than_s: float, limit: int) -> None:
+    """Raise `DataError` unless so many rollouts of that age can be forgotten."""
+    _check_seconds("older_than_s", older_than_s, LONGEST_S)
+    check_integer("limit", limit, 1)
+
+
 def check_rewards(reports: Iterable[Report]) -> None:
     """Raise `DataError` for a reward that `parse_reward` would not give: it is no number to learn
     from, and NaN, which differs from itself, never equals its own report asked again."""

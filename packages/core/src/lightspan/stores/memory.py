@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from lightspan.stores import _leases, _state_machine
 from lightspan.stores._arguments import (
     check_integer,
     check_lease,
+    check_pruning,
     check_rewards,
     check_timeout,
 )
@@ -59,6 +61,7 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
 from lightspan.stores.protocol import (
     PEER_KEPT_S,
+    PRUNED_AT_ONCE,
     Changes,
     PolicyVersion,
     Store,
@@ -234,6 +237,11 @@ class MemoryStore(Store):
                 Counter(row.progress.status for row in rows if run_id in (None, row.rollout.run_id))
             )
 
+    async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
+        check_pruning(older_than_s, limit)
+        with self._opened() as tables:
+            return tables.prune(self._clock() - older_than_s, limit)
+
     # --- who works with it ----------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:
         with self._opened() as tables:
@@ -385,6 +393,8 @@ class _MemoryTables(_state_machine.Tables):
         self.peers: dict[str, tuple[float, bytes]] = {}
         self.rollouts: dict[str, _RolloutRow] = {}
         self.attempts: dict[str, _AttemptRow] = {}
+        self._places = itertools.count()
+        """Of rollouts and attempts: those that were forgotten take none from the next."""
         self._changes: dict[int, str] = {}
         """Number of a change → its rollout, the latest change of each only. A dictionary keeps the
         order of insertion, so the newest are at its end."""
@@ -436,6 +446,24 @@ class _MemoryTables(_state_machine.Tables):
             row.records.setdefault(key, (record, late or record.late))
         return self.add_span(call.span)
 
+    def prune(self, before: float, limit: int) -> int:
+        """Forget at most so many rollouts that ended before that time; how many there were."""
+        kept = {next(reversed(rows), None) for rows in (self.rollouts, self._changes.values())}
+        ended = (
+            row
+            for rollout_id, row in self.rollouts.items()
+            if rollout_id not in kept
+            and row.progress.finished_at is not None
+            and row.progress.finished_at < before
+        )
+        pruned = list(islice(ended, limit))
+        for row in pruned:
+            del self.rollouts[row.rollout.rollout_id]
+            del self._changes[row.progress.change]
+            for attempt_id in row.attempt_ids:
+                del self.attempts[attempt_id]
+        return len(pruned)
+
     # --- _state_machine.Tables ------------------------------------------------------------
     def next_change(self) -> int:
         self.change += 1
@@ -446,7 +474,7 @@ class _MemoryTables(_state_machine.Tables):
 
     def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None:
         for (rollout, body), progress in rows:
-            row = _RolloutRow(len(self.rollouts), rollout, body, progress)
+            row = _RolloutRow(next(self._places), rollout, body, progress)
             self.rollouts[rollout.rollout_id] = row
             self._moved(row)
 
@@ -489,15 +517,17 @@ class _MemoryTables(_state_machine.Tables):
             heapq.heappop(queue)
         return queue
 
-    def _status(self, rollout_id: str) -> RolloutStatus:
-        return self.rollouts[rollout_id].progress.status
+    def _status(self, rollout_id: str) -> RolloutStatus | None:
+        """None for a rollout that was forgotten."""
+        row = self.rollouts.get(rollout_id)
+        return None if row is None else row.progress.status
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
         return {i: self.attempts[i].attempt for i in attempt_ids if i in self.attempts}
 
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         for attempt in rows:
-            self.attempts[attempt.attempt_id] = _AttemptRow(len(self.attempts), attempt)
+            self.attempts[attempt.attempt_id] = _AttemptRow(next(self._places), attempt)
             self.rollouts[attempt.rollout_id].attempt_ids.append(attempt.attempt_id)
             self._lease(attempt)
 
@@ -514,7 +544,10 @@ class _MemoryTables(_state_machine.Tables):
     def expired(self, now: float, limit: int) -> list[Attempt]:
         expired: dict[str, Attempt] = {}
         while self._leases and self._leases[0][0] <= now and len(expired) < limit:
-            attempt = self.attempts[heapq.heappop(self._leases)[2]].attempt
+            row = self.attempts.get(heapq.heappop(self._leases)[2])
+            if row is None:  # forgotten
+                continue
+            attempt = row.attempt
             if not attempt.sealed and attempt.lease_until <= now:
                 expired[attempt.attempt_id] = attempt
         return list(expired.values())

@@ -29,6 +29,8 @@ from lightspan.schema.tokens import CallOutcome, TokenRecord
 
 PAUSES_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
 """Between the tries to write to a store that is out of reach, in whoever goes on without it."""
+PRUNED_AT_ONCE: Final = 1_000
+"""Rollouts that one call of `Store.prune` forgets unless told otherwise."""
 PEER_KEPT_S: Final = 86_400.0
 """How long a peer that is silent is remembered."""
 
@@ -78,7 +80,7 @@ class Store(Protocol):
     Every write may be repeated, as by whoever got no answer and does not know whether it was done.
     Most go by ids in what is written; those that make ids themselves (`claim`, `allot_version`)
     take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
-    answered at first, but for `cancel` and `expire`, which count what was left to do.
+    answered at first, but for `cancel`, `expire` and `prune`, which count what was left to do.
 
     Time is the store's own clock, because the clocks of runners differ. A write under a lost epoch,
     or to a sealed attempt, never changes state, reward or seal; its spans and token records are
@@ -242,6 +244,19 @@ class Store(Protocol):
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         """How many rollouts are in each status (statuses with none are left out)."""
+        ...
+
+    async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
+        """Forget at most `limit` rollouts that ended more than `older_than_s` seconds ago, oldest
+        first, with their attempts and all that was recorded of these; returns how many, of this
+        time: less than `limit` if no more are left.
+
+        The two rollouts that came and that moved last are kept, whenever that was: from them it is
+        counted on. What is resources' and policies' stays.
+
+        Raises:
+            DataError: `older_than_s` is no number of seconds, or `limit` is not at least 1.
+        """
         ...
 
     # --- who works with it ----------------------------------------------------------------

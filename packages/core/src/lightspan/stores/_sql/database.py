@@ -100,6 +100,11 @@ class OpenDatabase(ABC):
     def expire(self, limits: Sequence[int]) -> list[int]:
         return [_leases.expire(self.moving, limit, self.moving.now()) for limit in limits]
 
+    def prune(self, items: Sequence[tuple[float, int]]) -> list[int]:
+        """Per (seconds ago, limit) how many rollouts were forgotten."""
+        now = self.moving.now()
+        return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]
+
     def mark_damaged(self, items: Sequence[tuple[str, str]]) -> list[None]:
         return _state_machine.mark_damaged(self.moving, items)
 

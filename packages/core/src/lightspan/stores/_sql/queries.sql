@@ -95,6 +95,31 @@ ORDER BY position LIMIT :limit
 SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
 FROM rollouts JOIN rollout_bodies USING (position)
 
+-- name: prunable
+SELECT position, rollout_id FROM rollouts
+WHERE finished_at < ?
+    AND change < (SELECT max(change) FROM rollouts)
+    AND position < (SELECT max(position) FROM rollouts)
+ORDER BY position LIMIT ?
+
+-- name: prune_attempts
+DELETE FROM attempts WHERE attempt_id IN (?...)
+
+-- name: prune_spans
+DELETE FROM spans WHERE attempt IN (?...)
+
+-- name: prune_records
+DELETE FROM token_records WHERE attempt IN (?...)
+
+-- name: prune_outcomes
+DELETE FROM call_outcomes WHERE attempt IN (?...)
+
+-- name: prune_bodies
+DELETE FROM rollout_bodies WHERE position IN (?...)
+
+-- name: prune_rollouts
+DELETE FROM rollouts WHERE position IN (?...)
+
 -- name: known_rollouts
 SELECT rollout_id FROM rollouts WHERE rollout_id IN (?...)
 

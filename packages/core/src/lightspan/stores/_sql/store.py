@@ -29,6 +29,7 @@ from lightspan.stores import _leases
 from lightspan.stores._arguments import (
     check_integer,
     check_lease,
+    check_pruning,
     check_rewards,
     check_timeout,
 )
@@ -39,7 +40,7 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.jobs import Work
 from lightspan.stores._state_machine import Begun, check_begun
-from lightspan.stores.protocol import Changes, PolicyVersion, StoredCall
+from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -206,6 +207,17 @@ class SQLStore(OpenedStore[D]):
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)
+
+    async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
+        check_pruning(older_than_s, limit)
+        total = 0
+        while total < limit:
+            part = min(CHUNK, limit - total)
+            [pruned] = await self._write(self._opened.prune, [(older_than_s, part)])
+            total += pruned
+            if pruned < part:
+                break
+        return total
 
     # --- who works with it ----------------------------------------------------------------
     async def announce(self, peer: Peer) -> None:

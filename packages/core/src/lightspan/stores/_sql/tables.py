@@ -108,7 +108,7 @@ class SQLTables(ABC):
         """The rows that a query returns."""
 
     @abstractmethod
-    def _list(self, values: Sequence[str]) -> Any:
+    def _list(self, values: Sequence[str] | Sequence[int]) -> Any:
         """A list as one value of a query."""
 
     def _pack_text(self, text: str) -> Any:
@@ -245,6 +245,22 @@ class WriteTables(SQLTables, _state_machine.Tables):
     def _has_call(self, position: int, call_id: str) -> bool:
         wanted = {"attempt": position, "call_id": call_id}
         return bool(self._run(self._queries()["has_call"], wanted)[0][0])
+
+    def prune(self, before: float, limit: int) -> int:
+        """Forget at most so many rollouts that ended before that time; how many there were."""
+        ended = self._ask("prunable", before, limit)
+        if not ended:
+            return 0
+        ids = self._list([rollout_id for _, rollout_id in ended])
+        made = [row[0] for row in self._ask("attempts_of_rollouts", ids)]
+        written = self._list([position for _, position, _, _ in self._ask_writers(made)])
+        self._ask("prune_attempts", self._list(made))  # first: who adds to one is waited for
+        for name in ("prune_spans", "prune_records", "prune_outcomes"):
+            self._ask(name, written)
+        places = self._list([position for position, _ in ended])
+        for name in ("prune_bodies", "prune_rollouts"):
+            self._ask(name, places)
+        return len(ended)
 
     # --- _state_machine.Tables ------------------------------------------------------------
     def next_change(self) -> int:

@@ -62,7 +62,7 @@ class _Session(SQLTables):
             cursor.execute(query.encode(), values)
             return cursor.fetchall() if cursor.description else []
 
-    def _list(self, values: Sequence[str]) -> list[str]:
+    def _list(self, values: Sequence[str] | Sequence[int]) -> list[str | int]:
         return list(values)
 
     def _pack_text(self, text: str) -> bytes:

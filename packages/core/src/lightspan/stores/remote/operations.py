@@ -223,6 +223,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.report, EVERY_ROLE, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
+        _operation(Store.prune, frozenset({Role.ADMIN})),
         _operation(Store.rollouts, EVERY_ROLE),
         _operation(Store.watch, NO_RUNNER),
         _operation(Store.count, NO_RUNNER),

@@ -102,6 +102,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
     report = _asked(Store.report)
     expire = _asked(Store.expire)
     cancel = _asked(Store.cancel)
+    prune = _asked(Store.prune)
     rollouts = _asked(Store.rollouts)
     count = _asked(Store.count)
     announce = _asked(Store.announce)

@@ -46,7 +46,7 @@ class _Connection(SQLTables):
     def _run(self, query: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
         return self._db.execute(query, values).fetchall()
 
-    def _list(self, values: Sequence[str]) -> str:
+    def _list(self, values: Sequence[str] | Sequence[int]) -> str:
         return _json.encode(values).decode()
 
 

@@ -8,7 +8,8 @@ Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. A test is
 the store's capabilities say that it does not apply. No test looks at a clock but the injected one.
 
 A module per subject (`move_tests`, `queue_tests`, `lease_tests`, `watch_tests`, `span_tests`,
-`call_tests`, `resource_tests`, `retry_tests`, `number_tests`, `load_tests`, `life_tests`),
+`call_tests`, `resource_tests`, `retry_tests`, `number_tests`, `prune_tests`, `load_tests`,
+`life_tests`),
 `model_tests` for random operations, and `base` for what they share; a store's own tests may use
 that, too.
 """
@@ -39,6 +40,7 @@ from lightspan.testing.store_suite.load_tests import LoadTests
 from lightspan.testing.store_suite.model_tests import ModelTests
 from lightspan.testing.store_suite.move_tests import MoveTests
 from lightspan.testing.store_suite.number_tests import NumberTests
+from lightspan.testing.store_suite.prune_tests import PruneTests
 from lightspan.testing.store_suite.queue_tests import QueueTests
 from lightspan.testing.store_suite.resource_tests import ResourceTests
 from lightspan.testing.store_suite.retry_tests import RetryTests
@@ -56,6 +58,7 @@ class StoreSuite(
     ResourceTests,
     RetryTests,
     NumberTests,
+    PruneTests,
     LoadTests,
     LifeTests,
     ModelTests,
