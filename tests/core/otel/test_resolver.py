@@ -445,3 +445,27 @@ def test_a_model_call_has_its_agent(tracer: Tracer, client: openai.OpenAI) -> No
         "    chat m @writer",
         "  chat m @writer",
     ]
+
+
+# --- whom `optimize=` may name --------------------------------------------------------------
+def test_the_agents_that_were_seen(tracer: Tracer, client: openai.OpenAI) -> None:
+    """Those that asked a model, in that order, each once; no agent of another framework."""
+    assert otel.agents() == ((), False)
+    with captured():
+        with agent(tracer, "writer"):
+            assert otel.agents().paths == ()  # it has asked nothing yet
+            with agent(tracer, "critic"):
+                say(client)
+            say(client)
+            say(client)
+        with lightspan.agent("other"):
+            say(client)
+    assert otel.agents() == (("writer/critic", "writer"), False)
+
+
+def test_what_was_seen_ends_with_the_last_undo(client: openai.OpenAI) -> None:
+    provider = TracerProvider()
+    with otel.instrument(provider), captured(), agent(provider.get_tracer("a"), "writer"):
+        say(client)
+        assert otel.agents().paths == ("writer",)
+    assert otel.agents().paths == ()

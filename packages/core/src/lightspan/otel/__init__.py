@@ -4,6 +4,7 @@ from lightspan import otel
 
 otel.instrument("pydantic-ai")        # a framework by its name, whether the app traces it or not
 otel.instrument(provider)             # or: hear what goes to the app's own TracerProvider
+otel.agents()                         # whom `optimize=` may name, as far as they have acted
 
 `identity` says what a span says of an agent, `notes` are taken of the spans that are open (by the
 `processor` in a provider of the app's, and by the `tracer` of ours), the `resolver` makes agents of
@@ -14,6 +15,7 @@ OpenTelemetry's spans and ours, whole ones.
 from __future__ import annotations
 
 from lightspan.otel.install import instrument, uninstrument
+from lightspan.otel.resolver import agents
 from lightspan.otel.translation import (
     LightspanSpanProcessor,
     decode_otlp,
@@ -23,6 +25,7 @@ from lightspan.otel.translation import (
 
 __all__ = [
     "LightspanSpanProcessor",
+    "agents",
     "decode_otlp",
     "encode_otlp",
     "export",

@@ -32,6 +32,7 @@ from lightspan.otel.processor import (
     is_of_a_heard_provider,
     processors,
 )
+from lightspan.schema.routing import AgentPaths
 
 DISABLED: Final = "OTEL_SDK_DISABLED"
 """OpenTelemetry's variable; `true` switches its SDK off."""
@@ -41,6 +42,13 @@ switches: Final[dict[str, Switch]] = {}
 
 _told: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """The attempts that are damaged already."""
+
+
+_seen: Final[dict[str, None]] = {}
+"""The paths at which agents asked a model that spans told of, in the order in which they first did.
+"""
+_MOST_SEEN: Final = 1_000
+"""An app that makes up names would have no end of them."""
 
 
 # --- who acts -------------------------------------------------------------------------------
@@ -106,6 +114,8 @@ def note_call(acting: Acting) -> None:
     If not, the attempt is damaged, which the coverage shows with the reason: its calls would be
     taken for calls of `app`, or of whoever is around.
     """
+    if len(_seen) < _MOST_SEEN and acting.path not in _seen and open_here():
+        _seen[acting.path] = None
     recorder = acting.scope.recorder
     if not recorder.keeps or recorder in _told:
         return
@@ -172,6 +182,13 @@ def _is_set() -> bool:
     return any(isinstance(value, trace.Span) for value in get_current().values())
 
 
+def agents() -> AgentPaths:
+    """The agents that OpenTelemetry's spans told of and that asked a model in this process, since
+    `instrument`: what `optimize=` may name. It is never complete: what a framework may run is known
+    when it does. Run the app once, recorded (`lightspan.record()`) or in `Trainer.dev`."""
+    return AgentPaths(tuple(_seen), complete=False)
+
+
 # --- installing -----------------------------------------------------------------------------
 def install() -> None:
     """Ask it, and have it told of model calls. Twice is once."""
@@ -183,6 +200,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo `install`."""
+    _seen.clear()
     scope.unregister_resolver(resolve)
     scope.remove_call_listener(note_call)
     if _listen in state.entry_listeners:
