@@ -147,7 +147,7 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
         return None
     recorder, root = current.scope.recorder, None
     try:
-        if not _is_installed():  # the processor is all that there is
+        if _state.provider is None:  # the processor is all that there is
             scope.add_call_listener(_note_call)
         name = str(getattr(data, "name", None) or "")
         if is_current:
@@ -439,7 +439,7 @@ class _Provider(TraceProvider):
     ) -> Span[Any]:
         if isinstance(parent, _Watched):
             parent = parent.inner
-        span = self.inner.create_span(span_data, span_id, parent, disabled)
+        span = (self._inner or self.inner).create_span(span_data, span_id, parent, disabled)
         return _Watched(span) if self.on and scope.pushed() is not None else span
 
     def get_current_span(self) -> Span[Any] | None:
@@ -466,13 +466,13 @@ class _Provider(TraceProvider):
         self.inner.set_disabled(disabled)
 
     def time_iso(self) -> str:
-        return self.inner.time_iso()
+        return (self._inner or self.inner).time_iso()
 
     def gen_trace_id(self) -> str:
         return self.inner.gen_trace_id()
 
     def gen_span_id(self) -> str:
-        return self.inner.gen_span_id()
+        return (self._inner or self.inner).gen_span_id()
 
     def gen_group_id(self) -> str:
         return self.inner.gen_group_id()

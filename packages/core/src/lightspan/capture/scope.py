@@ -216,7 +216,7 @@ def begin(
     Returns:
         Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
     """
-    around = resolved(current, before=before)
+    around = resolved(current, before=before) if state.resolvers else current
     if state.opener is None or not around.scope.is_outside:
         return around, None
     root = state.opener(around, name, given)
