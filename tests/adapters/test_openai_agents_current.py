@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -138,7 +138,7 @@ def test_in_another_context() -> None:
     with captured(), trace("t"), agent() as span:
         assert copy_context().run(get_current_span) is span
 
-        async def in_tasks() -> list[Any]:
+        async def in_tasks() -> Sequence[Any]:
             async def look() -> Any:
                 with tool() as own:
                     assert get_current_span() is own
@@ -151,7 +151,7 @@ def test_in_another_context() -> None:
         assert all(found is span for found in asyncio.run(in_tasks()))
 
 
-def left(begin: Begun, seen: list[Any]) -> Iterator[None]:
+def left(begin: Begun, seen: list[Any]) -> Generator[None, None, None]:
     with begin() as span:
         seen.append(span)
         yield
@@ -172,13 +172,17 @@ def test_a_generator_that_is_left(begin: Begun) -> None:
 @pytest.mark.parametrize("begin", [agent, tool, other])
 def test_a_generator_that_is_ended_in_another_context(begin: Begun) -> None:
     """The SDK cannot take its span out of the context in which it began."""
-    seen: list[Any] = []
-    with captured() as attempt, trace("t"):
-        steps = left(begin, seen)
-        next(steps)
-        copy_context().run(steps.close)
-        assert get_current_span() is seen[0]
-    assert not attempt.scope.recorder.damages()
+
+    def begun_here() -> None:
+        seen: list[Any] = []
+        with captured() as attempt, trace("t"):
+            steps = left(begin, seen)
+            next(steps)
+            copy_context().run(steps.close)
+            assert get_current_span() is seen[0]
+        assert not attempt.scope.recorder.damages()
+
+    copy_context().run(begun_here)
 
 
 def test_outside_every_attempt() -> None:
