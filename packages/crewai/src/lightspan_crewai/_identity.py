@@ -259,12 +259,7 @@ def spans(entry: Entry, event: End, ids: Ids) -> list[Span]:
 
 
 def _span(entry: Entry, kind: SpanKind, around: Place, span_id: str, event: End, ids: Ids) -> Span:
-    make = {
-        SpanKind.AGENT: _agent_attributes,
-        SpanKind.TOOL: _tool_attributes,
-        SpanKind.LLM: _call_attributes,
-    }
-    attributes = clean_attributes(make[kind](entry, event))
+    attributes = clean_attributes(_ATTRIBUTES[kind](entry, event))
     return Span(
         span_id=span_id,
         name=f"{attributes[conventions.OPERATION_NAME]} {_subject(entry, kind)}".rstrip(),
@@ -315,6 +310,13 @@ def _call_attributes(entry: Entry, event: End) -> Attributes:
         **({} if client is None else client.attributes()),
         **error_attributes(event.attributes),
     }
+
+
+_ATTRIBUTES: Final = {
+    SpanKind.AGENT: _agent_attributes,
+    SpanKind.TOOL: _tool_attributes,
+    SpanKind.LLM: _call_attributes,
+}
 
 
 def _client(entry: Entry) -> Client | None:

@@ -9,7 +9,7 @@ to record.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import FunctionType
@@ -48,9 +48,7 @@ def hear(operation: Operation, data: Any, end: End) -> None:
         data: the SDK's data of its span.
         end: how it ended.
     """
-    is_ok = end.status is SpanStatus.OK
-    operation.ended(is_ok)
-    if not operation.calls.leave(is_ok=is_ok):
+    if not operation.leave(is_ok=end.status is SpanStatus.OK):
         return
     model = getattr(data, "model", None)
     said = getattr(data, "response", None)
@@ -62,7 +60,7 @@ def hear(operation: Operation, data: Any, end: End) -> None:
     answer = answer or _completion(getattr(data, "output", None), data.usage)
     told = Told(operation, request, answer, end, running(Model))
     if operation.parent is not None and operation.parent.kind is OperationKind.MODEL:
-        operation.parent.told.append(told)
+        operation.parent.told += (told,)
     else:
         _record(told)
 
@@ -104,8 +102,8 @@ class _Ask:
     """See `scope.call_begins`."""
     args: Any
     options: Mapping[str, Any]
-    streamed: bool
-    chunks: StreamedAnswer = field(default_factory=StreamedAnswer)
+    chunks: StreamedAnswer | None
+    """Of a streamed answer, which is gathered there."""
     key: str = field(default_factory=new_span_id)
 
     def request(self, name: str | None) -> dict[str, Any]:
@@ -127,7 +125,7 @@ class _Ask:
             "temperature": getattr(settings, "temperature", None),
             "top_p": getattr(settings, "top_p", None),
             "max_output_tokens": getattr(settings, "max_tokens", None),
-            "stream": True if self.streamed else None,
+            "stream": None if self.chunks is None else True,
         }
 
 
@@ -171,7 +169,8 @@ def _begin(model: Model, args: Any, options: Any, *, streamed: bool) -> _Ask | N
             return None
         operation = begin(OperationKind.MODEL, "", acting, acting.notes.get(NAME))
         inside = operation.inside.noting(NAME, operation)
-        ask = _Ask(model, operation, inside, root, told, args, options, streamed)
+        chunks = StreamedAnswer() if streamed else None
+        ask = _Ask(model, operation, inside, root, told, args, options, chunks)
         acting.scope.recorder.expect(ask.key, partial(_end, ask, None, GeneratorExit()))
         return ask
     except Exception as error:
@@ -185,7 +184,7 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
     """Record it, once, unless somebody inside knows more of it. Never raises."""
     recorder = ask.operation.around.scope.recorder
     try:
-        if ask.streamed and isinstance(error, GeneratorExit) and ask.chunks.complete:
+        if isinstance(error, GeneratorExit) and ask.chunks is not None and ask.chunks.complete:
             error = None
         if recorder.settle(ask.key):
             ask.told(error is None or isinstance(error, GeneratorExit))
@@ -197,13 +196,14 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
         ask.root.close(error)
 
 
-def _told(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> list[Told]:
+def _told(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> Sequence[Told]:
     """The calls that nobody else tells of."""
     inside = ask.operation.told
-    if len(inside) > 1 or not ask.operation.calls.leave(is_ok=error is None):
+    if len(inside) > 1 or not ask.operation.leave(is_ok=error is None):
         return inside
     name = inside[0].request["model"] if inside else None
-    answer = ask.chunks.answer() if response is None else _answer(response)
+    gathered = ask.chunks or StreamedAnswer()
+    answer = gathered.answer() if response is None else _answer(response)
     return [Told(ask.operation, ask.request(name), answer, _ending(error), ask.model)]
 
 
@@ -275,7 +275,8 @@ def _stream_response(original: Any, patch: Patch) -> Any:
 
 def _gather(ask: _Ask, event: Any) -> None:
     try:
-        ask.chunks.add(event)
+        if ask.chunks is not None:
+            ask.chunks.add(event)
     except Exception as error:
         damage(ask.operation.around.scope.recorder, NAME, error)
 

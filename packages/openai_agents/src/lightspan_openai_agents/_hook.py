@@ -59,6 +59,7 @@ from lightspan_openai_agents._identity import (
     HANDOFF_TO,
     MODEL_CALLS,
     NAME,
+    WITHOUT_SPAN,
     End,
     Operation,
     OperationKind,
@@ -75,10 +76,11 @@ _KINDS: Final = {kind.value: kind for kind in OperationKind}
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
 )
-"""The span of the SDK's that is current in this context.
+"""The span of the SDK's that is current in this context, if it is none that `scope.Acting` notes
+an operation of: the operation knows its span, and to set one ContextVar takes half as long as two.
 
 The SDK's own spans have no room for ours, and an app may keep none but `get_current_span()` to end
-one by. It is no note of `scope.Acting`: most such spans change nothing of who acts.
+one by.
 """
 
 
@@ -111,7 +113,7 @@ _state: Final = _State()
 class _Open:
     """An operation and what undoes it."""
 
-    __slots__ = ("_token", "handled", "operation", "root")
+    __slots__ = ("handled", "operation", "root", "token")
 
     def __init__(self, operation: Operation, *, is_current: bool) -> None:
         self.operation = operation
@@ -119,26 +121,33 @@ class _Open:
         """What was being handled already when it began: not its error."""
         self.root: scope.Root | None = None
         """The attempt that began with it, in production."""
-        self._token: scope.Acted | None = None
+        self.token: scope.Acted | None = None
+        """None where it is not what acts."""
         if is_current:
-            self._token = scope.set_acting(operation.inside.noting(NAME, operation))
+            self.token = scope.set_acting(operation.inside.noting(NAME, operation))
 
     def leave(self) -> None:
         """Nothing acts in it any more."""
-        token, self._token = self._token, None
+        token, self.token = self.token, None
         if token is not None:
             scope.reset_acting(token)
 
 
-def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
-    """Note that a span of the SDK's begins; None if it is none of ours. Never raises."""
+def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = None) -> _Open | None:
+    """Note that a span of the SDK's begins; None if it is none of ours. Never raises.
+
+    Args:
+        data: the SDK's data of the span.
+        is_current: it becomes the current one.
+        watched: what stands for the span.
+    """
     current = scope.pushed()
     kind = _KINDS.get(data.type)
     if current is None or kind is None:
         return None
     recorder, root = current.scope.recorder, None
     try:
-        if not _is_installed():  # the processor is all that there is
+        if _state.provider is None:  # the processor is all that there is
             scope.add_call_listener(_note_call)
         name = str(getattr(data, "name", None) or "")
         if is_current:
@@ -149,10 +158,11 @@ def _begin(data: Any, *, is_current: bool = True) -> _Open | None:
         parent = acting.notes.get(NAME)
         handed = _state.handed.get(recorder) if parent is None else None
         operation = begin(kind, name, acting, parent, handed)
+        operation.watched = watched
         opened = _Open(operation, is_current=is_current)
         opened.root = root
         if operation.inside is not operation.around:
-            recorder.expect(_key(operation), lambda: _record(operation, End(SpanStatus.UNSET)))
+            recorder.expect(operation.key, partial(_record, operation, End(SpanStatus.UNSET)))
         return opened
     except Exception as error:
         damage(recorder, NAME, error)
@@ -176,7 +186,8 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
         raised = sys.exception()
         error = None if raised is opened.handled else raised
         end = _ending(operation, data, reported, error)
-        _record(operation, end)
+        if operation.inside is not operation.around:
+            _record(operation, end)
         if operation.kind in _MAY_BYPASS:
             _bypass.hear(operation, data, end)
         if operation.kind is OperationKind.HANDOFF:
@@ -189,24 +200,21 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
 
 
 def _record(operation: Operation, end: End) -> None:
-    """Add the span, once."""
+    """Add its span, once."""
     recorder = operation.around.scope.recorder
-    if operation.inside is operation.around or not recorder.settle(_key(operation)):
-        return
-    span = span_of(operation, end)
+    span = span_of(operation, end) if recorder.settle(operation.key) else None
     if span is not None:
         recorder.add(span)
 
 
-def _key(operation: Operation) -> str:
-    return f"lightspan_openai_agents {operation.inside.parent_span_id}"
+_ENDED: Final = End()
 
 
 def _ending(operation: Operation, data: Any, reported: Any, error: BaseException | None) -> End:
-    describe = _DESCRIBED.get(operation.kind)
+    describe = None if operation.kind in WITHOUT_SPAN else _DESCRIBED.get(operation.kind)
     attributes = {} if describe is None else describe(operation, data)
     if error is None and reported is None:
-        return End(attributes=attributes)
+        return End(attributes=attributes) if attributes else _ENDED
     if isinstance(error, GeneratorExit):
         return End(SpanStatus.UNSET, attributes=attributes)
     if error is not None:
@@ -282,11 +290,12 @@ class LightspanProcessor(TracingProcessor):
 class _Watched(Span[Any]):
     """A span of the wrapped provider's; it behaves as that one does."""
 
+    _reported: Any = None
+    _open: _Open | None = None
+    _token: Token[_Watched | None] | None = None
+
     def __init__(self, inner: Span[Any]) -> None:
         self._inner = inner
-        self._reported: Any = None
-        self._open: _Open | None = None
-        self._token: Token[_Watched | None] | None = None
 
     @property
     def inner(self) -> Span[Any]:
@@ -294,8 +303,10 @@ class _Watched(Span[Any]):
 
     def start(self, mark_as_current: bool = False) -> None:
         if self._open is None:
-            self._open = _begin(self._inner.span_data, is_current=mark_as_current)
-        if mark_as_current and self._token is None:
+            data = self._inner.span_data
+            self._open = _begin(data, is_current=mark_as_current, watched=self)
+        is_noted = self._open is not None and self._open.token is not None
+        if mark_as_current and not is_noted and self._token is None:
             self._token = _watched.set(self)
         self._inner.start(mark_as_current)
 
@@ -317,11 +328,11 @@ class _Watched(Span[Any]):
         self._inner.__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
 
     def _ended(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
+        if self._open is not None:
+            opened, self._open = self._open, None
             _end(opened, self._inner.span_data, self._reported or self._inner.error)
-        token, self._token = self._token, None
-        if token is not None:
+        if self._token is not None:
+            token, self._token = self._token, None
             _reset_watched(token)
 
     def set_error(self, error: Any) -> None:
@@ -371,6 +382,18 @@ class _Watched(Span[Any]):
         return getattr(self._inner, name)
 
 
+def _watching(span: Span[Any]) -> Span[Any]:
+    """What stands for a span that is current here; itself, if nothing does."""
+    current = scope.pushed()
+    operation = None if current is None else current.notes.get(NAME)
+    while operation is not None:
+        if operation.watched is not None and operation.watched.inner is span:
+            return operation.watched  # type: ignore[no-any-return]
+        operation = operation.parent
+    watched = _watched.get()
+    return watched if watched is not None and watched.inner is span else span
+
+
 def _reset_watched(token: Token[_Watched | None]) -> None:
     try:
         _watched.reset(token)
@@ -416,12 +439,12 @@ class _Provider(TraceProvider):
     ) -> Span[Any]:
         if isinstance(parent, _Watched):
             parent = parent.inner
-        span = self.inner.create_span(span_data, span_id, parent, disabled)
+        span = (self._inner or self.inner).create_span(span_data, span_id, parent, disabled)
         return _Watched(span) if self.on and scope.pushed() is not None else span
 
     def get_current_span(self) -> Span[Any] | None:
-        span, watched = self.inner.get_current_span(), _watched.get()
-        return watched if watched is not None and watched.inner is span else span
+        span = self.inner.get_current_span()
+        return None if span is None else _watching(span)
 
     def create_trace(self, name: str, *args: Any, **options: Any) -> Trace:
         made = self.inner.create_trace(name, *args, **options)
@@ -443,13 +466,13 @@ class _Provider(TraceProvider):
         self.inner.set_disabled(disabled)
 
     def time_iso(self) -> str:
-        return self.inner.time_iso()
+        return (self._inner or self.inner).time_iso()
 
     def gen_trace_id(self) -> str:
         return self.inner.gen_trace_id()
 
     def gen_span_id(self) -> str:
-        return self.inner.gen_span_id()
+        return (self._inner or self.inner).gen_span_id()
 
     def gen_group_id(self) -> str:
         return self.inner.gen_group_id()

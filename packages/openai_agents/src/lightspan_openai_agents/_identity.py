@@ -69,7 +69,8 @@ class OperationKind(StrEnum):
 
 MODEL_CALLS: Final = (OperationKind.GENERATION, OperationKind.RESPONSE)
 _OF_MODELS: Final = (*MODEL_CALLS, OperationKind.MODEL)
-_WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.TURN, *_OF_MODELS)
+_WITH_CALLS: Final = (OperationKind.TURN, *_OF_MODELS)
+WITHOUT_SPAN: Final = (OperationKind.RUN, *_WITH_CALLS)
 
 
 class End(NamedTuple):
@@ -102,16 +103,33 @@ class Operation:
     origin: Origin | None = None
     tool_call_id: str = ""
     arguments: str = ""
-    calls: bypass.CallsInside = field(default_factory=bypass.CallsInside)
+    calls: bypass.CallsInside | None = None
     """Of a turn or a model call: those that an operation in it tells of, or core does, because the
     OpenAI SDK was asked."""
-    ended: CallEnd = lambda is_answered: None
+    ended: CallEnd | None = None
     """Of a model call: tells the turn around it."""
-    told: list[Told] = field(default_factory=list)
+    told: tuple[Told, ...] = ()
     """Of a model that is asked: what the SDK's spans inside say of it, and nobody else."""
     start_ns: int = field(default_factory=now_ns)
     handed: dict[str, Origin] = field(default_factory=dict)
     """Name of an agent that was handed to → who handed over; until it begins."""
+    watched: Any = None
+    """What stands for the SDK's span of it, if something does."""
+
+    @property
+    def key(self) -> str:
+        """Of its span, while that is not made."""
+        return str(self.inside.parent_span_id)
+
+    def leave(self, *, is_ok: bool) -> bool:
+        """Of a turn or a model call that ends: whether nobody inside recorded it.
+
+        Args:
+            is_ok: it has an answer.
+        """
+        if self.ended is not None:
+            self.ended(is_ok)
+        return self.calls is None or self.calls.leave(is_ok=is_ok)
 
 
 class Told(NamedTuple):
@@ -145,12 +163,15 @@ def begin(
         handed: who was handed to, and by whom, where no operation is around.
     """
     operation = Operation(kind, name, around, around, parent)
-    if kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
-        operation.ended = parent.calls.begins()
-    if kind in _WITHOUT_SPAN or (kind is OperationKind.AGENT and not name):
+    if kind in _WITH_CALLS:
+        operation.calls = bypass.CallsInside()
+        if kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
+            operation.ended = None if parent.calls is None else parent.calls.begins()
+    is_agent = kind is OperationKind.AGENT
+    if kind in WITHOUT_SPAN or (is_agent and not name):
         return operation
     span_id, frames = new_span_id(), around.frames
-    if kind is OperationKind.AGENT:
+    if is_agent:
         frames = (*frames, Frame(name, span_id))
         waiting = handed if parent is None else parent.handed
         operation.origin = (waiting or {}).pop(name, None)
@@ -162,7 +183,8 @@ def note_asked(operation: Operation | None) -> CallEnd | None:
     """Somebody who knows more of it asks a model in this operation, and tells how that ended."""
     ends: list[CallEnd] = []
     while operation is not None:
-        ends.append(operation.calls.begins())
+        if operation.calls is not None:
+            ends.append(operation.calls.begins())
         operation = operation.parent if operation.kind in _OF_MODELS else None
     return all_ends(ends)
 

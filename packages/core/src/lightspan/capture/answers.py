@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from lightspan.errors import EngineError
+from lightspan.schema.call_attributes import ANSWER_FIELDS
 
 
 class Chunks(Protocol):
@@ -89,16 +90,21 @@ def observe(call: Asked, result: Any, *, streamed: bool) -> Any:
     return result
 
 
-def as_mapping(result: Any) -> Mapping[str, Any]:
-    """An answer of the SDK's as JSON; empty for anything else."""
-    dump = getattr(result, "model_dump", None)
+def as_mapping(result: Any, fields: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """An answer of the SDK's as JSON; empty for anything else.
+
+    Args:
+        result: the SDK's object.
+        fields: those that are wanted, as pydantic's `include`; None: all.
+    """
+    dump: Callable[..., Mapping[str, Any]] | None = getattr(result, "model_dump", None)
     if dump is None:
         return {}
-    return dump(mode="json", exclude_unset=True, warnings=False)  # type: ignore[no-any-return]
+    return dump(mode="json", include=fields, exclude_unset=True, warnings=False)
 
 
 def _observe_whole(call: Asked, result: Any) -> None:
-    call.answered({} if call.recorded_there else as_mapping(result))
+    call.answered({} if call.recorded_there else as_mapping(result, ANSWER_FIELDS))
 
 
 def _observe_stream(call: Asked, stream: Any) -> None:

@@ -216,7 +216,7 @@ def begin(
     Returns:
         Who is acting; and the attempt that began, None if it is in one or nothing is recorded.
     """
-    around = resolved(current, before=before)
+    around = resolved(current, before=before) if state.resolvers else current
     if state.opener is None or not around.scope.is_outside:
         return around, None
     root = state.opener(around, name, given)
@@ -344,20 +344,42 @@ def call_listeners() -> Sequence[CallListener]:
 
 
 # --- spans ----------------------------------------------------------------------------------
-def make_span(current: Acting, name: str, kind: SpanKind, attributes: Attributes, **f: Any) -> Span:
-    """A span of the current attempt, child of the innermost open span."""
-    scope, now = current.scope, now_ns()
-    fields = {"parent_id": current.parent_span_id, "start_ns": now, "end_ns": now, **f}
-    if "span_id" not in fields:
-        fields["span_id"] = new_span_id()
+def make_span(
+    current: Acting,
+    name: str,
+    kind: SpanKind,
+    attributes: Attributes,
+    *,
+    span_id: str | None = None,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    **fields: Any,
+) -> Span:
+    """A span of the current attempt, child of the innermost open span.
+
+    Args:
+        current: who acts.
+        name: of the span.
+        kind: of the span.
+        attributes: of the span; the agent's path is added if it is not there.
+        span_id: None for a new one.
+        start_ns: when it began; None for when it ended.
+        end_ns: when it ended; None for now.
+        fields: more of them.
+    """
+    scope, ended = current.scope, now_ns() if end_ns is None else end_ns
     if c.AGENT_PATH not in attributes:
         attributes = {c.AGENT_PATH: current.path, **attributes}
     return Span(
-        name=name,
-        kind=kind,
+        span_id=new_span_id() if span_id is None else span_id,
         trace_id=scope.trace_id,
+        name=name,
         rollout_id=scope.rollout_id,
         attempt_id=scope.attempt_id,
+        kind=kind,
+        parent_id=current.parent_span_id,
+        start_ns=ended if start_ns is None else start_ns,
+        end_ns=ended,
         attributes=clean_attributes(attributes),
         **fields,
     )

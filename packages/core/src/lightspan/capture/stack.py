@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, Protocol
 
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.instructions import Instructions
@@ -18,6 +19,9 @@ class Frame(NamedTuple):
 
     name: str
     span_id: str
+
+
+_NAME: Final = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Acting:
 
     @property
     def path(self) -> str:
-        return join_path([frame.name for frame in self.frames])
+        return join_path(map(_NAME, self.frames))
 
     def within(self, span_id: str | None, frames: tuple[Frame, ...]) -> Acting:
         """The same in another span, with these frames."""

@@ -20,7 +20,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -44,6 +44,7 @@ from lightspan.schema.call_attributes import (
 )
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.instructions import Reading
+from lightspan.schema.messages import MAPPING
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Target, split_path
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, now_ns, text_of
@@ -178,14 +179,14 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         told = call_begins(current)
         add_clients_key(getattr(client, "api_key", None))
         address = getattr(client, "base_url", None)
-        target = _target(current, address)
-        body = _body(options)
+        path, body = current.path, _body(options)
+        target = _target(current, path, address)
         reading = reading_of(current, body)
         if reading is None and target.route is Route.APP and not current.scope.recorder.keeps:
             return None
         call_id = current.scope.new_call_id()
         return _SentCall(
-            sdk, current, target, call_id, body, now_ns(), address, told, reading, root
+            sdk, current, path, target, call_id, body, now_ns(), address, told, reading, root
         )
     except Exception as error:
         if current is not None:
@@ -195,12 +196,12 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
         return None
 
 
-def _target(current: Acting, address: Any) -> Target:
+def _target(current: Acting, path: str, address: Any) -> Target:
     """Where the call goes that a client with this base URL makes."""
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
-    return routing.target(current.path)
+    return routing.target(path)
 
 
 def _asks_a_model(sdk: Sdk, options: Any) -> bool:
@@ -213,7 +214,7 @@ def _model_path(sdk: Sdk, options: Any) -> str | None:
 
 
 def _body(options: Any) -> dict[str, Any]:
-    body = dict(options.json_data) if isinstance(options.json_data, Mapping) else {}
+    body = dict(options.json_data) if isinstance(options.json_data, MAPPING) else {}
     if options.extra_json:
         body.update(options.extra_json)
     return body
@@ -238,6 +239,8 @@ class _SentCall:
 
     sdk: Sdk
     acting: Acting
+    path: str
+    """Of the agent that acts."""
     target: Target
     call_id: str
     body: dict[str, Any]
@@ -250,10 +253,11 @@ class _SentCall:
     """What its instructions are, and are to be; None: they are left alone."""
     root: Root | None = None
     """The attempt that consists of this call alone."""
+    redirected: bool = field(init=False)
 
-    @property
-    def redirected(self) -> bool:
-        return self.target.route is not Route.APP and self.acting.scope.gateway_url is not None
+    def __post_init__(self) -> None:
+        is_ours = self.target.route is not Route.APP
+        self.redirected = is_ours and self.acting.scope.gateway_url is not None
 
     @property
     def recorded_there(self) -> bool:
@@ -294,7 +298,7 @@ class _SentCall:
     def headers(self) -> dict[str, str]:
         """What the gateway needs to know of the call."""
         scope = self.acting.scope
-        names = (quote(name, safe="") for name in split_path(self.acting.path))
+        names = (quote(name, safe="") for name in split_path(self.path))
         parent = self.acting.parent_span_id or c.NO_PARENT
         return {
             "Authorization": f"Bearer {scope.call_token or 'none'}",
@@ -365,9 +369,9 @@ class _SentCall:
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
         known: Attributes = {
-            c.AGENT_PATH: self.acting.path,
+            c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
-            c.ROUTE: self.target.route.value,
+            c.ROUTE: str(self.target.route),
         }
         if not self.redirected:
             known |= self._elsewhere()

@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lightspan.schema import conventions as c, message_blocks, messages, response_items
 from lightspan.schema.spans import Attributes
@@ -162,6 +162,18 @@ def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
         {"role": "user", "content": text if isinstance(text, str) else messages.dump_json(text)}
         for text in ([prompt] if is_single else prompt)
     ]
+
+
+ANSWER_FIELDS: Final[dict[str, Any]] = {
+    "id": True,
+    "model": True,
+    "usage": True,
+    "choices": {"__all__": {"index", "message", "text", "finish_reason"}},  # of a completion
+    **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
+    **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
+}
+"""What `answer_attributes` reads of an answer, as pydantic's `include`: log-probabilities, or all
+that was asked, may be many times as long."""
 
 
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:

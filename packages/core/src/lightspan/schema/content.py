@@ -27,7 +27,7 @@ def without_keys(span: Span) -> Span:
     """A copy in whose content no key stands (`texts.values_without_keys`). It says so
     (`KEYS_REPLACED`), if one stood there."""
     attributes = span.attributes
-    said: Attributes = {key: attributes[key] for key in CONTENT if key in attributes}
+    said: Attributes = {key: attributes[key] for key in CONTENT.intersection(attributes)}
     if not said:
         return span
     kept = values_without_keys(said)

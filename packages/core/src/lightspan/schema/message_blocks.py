@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.schema.messages import dump_json
+from lightspan.schema.messages import MAPPING, dump_json
 from lightspan.schema.response_items import Message, Other
 
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
@@ -46,13 +46,14 @@ def is_message_request(body: Mapping[str, Any]) -> bool:
         is_text = isinstance(content, str)  # as most are
         if not is_text and any(str(block.get("type")) in _ROLES for block in _mappings(content)):
             return True
-    return any("input_schema" in tool for tool in _mappings(body.get("tools")))
+    tools = body.get("tools")
+    return bool(tools) and any("input_schema" in tool for tool in _mappings(tools))
 
 
 def _mappings(several: Any) -> list[Mapping[str, Any]]:
     if not isinstance(several, list | tuple):
         return []
-    return [one for one in several if isinstance(one, Mapping)]
+    return [one for one in several if isinstance(one, MAPPING)]
 
 
 def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:

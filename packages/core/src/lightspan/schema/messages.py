@@ -12,6 +12,8 @@ from lightspan.schema import conventions as c
 from lightspan.schema.media import reference
 
 ChatMessage = Mapping[str, Any]
+MAPPING: Final = (dict, Mapping)
+"""What is a mapping, for `isinstance`: of a `dict` it says so in a tenth of the time."""
 
 CALL_OPEN: Final = "<tool_call>"
 CALL_CLOSE: Final = "</tool_call>"
@@ -80,7 +82,7 @@ def overrides_of(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _to_parts(message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, MAPPING):
         return {"role": "unknown", "parts": [{"type": "text", "content": str(message)}]}
     role = str(message.get("role", "assistant"))
     if role == "tool":
@@ -91,8 +93,9 @@ def _to_parts(message: Any) -> dict[str, Any]:
         parts += _call_parts(message["tool_calls"])
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
-    if isinstance(message.get("audio"), Mapping):
-        parts += _spoken_parts(message["audio"])
+    audio = message.get("audio")
+    if audio is not None and isinstance(audio, MAPPING):
+        parts += _spoken_parts(audio)
     made: dict[str, Any] = {"role": role}
     if message.get("name"):
         made["name"] = message["name"]
@@ -111,9 +114,11 @@ def _spoken_parts(audio: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _content_parts(content: Any) -> list[dict[str, Any]]:
     if content is None:
         return []
+    if isinstance(content, str):
+        return [{"type": "text", "content": content}]
     if isinstance(content, list | tuple):
         return [_content_part(part) for part in content]
-    return [{"type": "text", "content": content if isinstance(content, str) else str(content)}]
+    return [{"type": "text", "content": str(content)}]
 
 
 def _content_part(part: Any) -> dict[str, Any]:

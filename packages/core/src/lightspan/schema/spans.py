@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -146,9 +146,8 @@ def decode_spans(data: bytes) -> list[Span]:
         raise DataError(f"not spans: {error}") from error
 
 
-def new_span_id() -> str:
-    """16 random hex digits (never OpenTelemetry's own: those are 0 where its SDK is disabled)."""
-    return random_digits()
+new_span_id: Final = random_digits
+"""16 random hex digits (never OpenTelemetry's own: those are 0 where its SDK is disabled)."""
 
 
 def new_trace_id() -> str:
@@ -156,9 +155,8 @@ def new_trace_id() -> str:
     return secrets.token_hex(16)
 
 
-def now_ns() -> int:
-    """Nanoseconds since the epoch."""
-    return clock.now_ns()
+now_ns: Final = clock.now_ns
+"""Nanoseconds since the epoch."""
 
 
 def clean_attributes(values: Mapping[str, Any]) -> Attributes:
@@ -177,7 +175,13 @@ def clean_attributes(values: Mapping[str, Any]) -> Attributes:
     }
 
 
+_TEXT: Final = frozenset({str})
+
+
 def _clean(value: Any) -> AttributeValue:
+    kind = type(value)
+    if kind is float or kind is bool or (kind is int and -(2**63) <= value < 2**63):
+        return value  # type: ignore[no-any-return]
     if isinstance(value, list | tuple):
         return _clean_list(value)
     return _clean_scalar(value)
@@ -196,6 +200,8 @@ def _clean_scalar(value: Any) -> str | bool | int | float:
 
 
 def _clean_list(values: Sequence[Any]) -> AttributeValue:
+    if {*map(type, values)} <= _TEXT:
+        return [clean_text(value) for value in values]
     cleaned = [_clean_scalar(value) for value in values]
     kinds = {type(value) for value in cleaned}
     uniform = len(kinds) <= 1 and all(isinstance(value, tuple(kinds)) for value in values)

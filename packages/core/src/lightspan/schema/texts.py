@@ -32,21 +32,22 @@ _NO_KEY: Final = re.compile(r"[/~.]|[^\n]*[ ,][^\n]*\Z|\D*\Z")
 _PASSWORD_IN_URL: Final = re.compile(r"\w[\w+.-]*://[^/@:\s]*:([^/@\s]+)@")
 _MOST_CLIENTS_KEYS: Final = 1_024
 # Each begins with plain letters, which are searched for first, and looks back from there: every
-# prompt that is recorded is searched.
+# prompt that is recorded is searched. Before them one character of it that most texts lack is
+# searched for, which takes a tenth of the time.
 _TOKENS: Final = tuple(
-    (pattern.partition("(")[0], re.compile(pattern))
-    for pattern in (
-        r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}",  # a call token
+    (character, pattern.partition("(")[0], re.compile(pattern))
+    for character, pattern in (
+        ("-", r"at-(?<=\bat-)[0-9a-f]+\.[\w-]{32}"),  # a call token
         # An unbroken run, which words with hyphens between them do not have. What is looked for
         # ahead is bounded: the time for a text of nothing but `sk-` would grow with its square.
-        r"sk-(?<=\bsk-)(?=[\w-]{0,255}?\d)(?=[\w-]{0,255}?[A-Za-z0-9]{16})[\w-]{20,}",
-        r"gsk_(?<=\bgsk_)[A-Za-z0-9]{32,}",
-        r"AIza(?<=\bAIza)[\w-]{35}",
-        r"ghp_(?<=\bghp_)[A-Za-z0-9]{36}",
-        r"github_pat_(?<=\bgithub_pat_)\w{36,}",
-        r"hf_(?<=\bhf_)[A-Za-z0-9]{30,}",
-        r"AKIA(?<=\bAKIA)[0-9A-Z]{16}\b",
-        r"xox(?<=\bxox)[abprs]-(?=[\w-]{0,255}?\d)[\w-]{20,}",
+        ("-", r"sk-(?<=\bsk-)(?=[\w-]{0,255}?\d)(?=[\w-]{0,255}?[A-Za-z0-9]{16})[\w-]{20,}"),
+        ("_", r"gsk_(?<=\bgsk_)[A-Za-z0-9]{32,}"),
+        ("z", r"AIza(?<=\bAIza)[\w-]{35}"),
+        ("_", r"ghp_(?<=\bghp_)[A-Za-z0-9]{36}"),
+        ("_", r"github_pat_(?<=\bgithub_pat_)\w{36,}"),
+        ("_", r"hf_(?<=\bhf_)[A-Za-z0-9]{30,}"),
+        ("K", r"AKIA(?<=\bAKIA)[0-9A-Z]{16}\b"),
+        ("-", r"xox(?<=\bxox)[abprs]-(?=[\w-]{0,255}?\d)[\w-]{20,}"),
     )
 )
 _BEARER: Final = re.compile(r"(earer(?<=\b[Bb]earer)\s+)[\w.~+/=-]{8,}")
@@ -168,8 +169,8 @@ def _value_without(value: Any, keys: Sequence[str]) -> Any:
 
 
 def _without_tokens(text: str) -> str:
-    for start, pattern in _TOKENS:
-        if start in text:
+    for character, start, pattern in _TOKENS:
+        if character in text and start in text:
             text = pattern.sub(KEY, text)
     return text
 

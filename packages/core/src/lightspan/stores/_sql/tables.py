@@ -175,7 +175,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
         """Keep the spans that are not there; per span, True if what is kept is late."""
-        attempts = self._writings([item.attempt_id for item in items])
+        attempts = self._writings([*{item.attempt_id for item in items}])
         rows = [span_row(attempts[item.attempt_id], item) for item in items]
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]

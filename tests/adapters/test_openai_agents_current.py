@@ -1,0 +1,195 @@
+"""`get_current_span()` answers with the adapter as without it, however spans are begun and left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import Agent, Model, RunConfig, Runner
+from agents.tracing import (
+    Span as SdkSpan,
+    agent_span,
+    custom_span,
+    function_span,
+    generation_span,
+    get_current_span,
+    trace,
+)
+
+import lightspan
+from lightspan.capture.entry import open_scope
+from lightspan.testing.attempts import captured, make_scope
+
+pytestmark = pytest.mark.usefixtures("installed_openai_agents")
+
+Begun = Callable[[], SdkSpan[Any]]
+
+
+def agent() -> SdkSpan[Any]:
+    return agent_span("writer")
+
+
+def tool() -> SdkSpan[Any]:
+    return function_span("look")
+
+
+def model_call() -> SdkSpan[Any]:
+    return generation_span(model="m")
+
+
+def other() -> SdkSpan[Any]:
+    """None of the adapter's."""
+    return custom_span("mine")
+
+
+def inside_one_another(nest: Sequence[Begun]) -> None:
+    around = get_current_span()
+    if nest:
+        with nest[0]() as span:
+            assert get_current_span() is span
+            inside_one_another(nest[1:])
+            assert get_current_span() is span
+    assert get_current_span() is around
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+@pytest.mark.parametrize(
+    "nest",
+    [
+        (agent, tool, agent, model_call),
+        (other, agent, other, other, tool),
+        (agent, other, agent),
+        (model_call, other, model_call),
+    ],
+)
+def test_each_span_is_current_inside_itself(nest: Sequence[Begun], disabled: bool) -> None:
+    with captured() as attempt, trace("t", disabled=disabled):
+        inside_one_another(nest)
+        assert get_current_span() is None
+    assert not attempt.scope.recorder.damages()
+
+
+@pytest.mark.parametrize("begin", [agent, tool, model_call, other])
+def test_a_span_that_is_not_made_current_is_not(begin: Begun) -> None:
+    with captured(), trace("t"), agent() as around:
+        aside = begin()
+        aside.start()
+        assert get_current_span() is around
+        with begin() as inside:
+            assert get_current_span() is inside
+        aside.finish()
+        assert get_current_span() is around
+
+
+def test_a_span_of_which_nobody_kept_anything() -> None:
+    with captured() as attempt, trace("t"):
+        for begin in (agent, other, tool):
+            begin().start(mark_as_current=True)
+        for _ in range(3):
+            span = get_current_span()
+            assert span is not None
+            span.set_error({"message": "stopped", "data": None})
+            span.finish(reset_current=True)
+        assert get_current_span() is None
+    assert attempt.tree == [
+        "invoke_agent writer @writer error",
+        "  execute_tool look @writer error",
+    ]
+    assert {span.status_message for span in attempt.spans} == {"stopped"}
+
+
+def test_between_agents_that_the_app_named_itself() -> None:
+    with captured() as attempt, trace("t"), agent() as outer:
+        with lightspan.agent("mine"):
+            assert get_current_span() is outer
+            inside_one_another((tool, other))
+        assert get_current_span() is outer
+    assert len(attempt.spans) == 3
+
+
+def test_in_a_model_of_the_apps() -> None:
+    """Which is asked in a turn's span, without one of its own."""
+    seen: list[Any] = []
+
+    class Mine(Model):
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            seen.append(get_current_span())
+            inside_one_another((model_call, other))
+            raise RuntimeError("no answer")
+
+        def stream_response(self, *args: Any, **options: Any) -> Any:
+            raise NotImplementedError
+
+    with captured():
+        with pytest.raises(RuntimeError):
+            asyncio.run(Runner.run(Agent("writer", model=Mine()), "go", run_config=RunConfig()))
+        (span,) = seen
+        assert span.span_data.type in ("turn", "agent")  # older SDKs have no turns
+        assert type(span) is type(agent())
+
+
+def test_in_another_context() -> None:
+    with captured(), trace("t"), agent() as span:
+        assert copy_context().run(get_current_span) is span
+
+        async def in_tasks() -> Sequence[Any]:
+            async def look() -> Any:
+                with tool() as own:
+                    assert get_current_span() is own
+                    await asyncio.sleep(0)
+                    assert get_current_span() is own
+                return get_current_span()
+
+            return await asyncio.gather(look(), look())
+
+        assert all(found is span for found in asyncio.run(in_tasks()))
+
+
+def left(begin: Begun, seen: list[Any]) -> Generator[None, None, None]:
+    with begin() as span:
+        seen.append(span)
+        yield
+
+
+@pytest.mark.parametrize("begin", [agent, tool, other])
+def test_a_generator_that_is_left(begin: Begun) -> None:
+    seen: list[Any] = []
+    with captured() as attempt, trace("t"):
+        steps = left(begin, seen)
+        next(steps)
+        assert get_current_span() is seen[0]
+        steps.close()
+        assert get_current_span() is None
+    assert not attempt.scope.recorder.damages()
+
+
+@pytest.mark.parametrize("begin", [agent, tool, other])
+def test_a_generator_that_is_ended_in_another_context(begin: Begun) -> None:
+    """The SDK cannot take its span out of the context in which it began."""
+
+    def begun_here() -> None:
+        seen: list[Any] = []
+        with captured() as attempt, trace("t"):
+            steps = left(begin, seen)
+            next(steps)
+            copy_context().run(steps.close)
+            assert get_current_span() is seen[0]
+        assert not attempt.scope.recorder.damages()
+
+    copy_context().run(begun_here)
+
+
+def test_outside_every_attempt() -> None:
+    with trace("t"):
+        inside_one_another((agent, other, model_call))
+        with agent() as around:
+            with open_scope(make_scope()):
+                inside_one_another((agent, other))
+                assert get_current_span() is around
+            assert get_current_span() is around

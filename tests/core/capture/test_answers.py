@@ -1,0 +1,104 @@
+"""What is read of the SDKs' answers is all that is recorded of them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from lightspan.capture.answers import as_mapping
+from lightspan.schema.call_attributes import ANSWER_FIELDS, answer_attributes
+
+CALL: dict[str, Any] = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look", "arguments": "{}"},
+}
+MORE: list[dict[str, Any]] = [
+    {},
+    {"tool_calls": [CALL]},
+    {"refusal": "no"},
+    {"reasoning": "an endpoint's own"},
+]
+LOGPROBS = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]}
+COMPLETION: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "service_tier": "default",
+    "choices": [
+        {
+            "index": number,
+            "message": {"role": "assistant", "content": "yes", **more},
+            "finish_reason": "stop",
+            "logprobs": LOGPROBS,
+        }
+        for number, more in enumerate(MORE)
+    ],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+    "prompt_token_ids": [1, 2, 3],
+}
+TEXT = {
+    **COMPLETION,
+    "object": "text_completion",
+    "choices": [{"index": 0, "text": "yes", "finish_reason": "length", "logprobs": None}],
+}
+SAID = {"type": "output_text", "text": "yes", "annotations": []}
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "model": "m",
+    "status": "incomplete",
+    "incomplete_details": {"reason": "max_output_tokens"},
+    "instructions": "Answer.",
+    "output": [
+        {
+            "type": "message",
+            "id": "m",
+            "role": "assistant",
+            "status": "completed",
+            "content": [SAID],
+        },
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+    ],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+    "usage": {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4},
+}
+MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [
+        {"type": "text", "text": "yes"},
+        {"type": "tool_use", "id": "c", "name": "look", "input": {"what": "seven"}},
+    ],
+    "stop_reason": "tool_use",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 3, "cache_read_input_tokens": 2, "output_tokens": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "said"),
+    [
+        ("openai.types.chat", "ChatCompletion", COMPLETION),
+        ("openai.types", "Completion", TEXT),
+        ("openai.types.responses", "Response", RESPONSE),
+        ("anthropic.types", "Message", MESSAGE),
+    ],
+)
+def test_all_that_is_recorded_of_an_answer_is_read(
+    module: str, name: str, said: dict[str, Any]
+) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    answer = getattr(importlib.import_module(module), name).construct(**said)
+    read = as_mapping(answer, ANSWER_FIELDS)
+    assert answer_attributes(read) == answer_attributes(as_mapping(answer)) != {}
+    assert not {"prompt_token_ids", "service_tier", "instructions"} & read.keys()
+    assert all("logprobs" not in choice for choice in read.get("choices", ()))
