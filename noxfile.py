@@ -182,6 +182,8 @@ EXAMPLES = {
         "test_quest_*.py",
     ),
 }
+DESK = "examples/desk"
+"""The example whose prompt learns, and no model: it is installed and checked with the others."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
 """The tasks of the comparison of credit rules, by the environment that they are run in."""
 BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
@@ -424,7 +426,7 @@ def install_learning(session: nox.Session) -> None:
         ours=[
             f"{CORE}[train,prompts,otlp,parquet,postgres]",
             *(f"packages/{name}" for name in adapters),
-            *(COMMON, *map(folder_of, shared_examples())),
+            *(COMMON, *map(folder_of, shared_examples()), DESK),
         ],
         silent=False,
     )
@@ -447,7 +449,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     examples = [example.project.partition("[")[0] for example in EXAMPLES.values()]
     packages = [CORE, *(f"packages/{name}" for name in ADAPTERS)]
-    folders = [*(f"{path}/src" for path in packages), COMMON, *examples]
+    folders = [*(f"{path}/src" for path in packages), COMMON, *examples, DESK]
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": os.pathsep.join(folders)})
 
 
@@ -463,7 +465,7 @@ def types(session: nox.Session) -> None:
     packages = [*sources, COMMON, "tests/packaging", "noxfile.py"]
     # each has an app.py and a train.py, which are one module to mypy if it sees two of them
     apart = [example.types or [folder_of(example)] for example in shared_examples()]
-    for checked in (packages, *apart, SCRIPTS):
+    for checked in (packages, *apart, [DESK], SCRIPTS):
         session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
 

@@ -1,6 +1,6 @@
 """Learns the instructions of `desk_graph`'s router, in a process of its own that may be killed.
 
-python desk_learning.py FOLDER APP_URL REFLECTION_URL
+python desk_learning.py FOLDER APP_URL REFLECTION_URL [KIND]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import lightspan
 import lightspan_langgraph
 
 DESKS = {"bill": "accounts", "password": "support", "parcel": "shipping"}
+GUESSES = ("press", "garage", "kitchen", "archive", "legal")
 RULES = "bill: accounts. password: support. parcel: shipping. Answer with the desk alone."
 
 lightspan_langgraph.instrument()
@@ -26,6 +27,13 @@ def route(task: dict[str, Any]) -> float:
     done = desk_graph.graph.invoke({"text": task["mail"], "records": task["records"]})
     lightspan.emit_message(f"the right desk is {task['desk']}")
     return float(done["desk"] == task["desk"])
+
+
+@lightspan.rollout
+def courteous(task: dict[str, Any]) -> float:
+    """Half of the reward is the router's, half the clerk's."""
+    done = desk_graph.graph.invoke({"text": task["mail"], "records": task["records"]})
+    return (done["desk"] == task["desk"]) / 2 + done["answer"].endswith("dear customer.") / 2
 
 
 _answers: dict[str, str] = {}
@@ -49,10 +57,19 @@ def speaks(request: Any) -> str:
     return next((desk for what, desk in known.items() if what in asked), "which desk is it?")
 
 
+def speaks_variously(request: Any) -> str:
+    """The same, of a router that guesses as long as it knows nothing, and a kind clerk."""
+    told = request.messages[0]["content"]
+    if told.startswith("You are a clerk"):
+        return "We are on it, dear customer." if told.endswith("Be kind.") else "We are on it."
+    return speaks(request) if RULES in told else GUESSES[sum(map(ord, request.last_text)) % 5]
+
+
 def reflects(request: Any) -> str:
-    """The reflection model: knows one rule, and keeps the placeholders."""
+    """The reflection model: knows one rule for each, and keeps the placeholders."""
     text = request.last_text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
-    return f"<prompt>\n{text.replace('Say which desk the mail is for.', RULES)}\n</prompt>"
+    text = text.replace("Say which desk the mail is for.", RULES).replace("Be brief.", "Be kind.")
+    return f"<prompt>\n{text}\n</prompt>"
 
 
 def tasks(begin: int, end: int) -> list[dict[str, Any]]:
@@ -71,14 +88,28 @@ def tasks(begin: int, end: int) -> list[dict[str, Any]]:
     ]
 
 
-def train(folder: Path, reflection_url: str, app: Any = route, **options: Any) -> Any:
-    from lightspan import GEPA, LLM, Trainer
+BEAM: dict[str, Any] = {
+    "beam_width": 2,
+    "branch_factor": 2,
+    "beam_rounds": 2,
+    "gradient_batch_size": 2,
+    "val_batch_size": 4,
+}
+
+
+def train(
+    folder: Path, reflection_url: str, app: Any = route, *, kind: str = "GEPA", **options: Any
+) -> Any:
+    from lightspan import APO, GEPA, LLM, Trainer
     from lightspan.progress import SilentReporter
 
     reporter = options.pop("reporter", None) or SilentReporter()
-    algorithm = GEPA(
-        reflection=LLM(base_url=reflection_url, model="thinker"),
-        **{"optimize": ["router"], "max_rollouts": 60, "finalists": 0, **options},
+    llm = LLM(base_url=reflection_url, model="thinker")
+    options = {"optimize": ["router"], **options}
+    algorithm: Any = (
+        GEPA(reflection=llm, **{"max_rollouts": 60, "finalists": 0, **options})
+        if kind == "GEPA"
+        else APO(reflection=llm, **{**BEAM, **options})
     )
     trainer = Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
     return trainer.fit(app, tasks(0, 16), tasks(30, 34), resume=folder.exists())
@@ -86,6 +117,6 @@ def train(folder: Path, reflection_url: str, app: Any = route, **options: Any) -
 
 if __name__ == "__main__":
     os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = sys.argv[2], "own-key"
-    train(Path(sys.argv[1]), sys.argv[3])
+    train(Path(sys.argv[1]), sys.argv[3], kind=(*sys.argv[4:], "GEPA")[0])
     heavy = ("torch", "matplotlib", "transformers", "litellm", "peft")
     print([name for name in heavy if name in sys.modules])

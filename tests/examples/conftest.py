@@ -13,7 +13,7 @@ import pytest
 
 collect_ignore_glob = [
     f"test_{name}_*.py"
-    for name in ("math", "quest", "rag", "router")
+    for name in ("desk", "math", "quest", "rag", "router")
     if find_spec(f"{name}_example") is None
 ]
 

@@ -557,7 +557,9 @@ async def test_runs_are_looked_at_in_several_ways(server: ScriptedServer, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompts": {}}, "names no prompt"),
+        ({"prompts": {}}, r"APO has no prompt to learn: give prompts=.* or optimize=\[\"agent\"\]"),
+        ({"optimize": ["p"]}, "'p' is in prompts and in optimize"),
+        ({"optimize": [""]}, r"optimize=\[''\]: '' is no name"),
         ({"prompts": {"p": "text"}}, r"prompts\['p'\] is a str: use PromptTemplate"),
         ({"reflection": "gpt"}, "reflection='gpt': use LLM"),
         ({"edits": "gpt"}, "edits='gpt': use LLM"),

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,25 +50,6 @@ class Run(NamedTuple):
     told: list[str]
     model: list[Request]
     thinker: list[Request]
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "own-key")
-        patch.syspath_prepend(str(APPS))
-        yield patch
-
-
-@pytest.fixture(scope="module")
-def desk(environment: pytest.MonkeyPatch) -> Iterator[Any]:
-    from langchain_core.globals import set_llm_cache
-
-    import lightspan_langgraph
-
-    yield importlib.import_module("desk_learning")
-    lightspan_langgraph.uninstrument()
-    set_llm_cache(None)
 
 
 def learned(desk: Any, environment: pytest.MonkeyPatch, folder: Path, **options: Any) -> Run:

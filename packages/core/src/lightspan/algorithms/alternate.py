@@ -15,6 +15,8 @@ from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.gepa import GEPA
 from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.prompts.candidates import JOURNAL, TooFewRolloutsError
+from lightspan.algorithms.prompts.chosen import Chosen
+from lightspan.algorithms.prompts.survey import Surveyed
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import ConfigError, short_constructor
@@ -23,8 +25,9 @@ from lightspan.lightning.batch import BatchConfig
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import Coverage
 from lightspan.schema.checks import check_kind, check_whole
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json, Mode, new_id, task_id
+from lightspan.schema.resources import Resources
 from lightspan.schema.routing import Routing
 
 FIRST: Final = "start"
@@ -34,8 +37,11 @@ FIRST: Final = "start"
 class _State(msgspec.Struct, kw_only=True):
     """What has to survive a restart."""
 
-    templates: dict[str, str]
-    """Prompt → template, as it was last chosen."""
+    templates: dict[str, str] | None = None
+    """Prompt → template, as it was last chosen; None before the first search."""
+    surveyed: Surveyed | None = None
+    """The texts that the first search found in the app; None: none were to be, or it did not
+    look yet."""
     rollouts: int = 0
     """Of all searches so far; likewise the next three."""
     reflections: int = 0
@@ -58,7 +64,10 @@ class Alternate(Algorithm):
     nothing.
 
     Args:
-        prompts: `GEPA` or `APO`. Its budgets are of all its searches together, each of which may
+        prompts: `GEPA` or `APO`, whose prompts are of agents that `weights` trains, of others, or
+            both: in a request of either kind the text is that which was chosen. With `optimize=`
+            the first search finds the texts in the app, and the others begin with what the one
+            before them has chosen. Its budgets are of all its searches together, each of which may
             use an equal share of what is left.
         weights: `LightningRL`. Its model answers while prompts are searched too, and is sampled as
             in training; what the seed, a timeout of a rollout and the reward of a failed one are
@@ -78,11 +87,6 @@ class Alternate(Algorithm):
         if not isinstance(prompts, GEPA | APO):
             raise ConfigError(
                 f"Alternate({prompts!r:.80}, …): the first learns prompts, GEPA or APO"
-            )
-        if isinstance(prompts, GEPA) and prompts.optimize:
-            raise ConfigError(
-                f"Alternate(GEPA(optimize={list(prompts.optimize)!r:.80}), …): beside weights only "
-                "prompts that the app takes as arguments are learned: GEPA(prompts={…})"
             )
         check_kind("weights", weights, LightningRL)
         check_whole("max_rollouts", max_rollouts, 1)
@@ -113,8 +117,7 @@ class Alternate(Algorithm):
             self._searches[step] = cycle
             step += 1 + steps // cycles + (cycle < steps % cycles)
         self._total = step - 1
-        given = {name: prompt.template for name, prompt in prompts.prompts.items()}
-        self._state = _State(templates=given)
+        self._state = _State()
 
     # --- what a trainer asks: of weights ------------------------------------------------------
     @property
@@ -191,19 +194,20 @@ class Alternate(Algorithm):
     def search_rollouts(self) -> int:
         return self.prompts.max_rollouts
 
-    def resources(self) -> dict[str, PromptTemplate]:
-        """The prompts as they were last chosen."""
-        return {
-            name: PromptTemplate(self._state.templates[name], engine=given.engine)
-            for name, given in self.prompts.prompts.items()
-        }
+    @property
+    def chosen(self) -> Chosen:
+        """The texts as they were last chosen."""
+        half, state = self.prompts, self._state
+        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates)
+
+    def resources(self) -> Resources:
+        return self.chosen.resources()
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        now = self.resources()
-        return {
-            name: LearnedPrompt(before=given, after=now[name])
-            for name, given in self.prompts.prompts.items()
-        }
+        return self.chosen.learned()
+
+    def look(self, episodes: Sequence[Episode]) -> list[str]:
+        return self.prompts.look(episodes)
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
         return self.prompts.reflections(tasks, episodes)
@@ -259,12 +263,12 @@ class Alternate(Algorithm):
         asked = half.max_reflections
         search = replace(
             half,
-            prompts=self.resources(),
             max_rollouts=(half.max_rollouts - state.rollouts) // turns,
             max_reflections=None if asked is None else (asked - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
             max_cost=None if cost is None else cost / turns,
         )
+        search.begun = None if state.templates is None else self.chosen
         try:
             metrics = await search.run_step(_part(world, path=self._folder(world)))
         except TooFewRolloutsError as error:
@@ -275,9 +279,8 @@ class Alternate(Algorithm):
         world.explain({})  # its calls went to the model that is trained, and taught it nothing
         found = search.found
         assert found is not None
-        chosen = found.candidates[found.chosen].templates
-        assert chosen.keys() == state.templates.keys()
-        state.templates = chosen
+        state.templates = found.candidates[found.chosen].templates
+        state.surveyed = found.surveyed
         state.rollouts += found.rollouts
         state.reflections += found.reflections
         state.tokens += found.tokens

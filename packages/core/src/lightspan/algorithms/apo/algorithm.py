@@ -16,6 +16,7 @@ from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.options import (
     check_installed,
     check_numbers,
+    check_optimize,
     check_prices,
     check_prompts,
     check_reflection,
@@ -24,7 +25,7 @@ from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.prompts.trials import Trials
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import ConfigError, short_constructor
+from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -51,6 +52,10 @@ class APO(PromptSearch):
         prompts: name → template. The app gets each as an argument called like it, or all of them
             as `resources`. A candidate is all of them together; of several each expansion changes
             the next one.
+        optimize: agents whose instructions are learned in an app that nobody edits: names, or globs
+            on agent paths as for `LightningRL(optimize=)`. Their texts are found in the calls of
+            the first evaluation, and others sent in their place. Also names of prompts that the app
+            asks for by `lightspan.prompt(name, text)`. They are parts of the candidate too.
         reflection: the model that says what is wrong with a prompt. Its `sampling` goes into each
             question.
         edits: the model that rewrites prompts by that; None for `reflection`.
@@ -87,8 +92,9 @@ class APO(PromptSearch):
         ModuleNotFoundError: the OpenAI SDK is missing.
     """
 
-    prompts: Mapping[str, PromptTemplate] = field(kw_only=False)
-    reflection: LLM = field(kw_only=False)
+    prompts: Mapping[str, PromptTemplate] = field(kw_only=False, default_factory=dict)
+    reflection: LLM = field(kw_only=False, default=None)  # type: ignore[assignment]
+    optimize: str | Sequence[str] = ()
     edits: LLM | None = None
     beam_width: int = 4
     branch_factor: int = 4
@@ -112,9 +118,9 @@ class APO(PromptSearch):
     def __post_init__(self) -> None:
         check_installed("APO", ["openai"])
         self.prompts = dict(self.prompts)  # the user's own may change later
-        if not self.prompts:
-            raise ConfigError("prompts={} names no prompt to learn")
+        self.optimize = self.patterns
         check_prompts(self.prompts)
+        check_optimize("APO", self.optimize, self.prompts)
         check_reflection("reflection", self.reflection)
         if self.edits is not None:
             check_reflection("edits", self.edits)
@@ -141,7 +147,7 @@ class APO(PromptSearch):
         )
         if self.max_reflections is not None:
             most = min(most, self.max_reflections // 2)
-        texts = self.prompts.items()
+        texts = self._texts(episodes).items()
         shown = self.gradient_batch_size * run_letters(tasks, episodes)
         told = fmean(len(text.text) for _, text in texts)
         critiques = fmean(len(critique(name, text, [], ANGLES[0])) for name, text in texts)
@@ -163,6 +169,7 @@ class APO(PromptSearch):
             "seed": self.seed,
             "timeout_s": self.timeout_s,
             "prompts": msgspec.to_builtins(self.prompts),
+            "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins([self.reflection, self.edits]),
             "budget": {
                 "max_tokens": self.max_tokens,
@@ -191,12 +198,20 @@ class APO(PromptSearch):
             journal = Journal(world.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
             prices = None if self.max_cost is None else self.prices
-            trials = Trials(world, self.prompts, journal, self.failure_reward, prices=prices)
+            trials = Trials(
+                world,
+                self.prompts,
+                journal,
+                self.failure_reward,
+                prices=prices,
+                begun=self.begun,
+            )
             return await Search(self._plan(), trials, split, models, world.note).run()
 
     def _plan(self) -> BeamPlan:
         return BeamPlan(
             prompts=self.prompts,
+            optimize=self.patterns,
             beam_width=self.beam_width,
             branch_factor=self.branch_factor,
             beam_rounds=self.beam_rounds,

@@ -29,6 +29,7 @@ class BeamPlan:
     """What a search does, see `APO`, which has checked it."""
 
     prompts: Mapping[str, PromptTemplate]
+    optimize: Sequence[str] = ()
     beam_width: int
     branch_factor: int
     beam_rounds: int
@@ -91,7 +92,8 @@ class Search:
         self._note = note
         self._feedback = _Batches(split.feedback, f"{plan.seed}/feedback")
         self._selection = _Batches(split.selection, f"{plan.seed}/selection batches")
-        self._names = list(plan.prompts)
+        self._prompts = dict(plan.prompts)
+        """As they are: those that were given, and when the app was looked at those found there."""
         self._candidates: list[Candidate] = []
         self._turns: list[int] = []
         """Of each candidate: which of several prompts its next expansion changes. What came of a
@@ -102,14 +104,17 @@ class Search:
         """Search until the rounds are done or a budget is used up.
 
         Raises:
-            ConfigError: the budget of rollouts is too small for one candidate.
+            ConfigError: the budget of rollouts is too small for one candidate; a text of the app's
+                cannot be learned.
+            UnknownAgentError: a pattern matches nothing.
             RewardError: no rollout of the prompts as they are has a reward.
             EngineError: a reflection model fails.
             And the errors of rollouts and of the journal.
         """
         self._check_budget()
-        given = {name: prompt.template for name, prompt in self._plan.prompts.items()}
-        self._beam = [self._add(given)]
+        selection, patterns = self._split.selection, self._plan.optimize
+        self._prompts = await self._trials.begin(selection, patterns, self._note)
+        self._beam = [self._add(self._given)]
         await self._compare_whole(0)
         for number in range(1, self._plan.beam_rounds + 1):
             if ended := self._why_it_ends():
@@ -130,7 +135,15 @@ class Search:
         """The templates of the best candidate so far; those that were given before there is one."""
         if any(each.is_whole for each in self._candidates):
             return self._candidates[self.chosen].templates
-        return {name: prompt.template for name, prompt in self._plan.prompts.items()}
+        return self._given
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self._prompts)
+
+    @property
+    def _given(self) -> dict[str, str]:
+        return {name: prompt.template for name, prompt in self._prompts.items()}
 
     # --- budgets ----------------------------------------------------------------------------
     def _rollouts_of(self, expansions: int) -> int:
@@ -346,8 +359,8 @@ class Search:
         return [(answer, not was_known) for answer in answers]
 
     def _template(self, slot: _Slot) -> PromptTemplate:
-        templates = self._trials.templates(self._candidates[slot.parent].templates)
-        return templates[slot.prompt]
+        text = self._candidates[slot.parent].templates[slot.prompt]
+        return self._trials.template(slot.prompt, text)
 
     def _add(self, templates: dict[str, str], made_in: _Slot | None = None) -> int:
         """Take in a candidate that was not run yet."""

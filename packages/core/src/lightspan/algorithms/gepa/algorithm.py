@@ -24,17 +24,14 @@ from lightspan.algorithms.prompts.options import (
 )
 from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
-from lightspan.algorithms.prompts.survey import survey
 from lightspan.algorithms.protocol import Reflections, World
 from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
-from lightspan.schema.instructions import Instructions
 from lightspan.schema.llm import LLM
 from lightspan.schema.prices import Price
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
+from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
-from lightspan.schema.resources import INSTRUCTIONS, Resources
 
 
 @short_constructor
@@ -106,10 +103,9 @@ class GEPA(PromptSearch):
     def __post_init__(self) -> None:
         check_installed("GEPA", ["gepa", "openai"])
         self.prompts = dict(self.prompts)  # the user's own may change later
-        optimize = self.optimize
-        self.optimize = [optimize] if isinstance(optimize, str) else list(optimize)
+        self.optimize = self.patterns
         check_prompts(self.prompts)
-        check_optimize(self.optimize, self.prompts)
+        check_optimize("GEPA", self.optimize, self.prompts)
         check_reflection("reflection", self.reflection)
         for name in ("max_rollouts", "minibatch", "proposals"):
             check_whole(name, getattr(self, name), 1)
@@ -122,40 +118,16 @@ class GEPA(PromptSearch):
         check_numbers(self)
 
     # --- what a trainer asks ----------------------------------------------------------------
-    def resources(self) -> Resources:
-        """The prompts: as they were given, and when the search is over as they were chosen; and
-        what agents are told, which until then is what the app says, and written down."""
-        prompts = super().resources()
-        if self.found is None:
-            told = Instructions(surveyed=list(self.optimize)) if self.optimize else None
-        elif self.found.surveyed is not None:
-            told = self.found.surveyed.told(self._chosen(self.found))
-        else:
-            told = None
-        return prompts if told is None else {**prompts, INSTRUCTIONS: told}
-
-    def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        learned = super().learned_prompts()
-        if self.found is not None and self.found.surveyed is not None:
-            chosen = self._chosen(self.found)
-            for name in self.found.surveyed.components:
-                learned[name] = self.found.surveyed.learned(name, chosen[name])
-        return learned
-
-    def look(self, episodes: Sequence[Episode]) -> list[str]:
-        return survey(episodes, list(self.optimize)).lines() if self.optimize else []
-
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
         """As many as there are minibatches: each candidate is worse on its own, and dropped."""
         left = max(0, self.max_rollouts - len(self.split(tasks).selection))
         most = left // (2 * self.minibatch)
         if self.max_reflections is not None:
             most = min(most, self.max_reflections)
-        found = survey(episodes, list(self.optimize)).components if self.optimize else {}
-        texts = {name: PromptTemplate(each.template) for name, each in found.items()}
-        asked = [question(name, text, []) for name, text in {**self.prompts, **texts}.items()]
+        texts = self._texts(episodes)
+        asked = [question(name, text, []) for name, text in texts.items()]
         shown = self.minibatch * run_letters(tasks, episodes)
-        told = fmean(len(text.text) for text in {**self.prompts, **texts}.values())
+        told = fmean(len(text.text) for text in texts.values())
         return [self._asked(self.reflection, most, (fmean(map(len, asked)) + shown, told))]
 
     def config(self) -> dict[str, Json]:

@@ -27,7 +27,7 @@ from lightspan.algorithms.prompts.feedback import Evidence
 from lightspan.algorithms.prompts.journal import Evaluation, Journal
 from lightspan.algorithms.prompts.reflection import Unusable, other_template
 from lightspan.algorithms.prompts.trials import Question, Trial, Trials
-from lightspan.errors import ConfigError, RewardError
+from lightspan.errors import RewardError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
@@ -83,7 +83,12 @@ class Search:
         self._reflector = reflector
         prices = None if settings.max_cost is None else settings.prices
         self._trials = Trials(
-            world, settings.prompts, journal, settings.failure_reward, prices=prices
+            world,
+            settings.prompts,
+            journal,
+            settings.failure_reward,
+            prices=prices,
+            begun=settings.begun,
         )
         self._prompts = dict(settings.prompts)
         """As they are: those that were given, and when the app was looked at those found there."""
@@ -110,8 +115,8 @@ class Search:
             And the errors of rollouts, of the journal and of the library.
         """
         self._check_budget()
-        if self._settings.optimize:
-            await self._survey()
+        selection, patterns = self._split.selection, self._settings.patterns
+        self._prompts = await self._trials.begin(selection, patterns, self._world.note)
         over: asyncio.Future[None] = self._loop.create_future()
 
         def end() -> None:
@@ -144,19 +149,6 @@ class Search:
     @property
     def _names(self) -> list[str]:
         return list(self._prompts)
-
-    async def _survey(self) -> None:
-        """Add the texts that are to be learned, and stand in the app."""
-        patterns = list(self._settings.optimize)
-        found = await self._trials.survey(self._split.selection, patterns, self._world.note)
-        taken = sorted(self._prompts.keys() & found.components.keys())
-        if taken:
-            raise ConfigError(
-                f"optimize={patterns} finds {taken} in the app, and prompts= names {taken} too: "
-                "give the prompt that the app takes as an argument another name"
-            )
-        for name, component in found.components.items():
-            self._prompts[name] = PromptTemplate(component.template)
 
     async def _confirmed(self) -> int:
         """Run the finalists once more, and choose: the best of many is high by luck too.
@@ -387,8 +379,7 @@ class Search:
         return {name: texts[number] for number, name in enumerate(self._names)}
 
     def _template(self, number: int, texts: Texts) -> PromptTemplate:
-        given = self._prompts[self._names[number]]
-        return PromptTemplate(texts[number], engine=given.engine)
+        return self._trials.template(self._names[number], texts[number])
 
 
 class _Log:

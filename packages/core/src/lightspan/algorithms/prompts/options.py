@@ -30,13 +30,16 @@ def check_prompts(prompts: Mapping[str, PromptTemplate]) -> None:
             )
 
 
-def check_optimize(patterns: Sequence[str], prompts: Mapping[str, PromptTemplate]) -> None:
+def check_optimize(
+    algorithm: str, patterns: Sequence[str], prompts: Mapping[str, PromptTemplate]
+) -> None:
     """Raise `ConfigError` if these are no names of agents and prompts, or there is nothing to learn
     at all."""
     if not patterns and not prompts:
         raise ConfigError(
-            "GEPA has no prompt to learn: give prompts={name: PromptTemplate(…)}, which the app "
-            'takes as arguments, or optimize=["agent"], whose instructions are found in its calls'
+            f"{algorithm} has no prompt to learn: give prompts={{name: PromptTemplate(…)}}, which "
+            'the app takes as arguments, or optimize=["agent"], whose instructions are found in '
+            "its calls"
         )
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:

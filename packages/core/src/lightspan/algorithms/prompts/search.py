@@ -10,7 +10,9 @@ from typing import Final
 import msgspec
 
 from lightspan.algorithms.prompts.candidates import Found, Split, keep_found, split_tasks
+from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.feedback import evidence_of
+from lightspan.algorithms.prompts.survey import survey
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
@@ -32,11 +34,15 @@ class PromptSearch(Algorithm):
     """
 
     prompts: Mapping[str, PromptTemplate]
+    optimize: str | Sequence[str]
     selection: float
     max_rollouts: int
     prices: Mapping[str, Price]
     found: Found | None = None
     """What the search found; None before its end."""
+    begun: Chosen | None = None
+    """What an earlier search of the same run has chosen, which this one begins with: the app is not
+    looked at again."""
 
     @abstractmethod
     async def search(self, world: World, split: Split) -> Found:
@@ -58,29 +64,25 @@ class PromptSearch(Algorithm):
         return Routing()
 
     def resources(self) -> Resources:
-        """The prompts: as they were given, and when the search is over as they were chosen."""
-        return self._arguments()
-
-    def _arguments(self) -> dict[str, PromptTemplate]:
-        """Those that the app takes as arguments."""
-        if self.found is None:
-            return dict(self.prompts)
-        chosen = self._chosen(self.found)
-        return {
-            name: PromptTemplate(chosen[name], engine=given.engine)
-            for name, given in self.prompts.items()
-        }
-
-    def _chosen(self, found: Found) -> dict[str, str]:
-        """Prompt → template, of the candidate that was chosen."""
-        return found.candidates[found.chosen].templates
+        """The prompts: as they were given, and when the search is over as they were chosen; and
+        what agents are told, which until then is what the app says, and written down."""
+        return self.chosen.resources()
 
     def learned_prompts(self) -> dict[str, LearnedPrompt]:
-        after = self._arguments()
-        return {
-            name: LearnedPrompt(before=given, after=after[name])
-            for name, given in self.prompts.items()
-        }
+        return self.chosen.learned()
+
+    @property
+    def chosen(self) -> Chosen:
+        """The texts: as they are, and when the search is over as they were chosen."""
+        if self.found is None:
+            return self.begun or Chosen(self.prompts, self.patterns)
+        best = self.found.candidates[self.found.chosen].templates
+        return Chosen(self.prompts, self.patterns, self.found.surveyed, best)
+
+    @property
+    def patterns(self) -> list[str]:
+        """`optimize`, as a list."""
+        return [self.optimize] if isinstance(self.optimize, str) else list(self.optimize)
 
     def state(self) -> dict[str, Json]:
         return {"found": msgspec.to_builtins(self.found)}
@@ -89,6 +91,15 @@ class PromptSearch(Algorithm):
         self.found = msgspec.convert(state["found"], Found | None)
 
     # --- what a dry run tells ---------------------------------------------------------------
+    def look(self, episodes: Sequence[Episode]) -> list[str]:
+        return survey(episodes, self.patterns).lines() if self.patterns else []
+
+    def _texts(self, episodes: Sequence[Episode]) -> dict[str, PromptTemplate]:
+        """What would be learned: the prompts, and what the rollouts show of the app."""
+        found = survey(episodes, self.patterns).components if self.patterns else {}
+        texts = {name: PromptTemplate(each.template) for name, each in found.items()}
+        return {**self.prompts, **texts}
+
     def _asked(self, llm: LLM, most: int, letters: tuple[float, float]) -> Reflections:
         """So many questions and answers of so many characters each, at most."""
         sent, answered = (count / LETTERS_A_TOKEN for count in letters)

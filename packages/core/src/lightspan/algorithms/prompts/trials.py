@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lightspan.algorithms.prompts.candidates import Candidate, Found
+from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
 from lightspan.algorithms.prompts.reflection import Reflector
@@ -74,6 +75,7 @@ class Trials:
             because that takes a number.
         selection_mode: of rollouts of the selection split.
         prices: model → what its tokens cost; None: nobody wants to know.
+        begun: what an earlier search of the same run has chosen, where there was one.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Trials:
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
         prices: Mapping[str, Price] | None = None,
+        begun: Chosen | None = None,
     ) -> None:
         self._runs = runs
         self._prompts = prompts
-        self._surveyed: Surveyed | None = None
+        self._begun = begun
+        self._surveyed = None if begun is None else begun.surveyed
         self._first: Survey | None = None
         """What the first trial gets, once."""
         self._asked_before: dict[str, list[str]] = {}
@@ -115,6 +119,38 @@ class Trials:
     def is_replaying(self) -> bool:
         """Whether what is asked next was answered in an earlier life."""
         return self._journal is not None and self._journal.is_replaying
+
+    async def begin(
+        self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
+    ) -> dict[str, PromptTemplate]:
+        """The texts to begin with: the prompts that were given, and what is found in the app, if it
+        was not looked at before.
+
+        Args:
+            tasks: of the selection split.
+            patterns: of agents, and of prompts that the app asks for.
+            note: told what was found.
+
+        Raises:
+            ConfigError: what is found has the name of a prompt that was given.
+            And what `survey` raises.
+        """
+        given = dict(self._prompts)
+        if self._begun is not None and self._begun.templates is not None:
+            now = self._begun.templates
+            names = [*given, *([] if self._surveyed is None else self._surveyed.components)]
+            return {name: self.template(name, now[name]) for name in names}
+        if not patterns:
+            return given
+        found = await self.survey(tasks, patterns, note)
+        taken = sorted(given.keys() & found.components.keys())
+        if taken:
+            raise ConfigError(
+                f"optimize={list(patterns)} finds {taken} in the app, and prompts= names {taken} "
+                "too: give the prompt that the app takes as an argument another name"
+            )
+        texts = {name: PromptTemplate(each.template) for name, each in found.components.items()}
+        return {**given, **texts}
 
     async def survey(
         self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
@@ -352,10 +388,12 @@ class Trials:
 
     def templates(self, texts: Mapping[str, str]) -> dict[str, PromptTemplate]:
         """Texts, as the app gets them that are its arguments."""
-        return {
-            name: PromptTemplate(texts[name], engine=given.engine)
-            for name, given in self._prompts.items()
-        }
+        return {name: self.template(name, texts[name]) for name in self._prompts}
+
+    def template(self, name: str, text: str) -> PromptTemplate:
+        """Another text of a prompt, as that has it."""
+        given = self._prompts.get(name)
+        return PromptTemplate(text) if given is None else PromptTemplate(text, engine=given.engine)
 
 
 def _check_scored(seen: Sequence[Evidence]) -> None:
