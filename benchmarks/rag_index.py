@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,10 +94,11 @@ def build_ours(folder: Path, found: Iterator[Passage]) -> None:
     Index.build(found).save(folder)
 
 
-def open_ours(folder: Path) -> Search:
+@contextmanager
+def open_ours(folder: Path) -> Iterator[Search]:
     """`Index.load`."""
     index = Index.load(folder)
-    return lambda query: [hit.passage.id for hit in index.search(query, BEST)]
+    yield lambda query: [hit.passage.id for hit in index.search(query, BEST)]
 
 
 def build_peer(folder: Path, found: Iterator[Passage]) -> None:
@@ -110,19 +111,21 @@ def build_peer(folder: Path, found: Iterator[Passage]) -> None:
         connection.execute("INSERT INTO passages(passages) VALUES ('optimize')")
 
 
-def open_peer(folder: Path) -> Search:
+@contextmanager
+def open_peer(folder: Path) -> Iterator[Search]:
     """Any of the words, ordered by `bm25()`, ties by place."""
-    connection = sqlite3.connect(folder / "passages.sqlite")
     select = (
         "SELECT id, title, text FROM passages WHERE passages MATCH ? "
         f"ORDER BY bm25(passages), rowid LIMIT {BEST}"
     )
 
-    def search(query: str) -> list[str]:
-        words = " OR ".join(f'"{word}"' for word in dict.fromkeys(query.split()))
-        return [row[0] for row in connection.execute(select, (words,))]
+    with closing(sqlite3.connect(folder / "passages.sqlite")) as connection:
 
-    return search
+        def search(query: str) -> list[str]:
+            words = " OR ".join(f'"{word}"' for word in dict.fromkeys(query.split()))
+            return [row[0] for row in connection.execute(select, (words,))]
+
+        yield search
 
 
 BUILD: Final = {"ours": build_ours, "peer": build_peer}
@@ -164,9 +167,13 @@ class _Generated(Iterator[Passage]):
 
 def measure_searching(side: str, folder: Path, asked: Sequence[str]) -> dict[str, Any]:
     """Loading, then every query once."""
-    before = time.monotonic()
-    search = OPEN[side](folder)
-    loading = time.monotonic() - before
+    with ExitStack() as stack:
+        before = time.monotonic()
+        search = stack.enter_context(OPEN[side](folder))
+        return {"load_s": time.monotonic() - before, **_measured(search, asked)}
+
+
+def _measured(search: Search, asked: Sequence[str]) -> dict[str, Any]:
     wall, cpu, best = [], [], []
     for query in asked:
         started = time.perf_counter(), time.process_time()
@@ -176,7 +183,6 @@ def measure_searching(side: str, folder: Path, asked: Sequence[str]) -> dict[str
         best.append(found)
     memory = psutil.Process().memory_info()
     return {
-        "load_s": loading,
         "p50_ms": _quantile(wall, 0.5) * 1e3,
         "p99_ms": _quantile(wall, 0.99) * 1e3,
         "cpu_p50_ms": _quantile(cpu, 0.5) * 1e3,

@@ -97,7 +97,8 @@ def test_a_step_that_keeps_others_waiting_is_seen() -> None:
     finally:
         gc.enable()
     assert took > 0.001
-    assert "clear" in where or "listcomp" in where
+    # from Python 3.12 on a comprehension has no frame of its own: it is what comes before `len`
+    assert any(step in where for step in ("clear", "listcomp", "call work -> c_call len"))
 
 
 def test_tokenising_lets_others_go_on(tokenizer: TransformersTokenizer) -> None:

@@ -181,7 +181,7 @@ def test_the_app_does_not_know_lightspan_or_torch() -> None:
 def servers_of(pid: int) -> list[int]:
     """The calculators that a process has started and that live."""
     listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
     )
     lines = [line.split(None, 1) for line in listed.stdout.splitlines()]
     return [int(pid) for pid, command in lines if "math_example.server" in command]
