@@ -23,6 +23,7 @@ from autogen_core.tool_agent import ToolAgent
 
 from lightspan.capture import scope
 from lightspan.capture.scope import Acting, Root
+from lightspan.schema.records import Mode
 from lightspan.schema.spans import new_span_id
 from lightspan_autogen._bypass import guarded
 
@@ -46,6 +47,8 @@ class Conversation:
         """In production, outside every attempt: in the one that its first agent began."""
         self._waiting: set[str] = set()
         """The messages that are not handled yet, while there is no attempt to tell."""
+        self._is_counted = began.scope.is_outside or began.scope.mode is Mode.PRODUCTION
+        """Whether its messages keep an attempt open: a rollout's ends with its app."""
 
     def begin(self, root: Root) -> Acting:
         """An attempt has begun with it, which stays open until its messages are handled."""
@@ -55,12 +58,14 @@ class Conversation:
         return self.acting
 
     def wait_for(self, message: str) -> None:
-        self._waiting.add(message)
-        self._expect(message)
+        if self._is_counted:
+            self._waiting.add(message)
+            self._expect(message)
 
     def handled(self, message: str) -> None:
-        self._waiting.discard(message)
-        self.acting.scope.recorder.settle(message)
+        if self._is_counted:
+            self._waiting.discard(message)
+            self.acting.scope.recorder.settle(message)
 
     def _expect(self, message: str) -> None:
         self.acting.scope.recorder.expect(message, _nothing)
