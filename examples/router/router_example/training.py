@@ -30,7 +30,7 @@ LORA = LoRA(rank=16)
 """Adapters: a fraction of the memory and of the time to save."""
 
 RECIPE = Recipe(
-    steps=16,
+    steps=24,
     group_size=8,
     tasks_per_step=8,
     minibatches=2,
