@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 ATTEMPT: Final = 10
@@ -303,6 +304,8 @@ def alone(url: str) -> dict[str, float]:
 
     import lightspan_langgraph
     from lightspan.capture import wire
+    from lightspan.capture.patch import Patch
+    from lightspan.capture.sdks import OPENAI
 
     run, asked = langgraph(url, 1), []
     configure = langchain._configure
@@ -315,12 +318,15 @@ def alone(url: str) -> dict[str, float]:
     run()
     langchain._configure = configure
 
-    def nothing(self: Any, cast_to: Any, options: Any, **more: Any) -> None: ...
+    class Client:
+        def request(self, cast_to: Any, options: Any, **more: Any) -> None: ...
 
-    shim = wire._sync_shim(nothing, wire._Switch())
+    client, nothing = Client(), Client.request
+    Patch(Client, "request", partial(wire._sync_shim, OPENAI, nothing))
+    assert Client.request is not nothing
     wrapper = _difference(
-        lambda: shim(None, None, None, stream=False),
-        lambda: nothing(None, None, None, stream=False),
+        lambda: client.request(None, None, stream=False),
+        lambda: nothing(client, None, None, stream=False),
     )
     hooks: list[float] = []
     for _ in range(15):
