@@ -365,3 +365,21 @@ def _started(folder: Path, app: str, thinker: str, life: int) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_held_out_tasks_that_choose_too_are_told_of(
+    toy: Any, model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    apps = importlib.import_module("prompt_apps")
+    algorithm = GEPA(
+        {"style": PromptTemplate("Say it. Q: {q}")},
+        LLM(base_url=thinker.url, model="thinker"),
+        max_rollouts=14,
+        minibatch=1,
+    )
+    told = Told()
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=told)
+    train = toy.tasks(model.url, *range(4))
+    trainer.fit(apps.styled, train, [*train[:2], *toy.tasks(model.url, 20)])
+    said = "2 of the 3 held-out tasks are training tasks too: prompts may be chosen by them"
+    assert next(line for line in told.told if "held-out tasks" in line).startswith(said)
