@@ -480,7 +480,7 @@ async def test_a_failing_model_ends_it_and_it_goes_on_later(
     [
         (Reply(status=401, text="who are you"), "AuthenticationError: .*who are you"),
         (Reply(drop=True), "APIConnectionError"),
-        (Reply(text="late", delay_s=2.0), "APITimeoutError"),
+        (Reply(text="late", delay_s=2.0), "(API)?TimeoutError"),
         (Reply(status=429, headers={"retry-after": "31"}), "RateLimitError"),
     ],
 )

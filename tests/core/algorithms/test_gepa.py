@@ -6,6 +6,7 @@ The rollouts here are made up from the prompts; `test_gepa_runs.py` has real one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -512,7 +513,7 @@ async def test_a_dead_endpoint() -> None:
         (Reply(status=404), "NotFoundError", 1),
         (Reply(status=500), "InternalServerError", 4),
         (Reply(drop=True), "APIConnectionError", 4),
-        (Reply(text="late", delay_s=2.0), "APITimeoutError", 4),
+        (Reply(text="late", delay_s=2.0), "(API)?TimeoutError", 4),
     ],
 )
 async def test_an_endpoint_that_fails(
@@ -522,6 +523,32 @@ async def test_an_endpoint_that_fails(
     with pytest.raises(EngineError, match=f"failed: {error}"):
         await asks(server.url, [], timeout_s=0.3)
     assert len(server.requests) == tries
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_endpoint_that_never_ends_its_answer() -> None:
+    """It is never silent either, so that no timeout of reading ends it."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n"
+    answering: list[Any] = []
+
+    async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        while not writer.is_closing():  # as long as somebody listens
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    endpoint = await asyncio.start_server(drips, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{endpoint.sockets[0].getsockname()[1]}/v1"
+    with pytest.raises(EngineError, match=r"failed: TimeoutError: no whole answer within 0.3 s"):
+        await asyncio.wait_for(asks(url, [], timeout_s=0.3), 15)
+    assert len(answering) == 4
+    await asyncio.gather(*answering)
+    endpoint.close()
+    await endpoint.wait_closed()
 
 
 @pytest.mark.usefixtures("soon")

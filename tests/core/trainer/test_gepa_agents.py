@@ -200,7 +200,7 @@ def test_a_cache_of_the_apps_own_is_reported(
     told = learned(desk, environment, tmp_path / "run", **options).told
     [said] = [line for line in told if "was not asked" in line]
     assert "'router' was not asked in " in said
-    assert "if a cache of the app's answered for it" in said
+    assert "if a cache of the app's answered" in said
 
 
 @pytest.mark.faults

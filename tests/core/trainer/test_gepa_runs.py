@@ -243,6 +243,49 @@ def test_a_prompt_that_the_app_does_not_take_is_refused_before_any_rollout(
     assert "rollout ended with: ConfigError: the prompt template needs a value for 'q'" in warning
 
 
+class Told(SilentReporter):
+    """Keeps what a person is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.told.append(text)
+
+
+@pytest.mark.parametrize(
+    ("app", "learned"),
+    [
+        ("remembered", {"prompts": {"style": PromptTemplate("Say it. Q: {q}")}}),
+        ("remembered_system", {"optimize": ["app"]}),
+    ],
+)
+def test_a_cache_of_the_apps_own_ends_no_run_and_is_reported(
+    toy: Any,
+    model: ScriptedServer,
+    thinker: ScriptedServer,
+    tmp_path: Path,
+    app: str,
+    learned: dict[str, Any],
+) -> None:
+    """Rollouts of a whole batch make no call, of whomever, where the first ones did."""
+    apps = importlib.import_module("prompt_apps")
+    algorithm = GEPA(
+        **learned,
+        reflection=LLM(base_url=thinker.url, model="thinker"),
+        max_rollouts=30,
+        minibatch=2,
+    )
+    told = Told()
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=told)
+    tasks = toy.tasks(model.url, *range(100, 108))
+    trainer.fit(getattr(apps, app), tasks, toy.tasks(model.url, 120))
+    [said] = [line for line in told.told if "if a cache of the app's answered" in line]
+    who = "no model was asked" if app == "remembered" else "'app' was not asked"
+    assert f"{who} in " in said
+    assert said.removeprefix("step 1: ") in inspect_run(tmp_path / "run")
+
+
 def test_a_dead_reflection_model_ends_the_run_and_another_one_goes_on(
     run: tuple[Path, Any], toy: Any, model: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -322,3 +365,21 @@ def _started(folder: Path, app: str, thinker: str, life: int) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_held_out_tasks_that_choose_too_are_told_of(
+    toy: Any, model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    apps = importlib.import_module("prompt_apps")
+    algorithm = GEPA(
+        {"style": PromptTemplate("Say it. Q: {q}")},
+        LLM(base_url=thinker.url, model="thinker"),
+        max_rollouts=14,
+        minibatch=1,
+    )
+    told = Told()
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=told)
+    train = toy.tasks(model.url, *range(4))
+    trainer.fit(apps.styled, train, [*train[:2], *toy.tasks(model.url, 20)])
+    said = "2 of the 3 held-out tasks are training tasks too: prompts may be chosen by them"
+    assert next(line for line in told.told if "held-out tasks" in line).startswith(said)

@@ -18,7 +18,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
-from lightspan.training.best_step import Splits, split_tasks, trained_too
+from lightspan.training.best_step import Splits, chosen_by, split_tasks, trained_too
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
@@ -231,6 +231,8 @@ class Trainer:
                     self.reporter.line(choice)
             await session.open()
             if shared := trained_too(splits):
+                self.reporter.line(shared)
+            if shared := chosen_by(self.algorithm, splits):
                 self.reporter.line(shared)
             return await TrainingLoop(session).run()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,7 +17,10 @@ from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 
 log = logging.getLogger(__name__)
 
+USE_VARIABLE: Final = "LIGHTSPAN_USE"
+"""Names the run whose prompts are used, once somebody asks for that."""
 _KEY_HEADER: Final = "idempotency-key"
+_told_of_variable: Final[set[str]] = set()
 
 
 def prompt(name: str, text: str) -> str:
@@ -41,6 +45,8 @@ def prompt(name: str, text: str) -> str:
         used = _used(current)
         if used is not None:
             _look(used, name, reading)
+        elif _is_in_production(current):
+            _look_for_variable()
         if reading is None:
             return text
         if current is not None:
@@ -70,13 +76,16 @@ def instructions_of(current: Acting | None) -> Instructions | None:
 
 def _used(current: Acting | None) -> Used | None:
     """What `lightspan.use` says, where it does."""
+    return state.uses[-1] if state.uses and _is_in_production(current) else None
+
+
+def _is_in_production(current: Acting | None) -> bool:
+    """Whether what `lightspan.use` says is for whoever acts here."""
     if state.starters:  # a runner's process, where a call outside of attempts may belong to one
-        return None
-    if current is not None:
-        scope = current.scope
-        if not (scope.is_outside or scope.mode is Mode.PRODUCTION):
-            return None
-    return state.uses[-1] if state.uses else None
+        return False
+    if current is None:
+        return True
+    return current.scope.is_outside or current.scope.mode is Mode.PRODUCTION
 
 
 def reading_of(current: Acting, body: Body) -> Reading | None:
@@ -103,6 +112,19 @@ def _look(used: Used, name: str, reading: Reading | None) -> None:
             "%s (said once)",
             name,
             reading.reason,
+        )
+
+
+def _look_for_variable() -> None:
+    """Tell once of a variable that nobody acts on."""
+    value = os.environ.get(USE_VARIABLE)
+    if value and value not in _told_of_variable:
+        _told_of_variable.add(value)
+        log.warning(
+            "lightspan: %s=%s is set, and nothing of it is used: call lightspan.use() when the app "
+            "starts, or an adapter's instrument() (said once)",
+            USE_VARIABLE,
+            value,
         )
 
 

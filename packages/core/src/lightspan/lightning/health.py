@@ -52,6 +52,7 @@ class Health:
         self._seen: set[str] = set()
         self._agents_checked = agents is not None
         self._calls_checked = False
+        self._called = False
         self._untrainable_tasks: set[str] = set()
         self._unscored_tasks: set[str] = set()
         """Those that a note has named."""
@@ -81,7 +82,15 @@ class Health:
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
         """`check_trainable`, which speaks of tasks: one that holds a picture stops no training of
-        others. It raises when it is so of several, or of all."""
+        others. It raises when it is so of several, or of all.
+
+        Where nothing is trained, rollouts without any call after others with some say nothing of
+        the client: the app had nothing to ask, or a cache of its own answered.
+        """
+        silent = not any(episode.calls for episode in episodes)
+        if silent and self._called and not self._routing.serves:
+            return False
+        self._called = self._called or not silent
         try:
             return check_trainable(self._routing, episodes)
         except UnsupportedError as error:

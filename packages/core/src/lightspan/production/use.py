@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from lightspan.capture import scope, wire
+from lightspan.capture.candidates import USE_VARIABLE
 from lightspan.capture.state import Used
 from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.instructions import Instructions, Rewrite
@@ -25,7 +26,6 @@ from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 
 log = logging.getLogger(__name__)
 
-USE_VARIABLE: Final = "LIGHTSPAN_USE"
 PROMPTS: Final = "prompts.json"
 """In the folder of a run: what it learned."""
 

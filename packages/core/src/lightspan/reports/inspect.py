@@ -249,8 +249,8 @@ def _candidate_lines(found: Found) -> Iterator[str]:
         if candidate.again:
             rewards += f"; again {' '.join(map(_number, candidate.again.values()))}"
         yield f"candidate {number}, {made}: {split} {candidate.mean:.3f} ({rewards}){chosen}"
-    if found.surveyed is not None:
-        yield found.texts()
+    if texts := found.texts():
+        yield texts
 
 
 def _mean(line: Mapping[str, Any], key: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many
 from lightspan.schema.checks import is_number
@@ -102,6 +103,17 @@ def trained_too(splits: Splits) -> str:
     return (
         f"{shared} of the {many(given, 'task')} of selection are trained on too: the best step "
         "may be the one that knows them by heart"
+    )
+
+
+def chosen_by(algorithm: Algorithm, splits: Splits) -> str:
+    """What to say of held-out tasks by which prompts may be chosen; empty if there is none."""
+    shared, given = len(_ids(splits.train) & _ids(splits.held_out)), len(splits.held_out or ())
+    if not shared or (algorithm.policies() and not algorithm.searches):
+        return ""
+    return (
+        f"{shared} of the {many(given, 'held-out task')} are training tasks too: prompts may be "
+        "chosen by them and know their answers, so what is reported is too high; give others"
     )
 
 

@@ -18,6 +18,8 @@ JOURNAL: Final = "journal"
 """The folder in the run's."""
 CANDIDATES: Final = "candidates.json"
 """In it: what the search found."""
+ANY_CALL: Final = ""
+"""In place of an agent, where no texts of agents are learned: whoever asked a model."""
 
 
 class TooFewRolloutsError(ConfigError):
@@ -70,21 +72,24 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, int] = msgspec.field(default_factory=dict)
     """Which of them got the app's own, and why → how many."""
     unasked: dict[str, int] = msgspec.field(default_factory=dict)
-    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one."""
+    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one; or
+    `ANY_CALL`, where the texts are arguments alone."""
 
     def texts(self) -> str:
-        """What became of the texts that were found, for people; empty where none were to be."""
-        if self.surveyed is None:
-            return ""
-        kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
-        own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
-        parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
-        parts += [
-            f"{name!r} was not asked in {many(count, 'rollout')} of tasks on which it was asked "
-            "before: if a cache of the app's answered for it, one candidate got the answer to "
-            "another; switch it off while prompts are learned"
-            for name, count in sorted(self.unasked.items())
-        ]
+        """What became of the texts, for people; empty where nothing is to be said of them."""
+        parts = []
+        if self.surveyed is not None:
+            kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+            own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+            parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
+        for name, count in sorted(self.unasked.items()):
+            who = "no model was asked" if name == ANY_CALL else f"{name!r} was not asked"
+            where = "one was" if name == ANY_CALL else "it was asked"
+            parts.append(
+                f"{who} in {many(count, 'rollout')} of tasks on which {where} before: if a cache "
+                "of the app's answered, one candidate got the answer to another; switch it off "
+                "while prompts are learned"
+            )
         return ". ".join(parts)
 
     def metrics(self) -> dict[str, float]:
@@ -119,8 +124,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.cost is not None:
             notes.append(f"this cost {self.cost:.4g}, by prices=")
-        if self.surveyed is not None:
-            notes.append(self.texts())
+        if texts := self.texts():
+            notes.append(texts)
         if self.unusable:
             asked = many(self.reflections, "answer")
             notes.append(f"{self.unusable} of {asked} of the reflection model were of no use")

@@ -106,6 +106,7 @@ class Reflector:
                 f"the {role} needs {error.name!r}: {how_to_install('prompts')}", name=error.name
             ) from error
         self._llm = llm
+        self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._note = note
         self._role = role
@@ -141,7 +142,9 @@ class Reflector:
         tries, waited, pause = 0, 0.0, PAUSE_S
         while True:
             try:
-                return await self._ask(text)
+                # the client's own is of silence, which an endpoint that sends blanks never keeps
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._ask(text)
             except openai.RateLimitError as error:
                 wait = _asked_to_wait(error) or pause
                 if error.code in _HOPELESS or waited + wait > self._patience_s:
@@ -153,6 +156,7 @@ class Reflector:
                 openai.APIConnectionError,
                 openai.InternalServerError,
                 json.JSONDecodeError,  # a body that was cut off
+                TimeoutError,
             ) as error:
                 tries += 1
                 if tries == TRIES:
@@ -184,8 +188,9 @@ class Reflector:
         return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
     def _failed(self, error: Exception) -> EngineError:
+        said = str(error) or f"no whole answer within {self._timeout_s} s"
         return EngineError(
-            f"{self._where} failed: {type(error).__name__}: {error}; what was learned so far is "
+            f"{self._where} failed: {type(error).__name__}: {said}; what was learned so far is "
             "kept: go on with resume=True"
         )
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lightspan.algorithms.prompts.candidates import Candidate, Found
+from lightspan.algorithms.prompts.candidates import ANY_CALL, Candidate, Found
 from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
@@ -310,8 +310,13 @@ class Trials:
             self._use(seen.usage or {})
             self._applied += seen.applied
             self._kept.update(seen.kept)
-            before = self._asked_before.setdefault(seen.task_id, seen.asked)
-            self._unasked.update(() if seen.failed else set(before) - set(seen.asked))
+            asked = seen.asked
+            if (
+                self._surveyed is None
+            ):  # which calls a prompt of an argument has a part in, is unknown
+                asked = [ANY_CALL] if seen.calls else []
+            before = self._asked_before.setdefault(seen.task_id, asked)
+            self._unasked.update(() if seen.failed else set(before) - set(asked))
 
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count tokens of models. A journal keeps what was asked before, so that nothing is asked
