@@ -311,9 +311,7 @@ class Trials:
             self._applied += seen.applied
             self._kept.update(seen.kept)
             asked = seen.asked
-            if (
-                self._surveyed is None
-            ):  # which calls a prompt of an argument has a part in, is unknown
+            if self._surveyed is None:  # nobody knows which calls have a part of an argument
                 asked = [ANY_CALL] if seen.calls else []
             before = self._asked_before.setdefault(seen.task_id, asked)
             self._unasked.update(() if seen.failed else set(before) - set(asked))
