@@ -8,12 +8,12 @@ N-th batch.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import openai
+from alternate_toy import kill_at, trainer  # type: ignore[import-not-found]
 
 import lightspan
 
@@ -94,14 +94,6 @@ def algorithm(model: Path, reflection_url: str, *, kind: str = "GEPA", **options
     return Alternate(prompts, weights, **given)
 
 
-def trainer(folder: Path, made: Any, **options: Any) -> Any:
-    from lightspan import LocalRunners, Trainer
-    from lightspan.progress import SilentReporter
-
-    quiet = {"reporter": SilentReporter(), "runners": LocalRunners(4, processes=1)}
-    return Trainer(made, folder=folder, **{**quiet, **options})
-
-
 def fit(folder: Path, made: Any, **options: Any) -> Any:
     resume = folder.exists()
     made = trainer(folder, made, **options)
@@ -109,22 +101,7 @@ def fit(folder: Path, made: Any, **options: Any) -> Any:
 
 
 def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
-    import torch
-
-    from lightspan.training.session import Session
-
-    torch.set_num_threads(1)
-    left = batches
-    plain = Session.rollouts
-
-    async def killed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await plain(self, *args, **kwargs)
-
-    Session.rollouts = killed  # type: ignore[method-assign]
+    kill_at(batches)
     fit(folder, algorithm(model, reflection_url))
 
 

@@ -86,7 +86,8 @@ def fit(folder: Path, made: Any, **options: Any) -> Any:
     return made.fit(styled, tasks(*range(8)), tasks(20, 21), resume=resume)
 
 
-def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
+def kill_at(batches: int) -> None:
+    """End this process where it asks for its rollouts for the last of so many times."""
     import torch
 
     from lightspan.training.session import Session
@@ -103,6 +104,10 @@ def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
         return await plain(self, *args, **kwargs)
 
     Session.rollouts = killed  # type: ignore[method-assign]
+
+
+def main(folder: Path, model: Path, reflection_url: str, batches: int) -> None:
+    kill_at(batches)
     fit(folder, algorithm(model, reflection_url))
 
 
