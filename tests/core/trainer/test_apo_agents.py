@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.core.trainer.killed_searches import killed_thrice
 
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
@@ -25,7 +23,6 @@ from lightspan.schema.resources import INSTRUCTIONS
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
 
-APPS = Path(__file__).parents[2] / "apps"
 BOTH = ["router", "clerk"]
 CLERK = "You are a clerk of the {part_1} desk. "
 
@@ -231,39 +228,8 @@ def test_a_run_that_is_killed(desk: Any, environment: Any, tmp_path: Path) -> No
     found, and the candidates, are those of a run that was not killed."""
     options = {"app": desk.route, "optimize": ["router"]}
     whole = learned(desk, environment, tmp_path / "whole", **options).found
-    alive: list[subprocess.Popen[str]] = []
-    kills = [("app", 13), ("reflection", 1), ("app", 2)]  # of each life
-    asked: Counter[tuple[int, str]] = Counter()
-
-    def killing(script: Any, name: str) -> Any:
-        def answer(request: Request) -> Any:
-            life = len(alive)
-            asked[life, name] += 1
-            if kills[life - 1 : life] == [(name, asked[life, name])]:
-                alive[-1].kill()
-            return script(request)
-
-        return answer
-
     folder = tmp_path / "run"
-    with (
-        ScriptedServer(killing(desk.speaks_variously, "app")) as model,
-        ScriptedServer(killing(desk.reflects, "reflection")) as thinker,
-    ):
-        for life in range(4):
-            command = [sys.executable, str(APPS / "desk_learning.py"), str(folder)]
-            alive.append(
-                subprocess.Popen(
-                    [*command, model.url, thinker.url, "APO"],
-                    env={**os.environ, "PYTHONHASHSEED": str(life)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            said, errors = alive[-1].communicate(timeout=200)
-            assert alive[-1].returncode == (0 if life == 3 else -9), errors
-    assert said.strip() == "[]"  # none of torch, matplotlib, transformers, litellm, peft
+    killed_thrice(folder, desk.speaks_variously, desk.reflects, "APO")
     found = read_found(folder)
     assert found is not None
     assert found.surveyed == whole.surveyed

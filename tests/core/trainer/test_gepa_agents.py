@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.core.trainer.killed_searches import killed_thrice
 
 pytest.importorskip("langchain_openai")
 pytest.importorskip("langgraph")
@@ -28,7 +26,6 @@ from lightspan.schema.resources import INSTRUCTIONS
 from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
 
-APPS = Path(__file__).parents[2] / "apps"
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 
 
@@ -208,39 +205,8 @@ def test_a_cache_of_the_apps_own_is_reported(
 def test_a_run_that_is_killed(run: Run, desk: Any, tmp_path: Path) -> None:
     """SIGKILL in the survey, in the reflection after it, and in the rollouts of a candidate: the
     text that is found, and the candidates, are those of a run that was not killed."""
-    alive: list[subprocess.Popen[str]] = []
-    kills = [("app", 13), ("reflection", 1), ("app", 2)]  # of each life
-    asked: Counter[tuple[int, str]] = Counter()
-
-    def killing(script: Any, name: str) -> Any:
-        def answer(request: Request) -> Any:
-            life = len(alive)
-            asked[life, name] += 1
-            if kills[life - 1 : life] == [(name, asked[life, name])]:
-                alive[-1].kill()
-            return script(request)
-
-        return answer
-
     folder = tmp_path / "run"
-    with (
-        ScriptedServer(killing(desk.speaks, "app")) as model,
-        ScriptedServer(killing(desk.reflects, "reflection")) as thinker,
-    ):
-        for life in range(4):
-            command = [sys.executable, str(APPS / "desk_learning.py"), str(folder)]
-            alive.append(
-                subprocess.Popen(
-                    [*command, model.url, thinker.url],
-                    env={**os.environ, "PYTHONHASHSEED": str(life)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            said, errors = alive[-1].communicate(timeout=200)
-            assert alive[-1].returncode == (0 if life == 3 else -9), errors
-    assert said.strip() == "[]"  # none of torch, matplotlib, transformers, litellm, peft
+    asked = killed_thrice(folder, desk.speaks, desk.reflects)
     found, whole = read_found(folder), read_found(run.folder)
     assert found is not None
     assert whole is not None
