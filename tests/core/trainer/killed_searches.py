@@ -13,8 +13,8 @@ from lightspan.testing.scripted import Request, ScriptedServer
 
 SCRIPT = Path(__file__).parents[2] / "apps" / "desk_learning.py"
 KILLS = [("app", 13), ("reflection", 1), ("app", 2)]
-"""Of each life: while it asks whom for the time that is given. That is in the survey, in a reflection
-after it, and in the rollouts of a candidate."""
+"""Of each life: whom it asks when it is killed, and for which time. That is in the survey, in a
+reflection after it, and in the rollouts of a candidate."""
 
 
 def killed_thrice(folder: Path, speaks: Any, reflects: Any, *kind: str) -> Counter[tuple[int, str]]:
