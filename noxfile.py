@@ -208,7 +208,7 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema"),
 ]
-FAST = ["-m", "not slow and not faults and not controls"]
+FAST = ["-m", "not slow and not faults and not pages and not controls"]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
 """A process per core, and one more: many tests wait for a process of theirs; not in CI, where other
@@ -727,6 +727,15 @@ def slow(session: nox.Session) -> None:
     # a file whole in one process: what its tests share may take minutes to make
     options = ["-m", "slow and not faults and not controls", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("slow"), python=learning_python())
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def pages(session: nox.Session) -> None:
+    """Follow pages of docs from end to end, their training included: any-language.md,
+    environments.md, policies.md and sft.md; `slow` follows the others."""
+    report_versions(session, learning_python())
+    options = ["-m", "pages", *PARALLEL, "--dist", "loadfile"]
+    run_pytest(session, *options, *marked("pages"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

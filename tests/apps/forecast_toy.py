@@ -1,4 +1,5 @@
-"""`forecast_toy.py dev|fit MODEL FOLDER [RANK]`: prints what a run was forecast to take, or took.
+"""`forecast_toy.py dev|fit MODEL FOLDER [RANK [STEPS RUNNERS]]`: what a run was forecast to take,
+or took.
 
 In a process of its own, so that its memory is that of the run alone.
 """
@@ -16,10 +17,10 @@ from lightspan import LightningRL, LoRA, Trainer
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run.measurements import peak_bytes
 
-STEPS = 4
 
-
-def main(what: str, model: str, folder: str, rank: str = "") -> None:
+def main(
+    what: str, model: str, folder: str, rank: str = "", steps: str = "4", runners: str = "4"
+) -> None:
     """Say it."""
     import torch
 
@@ -36,8 +37,8 @@ def main(what: str, model: str, folder: str, rank: str = "") -> None:
     )
     trainer = Trainer(
         algorithm,
-        runners=4,
-        steps=STEPS,
+        runners=int(runners),
+        steps=int(steps),
         folder=folder,
         engine_options={"num_blocks": 64},
         reporter=SilentReporter(),
@@ -53,4 +54,4 @@ def main(what: str, model: str, folder: str, rank: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:7])

@@ -30,6 +30,7 @@ FORKED = {
     *("test_command_training", "test_misbehaviour"),
     *("test_learning_benchmark", "test_credit_benchmark", "test_own_algorithm"),
     *("test_math_structured", "test_rag_structured", "test_rag_crew"),
+    *("test_sql_train", "test_sql_signals", "test_sql_spider"),
 }
 """Folders and files of tests that are not about how a runner process is started."""
 

@@ -52,7 +52,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         follower.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(900)
 def test_the_shell_program_learns(followed: Any) -> None:
     gain = re.search(
@@ -65,7 +65,7 @@ def test_the_shell_program_learns(followed: Any) -> None:
     assert "calls by agent: headline 448, teaser 448" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("program", ["sh newsroom.sh", "node newsroom.mjs"])
 def test_the_dry_run_of_each_program(followed: Any, program: str) -> None:
@@ -76,7 +76,7 @@ def test_the_dry_run_of_each_program(followed: Any, program: str) -> None:
     assert re.search(r"^  teaser +- +16 .* 0 +16 +0$", report, re.MULTILINE), report
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(900)
 def test_the_trained_model_answers_the_same_program(followed: Any) -> None:
     """In capitals; the start's share of them is a tenth."""

@@ -87,7 +87,7 @@ def printed(followed: Follower, part: str) -> str:
     return text
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_the_page_can_be_followed(followed: Follower) -> None:
     assert followed.installed == [
@@ -104,7 +104,7 @@ def test_the_page_can_be_followed(followed: Follower) -> None:
     assert float(gain[3]) > 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_a_runner_of_its_own(followed: Follower) -> None:
     assert "held-out reward: " in printed(followed, "python by_hand.py")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pages import Follower, blocks, printed  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

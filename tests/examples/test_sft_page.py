@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from lightspan.testing.scripted import ScriptedServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
 
 CTRL_C = """
 import os, runpy, signal

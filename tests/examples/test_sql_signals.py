@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome
 from lightspan.testing.tiny import tiny_model
 from lightspan_examples.example import Run
+from lightspan_examples.script import main
 from sql_example import training
 from sql_example.prompts import check_prompt
 from sql_example.signals import draft_error
@@ -97,25 +97,18 @@ def test_its_runs_have_a_folder_of_their_own(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_script(tmp_path: Path, sql_cache: Path) -> None:
+def test_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sql_cache: Path) -> None:
     """A step with intermediate rewards is like any other, and says what they did."""
     tasks = training.load_tasks(sql_cache, "train")
     texts = [task["schema"] + task["question"] for task in tasks]
     model = tiny_model(tmp_path / "model", seed=0, context=192, texts=texts)
     run = tmp_path / "run"
-    command = [sys.executable, str(SCRIPT), "--air", "--model", str(model), "--steps", "1"]
-    command += [
-        "--cache",
-        str(sql_cache),
-        "--folder",
-        str(run),
-        "--held-out",
-        "4",
-        "--runners",
-        "8",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
+    arguments = ["--air", "--model", str(model), "--steps", "1", "--cache", str(sql_cache)]
+    arguments += ["--folder", str(run), "--held-out", "4", "--runners", "2"]
+    fewer = replace(training.REAL_MODEL, group_size=2, tasks_per_step=4)
+    monkeypatch.setattr(training, "REAL_MODEL", fewer)
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+    assert main(script().EXAMPLE, "", arguments) == 0
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     step = next(line for line in lines if line["kind"] == "train")
     assert -1.0 <= step["air/draft_error"] <= 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from pyarrow import parquet
 from lightspan.errors import DataError
 from lightspan.progress import Reporter
 from lightspan.testing.tiny import Family, tiny_model
+from lightspan_examples.script import main
 from sql_example import spider, training, worlds
 from sql_example.reward import execution_accuracy
 from sql_example.worlds import app_input
@@ -191,44 +193,55 @@ def test_as_training_takes_them(published: Path) -> None:
     }
 
 
-def train_py(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
-    command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+@pytest.fixture
+def train_py(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The script's status, run in this process, a step of 16 rollouts."""
+    fewer = replace(training.REAL_MODEL, group_size=4, tasks_per_step=4)
+    monkeypatch.setattr(training, "REAL_MODEL", fewer)
+    monkeypatch.setattr("lightspan_examples.example._one_torch_thread", lambda device: None)
+    path = Path(__file__).parents[2] / "examples" / "sql" / "train.py"
+    script = SimpleNamespace(**runpy.run_path(str(path)))
+    return lambda *arguments: main(script.EXAMPLE, script.__doc__, [*map(str, arguments)])
 
 
-def test_spider_needs_a_model(published: Path) -> None:
-    done = train_py("--data", published)
-    assert done.returncode == 2
-    assert "--data needs --model: the small model knows no words but its own" in done.stderr
+def test_spider_needs_a_model(
+    published: Path, train_py: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        train_py("--data", published)
+    error = "--data needs --model: the small model knows no words but its own"
+    assert error in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", ["published", "tutorial"])
 def test_the_script_with_a_real_architecture(
-    layout: str, request: pytest.FixtureRequest, tmp_path: Path
+    layout: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    train_py: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--model`, `--data`, `--dev` and `--lora`, with a tiny model whose context keeps it short."""
     data: Path = request.getfixturevalue(layout)
     texts = [task["schema"] + task["question"] for task in spider.load(data, "train").tasks]
     family: Family = "llama" if layout == "tutorial" else "qwen2"
     model = tiny_model(tmp_path / "model", seed=0, family=family, context=192, texts=texts)
-    common = ("--model", model, "--data", data, "--runners", "8")
+    common = ("--model", model, "--data", data, "--runners", "2")
 
-    seen = train_py(*common, "--dev")
     # every rollout ends where the rewriter's prompt is longer than the context, and that is said
-    assert seen.returncode == 1, seen.stderr
-    assert "train.py: all 16 rollouts failed, the first: context_overflow: " in seen.stderr
-    assert re.search(r"^  write_query +policy +16 .* 16 +0 +0$", seen.stdout, re.MULTILINE)
-    assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.stdout, re.MULTILINE)
+    assert train_py(*common, "--dev") == 1
+    seen = capsys.readouterr()
+    assert "train.py: all 16 rollouts failed, the first: context_overflow: " in seen.err
+    assert re.search(r"^  write_query +policy +16 .* 16 +0 +0$", seen.out, re.MULTILINE)
+    assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
 
     lora = ["--lora"] if layout == "published" else []
     run = tmp_path / "run"
-    done = train_py(*common, *lora, "--folder", run, "--steps", "1", "--held-out", "4")
-    assert done.returncode == 0, done.stderr
-    assert "held-out execution accuracy: " in done.stdout
+    assert train_py(*common, *lora, "--folder", run, "--steps", "1", "--held-out", "4") == 0
+    assert "held-out execution accuracy: " in capsys.readouterr().out
     kept = {path.name for path in (run / "model").iterdir()}
     assert ("adapter_config.json" in kept) == bool(lora)
     assert ("model.safetensors" in kept) != bool(lora)

@@ -375,16 +375,16 @@ MEMORY_FACTOR = 1.5
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rank", [(), ("8",)], ids=["full", "lora"])
-def test_a_runs_real_memory_is_as_forecast(tmp_path: Path, rank: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("rank", ["", "8"], ids=["full", "lora"])
+def test_a_runs_real_memory_is_as_forecast(tmp_path: Path, rank: str) -> None:
     """A dry run and then the run, each in a process of its own. Memory is compared above what the
     process takes without a model, so that nothing but the forecast's own parts is. The time, which
     depends on what else the machine does, is compared by benchmarks/forecast.py."""
     from lightspan.testing.tiny import tiny_model
 
     model = tiny_model(tmp_path / "model", seed=0, hidden=384, layers=6, heads=6, scale=0.02)
-    forecast = _said("dev", model, tmp_path / "run", *rank)
-    real = _said("fit", model, tmp_path / "run", *rank)
+    forecast = _said("dev", model, tmp_path / "run", rank)
+    real = _said("fit", model, tmp_path / "run", rank)
     memory = forecast["memory"]
     process = next(part["bytes"] for part in memory["parts"] if part["name"] == "process")
     expected, taken = memory["host_bytes"] - process, real["peak_bytes"] - process
@@ -392,10 +392,11 @@ def test_a_runs_real_memory_is_as_forecast(tmp_path: Path, rank: tuple[str, ...]
     assert taken / MEMORY_FACTOR < expected < taken * MEMORY_FACTOR, shown
 
 
-def _said(what: str, model: Path, folder: Path, *rank: str) -> Mapping[str, Any]:
+def _said(what: str, model: Path, folder: Path, rank: str) -> Mapping[str, Any]:
+    """With two steps: from the second one on the optimiser has its state."""
     script = Path(__file__).parents[2] / "apps" / "forecast_toy.py"
     done = subprocess.run(
-        [sys.executable, str(script), what, str(model), str(folder), *rank],
+        [sys.executable, str(script), what, str(model), str(folder), rank, "2", "1"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -11,11 +11,18 @@ import pytest
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 APPS = ["plain", "langgraph", "langgraph_tool", "anthropic_plain", "langgraph_anthropic"]
+IN_SLOW = {"langgraph_tool", "anthropic_plain"}
+"""One of each client and of each form; the others with the controls."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize(
+    "app",
+    [
+        pytest.param(app, marks=pytest.mark.slow if app in IN_SLOW else pytest.mark.controls)
+        for app in APPS
+    ],
+)
 def test_it_learns(app: str, tmp_path: Path) -> None:
     check_it_learns(app, tmp_path)
 
