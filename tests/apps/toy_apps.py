@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -48,6 +50,16 @@ def either(task: dict[str, Any]) -> float:
     with lightspan.agent(task["who"]):
         text = say(task["q"])
     return letters(text) if task["who"] == "writer" else 0.5
+
+
+@lightspan.rollout
+def asks_again(task: dict[str, Any]) -> float:
+    """Asks twice; of a task that says so the second time when a step of the run was trained."""
+    with lightspan.agent("writer"):
+        text = say(task["q"])
+        while task["waits"] and '"train"' not in Path(task["metrics"]).read_text():
+            time.sleep(0.02)
+        return letters(text + say("again " + task["q"]))
 
 
 @lightspan.rollout

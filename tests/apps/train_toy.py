@@ -1,4 +1,4 @@
-"""A script that trains, to be interrupted: `train_toy.py FOLDER MODEL STEPS [--resume]`."""
+"""A script that trains, to be ended: `train_toy.py FOLDER MODEL STEPS [OVERLAP] [--resume]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toy_apps import two  # type: ignore[import-not-found]
 from lightspan import LightningRL, LocalRunners, Trainer
 
 
-def main(folder: str, model: str, steps: int, resume: bool) -> None:
+def main(folder: str, model: str, steps: str, overlap: str = "0", *, resume: bool) -> None:
     """Train; evaluate before, after, and every fifth step."""
     import torch
 
@@ -22,13 +22,15 @@ def main(folder: str, model: str, steps: int, resume: bool) -> None:
         group_size=4,
         tasks_per_step=3,
         learning_rate=1e-3,
+        overlap=int(overlap),
     )
     runners = LocalRunners(6, processes=2)
-    trainer = Trainer(algorithm, runners=runners, steps=steps, folder=folder, validate_every=5)
+    trainer = Trainer(algorithm, runners=runners, steps=int(steps), folder=folder, validate_every=5)
     train = [{"q": f"question {number}"} for number in range(7)]
     val = [{"q": f"held out {number}"} for number in range(4)]
     print(trainer.fit(two, train, val, resume=resume).summary())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), "--resume" in sys.argv)
+    given = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    main(*given, resume="--resume" in sys.argv)

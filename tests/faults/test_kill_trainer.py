@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from lightspan.algorithms.epochs import Epochs
 from lightspan.schema.records import AttemptStatus, Mode, RolloutState, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.testing.tiny import tiny_model
@@ -61,9 +62,13 @@ def stop(process: subprocess.Popen[bytes], rng: random.Random) -> None:
 class Trainer:
     """A trainer process, resumed as often as it is ended."""
 
-    def __init__(self, folder: Path, model: Path, log: Path, end: End) -> None:
+    def __init__(
+        self, folder: Path, model: Path, log: Path, end: End, *options: str, kills: int = KILLS
+    ) -> None:
         self._end = end
-        self._command = [sys.executable, str(SCRIPT), str(folder), str(model), str(STEPS)]
+        self._most = kills
+        given = (str(folder), str(model), str(STEPS), *options)
+        self._command = [sys.executable, str(SCRIPT), *given]
         self._metrics = folder / "metrics.jsonl"
         self._log = log
         self.kills = 0
@@ -75,7 +80,7 @@ class Trainer:
             command = [*self._command, "--resume"]
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            if self.kills < KILLS:
+            if self.kills < self._most:
                 self._wait_for_a_moment(process, rng)
             else:
                 process.wait(240)
@@ -113,6 +118,44 @@ class Trainer:
             self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         process.wait()
         return children
+
+
+def test_groups_in_flight_are_trained_once(
+    tmp_path: Path, moments: Callable[[Any], random.Random]
+) -> None:
+    """`kill -9` while the rollouts of the next step go on: those are begun anew, each task in its
+    turn, and what was trained is not trained again."""
+    model, folder = tiny_model(tmp_path / "model", seed=0), tmp_path / "run"
+    kills = KILLS if LONG else 2
+    trainer = Trainer(folder, model, tmp_path / "log", kill, "1", kills=kills)
+    rng = moments("overlap")
+    while not trainer.live(rng):
+        assert trainer.kills <= kills, (tmp_path / "log").read_text()
+    assert trainer.kills == kills, "the run ended before it was killed often enough"
+    run = RunFolder(folder)
+    _check_folder(run)
+    found = latest(run.checkpoints)
+    assert found is not None
+    state = load_state(found)
+    assert (state.in_flight, state.returned) == ({}, [])
+    states = asyncio.run(_check_store(run, state))
+    rollouts = [s.rollout for s in states if s.rollout.mode is Mode.TRAIN]
+    trained = [each for each in rollouts if state.trained(each.rollout_id, each.step)]
+    assert Counter(each.group_id for each in trained) == dict.fromkeys(
+        {each.group_id for each in trained}, 4
+    )
+    questions = Counter(each.task["q"] for each in trained)
+    tasks = [{"q": f"question {number}"} for number in range(7)]
+    assert questions == Counter(task["q"] for task in Epochs(tasks, 0).take(0, 3 * STEPS) * 4)
+    calls: Counter[str] = Counter()
+    lines = {line["step"]: line for line in run.metrics() if line["kind"] == "train"}
+    for step, line in lines.items():
+        explained = run.explanations(step)
+        calls.update(explained.keys())
+        assert {why.rollout_id for why in explained.values()} <= {r.rollout_id for r in trained}
+        assert (line["rollouts"], line["overlap/behind_max"] <= 1) == (12, True)
+    assert calls
+    assert max(calls.values()) == 1
 
 
 @pytest.mark.parametrize("end", [kill, stop])

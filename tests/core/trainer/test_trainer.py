@@ -101,6 +101,7 @@ def test_config_says_what_was_asked(run: tuple[FitResult, Any], tiny: Path) -> N
         "max_tokens": None,
         "max_length": None,
         "max_staleness": None,
+        "overlap": 0,
         "failure_reward": None,
         "timeout_s": 600.0,
         "lora": None,

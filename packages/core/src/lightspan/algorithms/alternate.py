@@ -89,6 +89,11 @@ class Alternate(Algorithm):
                 f"Alternate({prompts!r:.80}, …): the first learns prompts, GEPA or APO"
             )
         check_kind("weights", weights, LightningRL)
+        if weights.overlap:
+            raise ConfigError(
+                f"Alternate(…, LightningRL(overlap={weights.overlap})): nothing of one half moves "
+                "while the other works, so no rollout may go on from one to the other: leave it out"
+            )
         check_whole("max_rollouts", max_rollouts, 1)
         check_whole("cycles", cycles, 1)
         self.prompts = prompts

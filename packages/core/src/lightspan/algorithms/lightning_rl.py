@@ -27,6 +27,7 @@ from lightspan.algorithms.metrics import (
     saw_nothing,
     why_nothing,
 )
+from lightspan.algorithms.overlap import InFlight
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
 from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
@@ -73,7 +74,13 @@ DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
 PROBE_SHARE: Final = 16
 """Rows that are scored before and after a step's updates: one of so many, and a few at least."""
-_LEAST: Final = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0}
+_LEAST: Final = {
+    "group_size": 1,
+    "tasks_per_step": 1,
+    "minibatches": 1,
+    "resample": 0,
+    "overlap": 0,
+}
 """Whole numbers, and the least that each may be."""
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
@@ -113,6 +120,7 @@ class LightningSettings:
     failure_reward: float | None = None
     timeout_s: float | None = 600.0
     max_staleness: int | None = None
+    overlap: int = 0
     lora: LoRA | None = None
     loss: PolicyLoss | None = None
     optimizer: Optimizer | None = None
@@ -173,11 +181,25 @@ class LightningSettings:
                 f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
                 "too: use resample=0"
             )
+        self._check_overlap()
         check_lora(self.lora)
         check_kind("loss", self.loss, PolicyLoss)
         check_kind("optimizer", self.optimizer, Optimizer)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
+
+    def _check_overlap(self) -> None:
+        if self.max_staleness is not None and self.max_staleness < self.overlap:
+            raise ConfigError(
+                f"overlap={self.overlap} trains groups that are up to as many versions old, and "
+                f"max_staleness={self.max_staleness} rejects those: give at least "
+                f"max_staleness={self.overlap}, or leave it out"
+            )
+        if self.overlap and self.resample:
+            raise ConfigError(
+                f"resample={self.resample} waits for all rollouts of a step to see which groups "
+                f"vary, and overlap={self.overlap} does not: use one of them"
+            )
 
 
 # What a wrong or missing setting is told: the class that people call.
@@ -223,6 +245,10 @@ class LightningRL(LightningSettings, Algorithm):
         failure_reward: of rollouts whose app failed; None leaves them unscored.
         timeout_s: of one rollout.
         max_staleness: versions that a rollout's weights may lag behind; None for any.
+        overlap: rollouts go on while weights update: a group is trained when at most so many
+            versions have been published since it began; 0 waits for all rollouts of a step.
+            Advantages are of whole groups, and log-probabilities those that each token was sampled
+            with; `PolicyLoss(importance_cap=)` corrects for their age. See docs/overlap.md.
         lora: adapters instead of full weights.
         loss: its form (PPO's clip, GSPO, CISPO), clipping, KL, entropy, importance weights.
         optimizer: None for AdamW at `learning_rate`.
@@ -278,6 +304,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
         self._air_was_idle = False
+        self._in_flight = InFlight(self.overlap, self.tasks_per_step)
         self._was_scored = False
         self._unscored_tasks: set[str] = set()
         self._expectations = Expectations()
@@ -359,7 +386,10 @@ class LightningRL(LightningSettings, Algorithm):
 
     async def collect(self, world: World) -> list[Episode]:
         """Run the planned tasks; with `resample`, further ones until enough groups vary. All
-        episodes, those of replaced groups too, which `build` leaves out."""
+        episodes, those of replaced groups too, which `build` leaves out. With `overlap` those of
+        groups that were begun before, while others begin."""
+        if self.overlap:
+            return await self._in_flight.next(world, self.group_size)
         episodes = await world.rollouts(self.plan(world), self.group_size)
         missing = self._missing_groups(episodes)
         for _ in range(self.resample):
@@ -456,7 +486,8 @@ class LightningRL(LightningSettings, Algorithm):
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
-        counted = self._resample_metrics(episodes)
+            self._in_flight.published()
+        counted = self._in_flight.metrics() if self.overlap else self._resample_metrics(episodes)
         return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
 
     async def _expected(self, world: World, draft: Draft) -> Batch:

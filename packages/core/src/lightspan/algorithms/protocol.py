@@ -100,6 +100,11 @@ class World(Protocol):
         ...
 
     @property
+    def last_step(self) -> int:
+        """The last iteration that is planned; a run may end before."""
+        ...
+
+    @property
     def rng(self) -> random.Random:
         """Seeded; its state is part of the checkpoint."""
         ...
@@ -110,7 +115,8 @@ class World(Protocol):
         ...
 
     def next_tasks(self, count: int) -> list[Json]:
-        """The next training tasks: shuffled epochs, no task twice before all were used."""
+        """The next training tasks: shuffled epochs, no task twice before all were used; first
+        those of groups that an interruption cut off before they were taken."""
         ...
 
     async def rollouts(
@@ -128,6 +134,33 @@ class World(Protocol):
             resources: what the app is handed beside, and in place of, the algorithm's own
                 (`Algorithm.resources`): for all, or one mapping per task, so that candidates run
                 side by side. A group has one version of them.
+        """
+        ...
+
+    async def submit(
+        self,
+        tasks: Sequence[Json],
+        group_size: int,
+        *,
+        resources: Resources | Sequence[Resources] | None = None,
+    ) -> list[str]:
+        """Begin to run the app on each task `group_size` times, in train mode, and return at once:
+        the ids of the groups, which `take` gives when they have ended. Calls under way go on while
+        weights are published, each token with its version. A run that is resumed begins those
+        anew that it had not taken: `next_tasks` gives their tasks first.
+
+        Args:
+            resources: see `rollouts`.
+        """
+        ...
+
+    async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
+        """Wait until so many submitted groups have ended, and those of `first` among them; their
+        episodes, group by group, none torn: those of `first`, then whatever ended earliest. No
+        group is given twice.
+
+        Raises:
+            ConfigError: fewer groups are in flight, or one of `first` is not.
         """
         ...
 

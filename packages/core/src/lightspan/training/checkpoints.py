@@ -40,6 +40,12 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Iterations done."""
     cursor: int = 0
     """Training tasks used so far."""
+    in_flight: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Group → task, of those that were submitted and not taken for training yet."""
+    returned: list[Any] = msgspec.field(default_factory=list)
+    """Tasks of groups that an interruption cut off: they come again before any others."""
+    untrained: list[str] = msgspec.field(default_factory=list)
+    """Those groups."""
     lives: list[Life] = msgspec.field(default_factory=list)
     """Which rollouts were trained: those that each life made in its steps."""
     versions: dict[str, int] = msgspec.field(default_factory=dict)
@@ -53,9 +59,18 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def trained(self, rollout_id: str, step: int) -> bool:
         """Whether a training rollout of this run was part of an update."""
         name = life_of(rollout_id, self.run_id)
+        group = rollout_id.rpartition("-")[0]
+        if group in self.in_flight or group in self.untrained:
+            return False
         return any(
             life.name == name and life.first_step <= step <= life.last_step for life in self.lives
         )
+
+    def cut_off(self) -> None:
+        """Nothing is in flight any more: an interruption has ended it."""
+        self.returned = [*self.returned, *self.in_flight.values()]
+        self.untrained = [*self.untrained, *self.in_flight]
+        self.in_flight = {}
 
 
 def rollout_stem(run_id: str, life: str, step: int, batch: int) -> str:

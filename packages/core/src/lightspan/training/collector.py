@@ -26,6 +26,7 @@ from lightspan.schema.records import (
 from lightspan.stores import open_existing
 from lightspan.stores.event_loop import run_sync
 from lightspan.stores.protocol import Store
+from lightspan.training.flights import Flights
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import with_reward
 
@@ -60,8 +61,13 @@ class Collector:
         self._reporter = reporter
         self._failure_reward = failure_reward
         self._cursor = 0
+        self._flights = Flights()
+        self._flight_cursor = 0
+        self._since = 0.0
+        """From when on the time of what is in flight is not in `seconds` yet."""
+        self._expired = time.monotonic()
         self.seconds = 0.0
-        """Wall time of all batches so far."""
+        """Wall time in which rollouts were under way."""
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
         """Their episodes, in the order given.
@@ -73,38 +79,103 @@ class Collector:
         if not rollouts:
             return []
         started = time.monotonic()
-        # what changed before these rollouts exist is no news of them
+        cursor = await self._begin(rollouts)
+        self._reporter.start(title, len(rollouts))
+        states = await self._wait(rollouts, cursor)
+        # with groups in flight this time is theirs too, and is not counted twice
+        self._since = time.monotonic()
+        self.seconds += self._since - started
+        ordered = [states[rollout.rollout_id] for rollout in rollouts]
+        return await self._read(ordered)
+
+    async def submit(self, rollouts: Sequence[Rollout]) -> None:
+        """Begin them, whole groups, for `take` to wait for."""
+        if not rollouts:
+            return
+        if not self._flights:
+            self._since = time.monotonic()
+        cursor = await self._begin(rollouts)
+        if not self._flights:
+            self._flight_cursor = cursor
+        self._flights.add(rollouts)
+
+    async def take(
+        self, count: int, first: Sequence[str], title: str
+    ) -> tuple[list[Rollout], list[Episode]]:
+        """The rollouts of so many groups that were submitted, and their episodes, once they have
+        ended; see `World.take`.
+
+        Raises:
+            ConfigError, RewardError, LightspanError: as there and in `run`.
+        """
+        self._flights.check(count, first)
+        if not count:
+            return [], []
+        progress = _Progress(self._engine)
+        total = self._flights.rollouts(count)
+        shown = min(total, self._flights.ended)
+        self._reporter.start(title, total)
+        self._reporter.advance(shown)
+        while (groups := self._flights.ready(count, first)) is None:
+            self._flight_cursor, ended = await self._news(self._flights.run_id, self._flight_cursor)
+            await self._look(self._flights.see(ended), progress)
+            # others may have ended than those that are waited for
+            more = min(total, self._flights.ended) - shown
+            shown += more
+            self._reporter.advance(more, **progress.values())
+        states = self._flights.pop(groups)
+        now = time.monotonic()
+        self.seconds += now - self._since
+        self._since = now
+        return [state.rollout for state in states], await self._read(states)
+
+    def forget(self) -> list[str]:
+        """Wait for nothing that is in flight any more; its rollouts that have not ended."""
+        return self._flights.forget()
+
+    async def _begin(self, rollouts: Sequence[Rollout]) -> int:
+        """Where to watch from: what changed before these rollouts exist is no news of them."""
         seen = await self._store.watch(self._cursor, run_id=rollouts[0].run_id)
         self._cursor = max(self._cursor, seen.cursor)
         await self._store.enqueue(rollouts)
-        self._reporter.start(title, len(rollouts))
-        states = await self._wait(rollouts, seen.cursor)
-        self.seconds += time.monotonic() - started
-        ordered = [states[rollout.rollout_id] for rollout in rollouts]
-        return await read_episodes(self._store, ordered, failure_reward=self._failure_reward)
+        return seen.cursor
 
     async def _wait(self, rollouts: Sequence[Rollout], cursor: int) -> dict[str, RolloutState]:
         run_id = rollouts[0].run_id
         open_ids = {rollout.rollout_id for rollout in rollouts}
         done: dict[str, RolloutState] = {}
         progress = _Progress(self._engine)
-        expired = time.monotonic()
         while open_ids:
-            changes = await self._store.watch(cursor, run_id=run_id, timeout_s=WATCH_S)
-            cursor = changes.cursor
-            fresh = [s for s in changes.rollouts if s.status.final]
-            fresh = [s for s in fresh if s.rollout.rollout_id in open_ids]
+            cursor, ended = await self._news(run_id, cursor)
+            fresh = [state for state in ended if state.rollout.rollout_id in open_ids]
             done |= {state.rollout.rollout_id: state for state in fresh}
             open_ids -= done.keys()
-            attempts = await last_attempts(self._store, fresh)
-            for state, attempt in zip(fresh, attempts, strict=True):
-                progress.add(state, attempt)
+            await self._look(fresh, progress)
             self._reporter.advance(len(fresh), **progress.values())
-            self._runners.check()
-            if time.monotonic() - expired > EXPIRE_S:
-                await self._store.expire()
-                expired = time.monotonic()
         return done
+
+    async def _news(self, run_id: str, cursor: int) -> tuple[int, list[RolloutState]]:
+        """What has ended since; waits a moment if nothing has. The runners can go on, and leases
+        have been looked at.
+
+        Raises:
+            LightspanError: the runners cannot.
+        """
+        changes = await self._store.watch(cursor, run_id=run_id, timeout_s=WATCH_S)
+        self._runners.check()
+        if time.monotonic() - self._expired > EXPIRE_S:
+            await self._store.expire()
+            self._expired = time.monotonic()
+        return changes.cursor, [state for state in changes.rollouts if state.status.final]
+
+    async def _look(self, fresh: Sequence[RolloutState], progress: _Progress) -> None:
+        """Raises `RewardError`: what an app returned is no reward."""
+        attempts = await last_attempts(self._store, fresh)
+        for state, attempt in zip(fresh, attempts, strict=True):
+            progress.add(state, attempt)
+
+    async def _read(self, states: Sequence[RolloutState]) -> list[Episode]:
+        return await read_episodes(self._store, states, failure_reward=self._failure_reward)
 
 
 class _Progress:

@@ -223,6 +223,7 @@ class TrainingLoop:
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
+        await session.end_flights()  # before weights of an earlier step are served to them
         kept = await self._take_kept() if self._settings.chooses else None
         algorithm = session.algorithm
         served = Served.of(algorithm, folder, self._state.versions) if self._trains else None

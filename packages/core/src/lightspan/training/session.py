@@ -218,6 +218,7 @@ class Session:
         version, internal, gauss = self.state.rng
         self.rng.setstate((version, tuple(internal), gauss))
         self.algorithm.load_state(self.state.algorithm)
+        self.state.cut_off()
         left = await self.store.rollouts(run_id=self.state.run_id)
         await self.store.cancel([s.rollout.rollout_id for s in left if not s.status.final])
         self.reporter.line(f"resuming {self.folder.path} after step {self.state.step}")
@@ -277,6 +278,10 @@ class Session:
         watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
         self._stack.callback(watching.cancel)
 
+    async def end_flights(self) -> None:
+        """Cancel what is in flight: no step trains it any more."""
+        await self.store.cancel(self.collector.forget())
+
     async def complete(self) -> None:
         """Let runners that were started by hand end: the run is complete."""
         await self._watch.end(self.store)
@@ -331,15 +336,23 @@ class Session:
         return self.state.step
 
     @property
+    def last_step(self) -> int:
+        """See `World`."""
+        return self.planned_steps
+
+    @property
     def versions(self) -> dict[str, int]:
         """See `World`."""
         return self.state.versions
 
     def next_tasks(self, count: int) -> list[Json]:
         """See `World`."""
-        chosen = self._tasks.take(self.state.cursor, count)
-        self.state.cursor += count
-        return chosen
+        returned = self.state.returned[:count]
+        self.state.returned = self.state.returned[count:]
+        fresh = count - len(returned)
+        chosen = self._tasks.take(self.state.cursor, fresh)
+        self.state.cursor += fresh
+        return [*returned, *chosen]
 
     async def rollouts(
         self,
@@ -355,11 +368,39 @@ class Session:
         ids = await self._resources_ids(len(tasks), resources)
         planned = self._planned(tasks, group_size, mode, ids)
         episodes = await self.collector.run(planned, self._title(mode))
+        return await self._ended(planned, episodes, mode)
+
+    async def submit(
+        self,
+        tasks: Sequence[Json],
+        group_size: int,
+        *,
+        resources: Resources | Sequence[Resources] | None = None,
+    ) -> list[str]:
+        """See `World`."""
+        ids = await self._resources_ids(len(tasks), resources)
+        planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
+        await self.collector.submit(planned)
+        groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
+        self.state.in_flight |= groups
+        return list(groups)
+
+    async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
+        """See `World`."""
+        planned, episodes = await self.collector.take(count, first, self._title(Mode.TRAIN))
+        for group in {rollout.group_id for rollout in planned if rollout.group_id}:
+            del self.state.in_flight[group]
+        return await self._ended(planned, episodes, Mode.TRAIN)
+
+    async def _ended(
+        self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
+    ) -> list[Episode]:
+        """The episodes of these rollouts, scored, counted and looked at."""
         if self._rewards is not None:
-            episodes = await self._rewards.apply([each.task for each in planned], episodes)
+            episodes = await self._rewards.apply([each.task for each in rollouts], episodes)
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
-        await self.budget.count(self.store, planned)
+        await self.budget.count(self.store, rollouts)
         self._health.look(episodes)
         return episodes
 

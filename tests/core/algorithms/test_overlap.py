@@ -1,0 +1,139 @@
+"""Which groups a step takes, while others are in flight: none too old, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightspan import GEPA, LLM, Alternate, LightningRL
+from lightspan.algorithms.overlap import InFlight, due_groups
+from lightspan.errors import ConfigError
+from lightspan.lightning.episode import Episode
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
+
+
+@pytest.mark.parametrize(
+    ("left", "per_step", "due"),
+    [
+        ([], 2, 0),
+        ([1, 1], 2, 0),
+        ([0, 1], 2, 1),
+        ([0, 0, 1, 1], 2, 2),
+        ([1, 1, 1, 2], 2, 1),  # three may wait for one more step, which trains two
+        ([0, 2, 2, 2, 2, 2], 2, 2),  # the last, and one of the five that two steps cannot train
+        ([2] * 6, 2, 2),
+    ],
+)
+def test_what_a_step_cannot_leave(left: list[int], per_step: int, due: int) -> None:
+    assert due_groups(left, per_step) == due
+
+
+@dataclass
+class Ends:
+    """Stands for a trainer whose groups end in an order drawn by `rng`."""
+
+    last_step: int
+    rng: random.Random
+    step: int = 0
+    flying: list[str] = field(default_factory=list)
+    most: int = 0
+
+    def next_tasks(self, count: int) -> list[int]:
+        return [0] * count
+
+    async def submit(self, tasks: Sequence[Any], group_size: int) -> list[str]:
+        new = [f"{self.step}-{number}" for number in range(len(tasks))]
+        self.flying += new
+        self.most = max(self.most, len(self.flying))
+        return new
+
+    async def take(self, count: int, first: Sequence[str]) -> list[Episode]:
+        assert len(first) <= count <= len(self.flying)
+        others = [group for group in self.flying if group not in first]
+        taken = [*first, *self.rng.sample(others, count - len(first))]
+        self.flying = [group for group in self.flying if group not in taken]
+        return [episode(group) for group in taken for _ in range(2)]
+
+
+def episode(group: str) -> Episode:
+    return Episode(
+        rollout_id=group,
+        attempt_id=group,
+        task_id="t",
+        group_id=group,
+        mode=Mode.TRAIN,
+        status=AttemptStatus.SUCCEEDED,
+        outcome=Outcome.OK,
+        spans=(),
+    )
+
+
+@given(
+    overlap=st.integers(1, 4),
+    per_step=st.integers(1, 4),
+    steps=st.integers(1, 9),
+    seed=st.integers(0, 10**6),
+)
+def test_every_group_is_trained_once_and_in_time(
+    overlap: int, per_step: int, steps: int, seed: int
+) -> None:
+    """Whatever ends first, and whether or not a step publishes."""
+    rng = random.Random(seed)
+    world: Any = Ends(steps, rng)
+    flying = InFlight(overlap, per_step)
+    trained: Counter[str] = Counter()
+    for world.step in range(1, steps + 1):
+        taken = {each.group_id for each in asyncio.run(flying.next(world, 2))}
+        assert len(taken) == per_step
+        trained.update(taken)
+        metrics = flying.metrics()
+        assert 0 <= metrics["overlap/behind"] <= metrics["overlap/behind_max"] <= overlap
+        assert metrics["overlap/in_flight"] == len(world.flying)
+        if rng.random() < 0.8:
+            flying.published()
+    assert trained.total() == len(trained) == steps * per_step
+    assert world.flying == []
+    assert world.most <= (overlap + 1) * per_step
+
+
+def test_another_run_begins_with_nothing_in_flight() -> None:
+    flying = InFlight(1, 1)
+    for _ in range(2):
+        world: Any = Ends(3, random.Random(0), step=1)
+        assert len(asyncio.run(flying.next(world, 2))) == 2
+        assert flying.metrics()["overlap/in_flight"] == 1
+        flying.published()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"overlap": -1}, r"overlap=-1"),
+        ({"overlap": 1.5}, r"overlap=1\.5"),
+        (
+            {"overlap": 2, "max_staleness": 1},
+            r"overlap=2 trains groups that are up to as many versions old, and max_staleness=1",
+        ),
+        ({"overlap": 1, "resample": 1}, r"resample=1 waits for all rollouts of a step"),
+    ],
+)
+def test_what_contradicts_it(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        LightningRL("model", **options)
+
+
+def test_it_may_reject_what_is_older_still() -> None:
+    assert LightningRL("model", overlap=2, max_staleness=2).config()["overlap"] == 2
+
+
+def test_prompts_and_weights_take_turns() -> None:
+    prompts = GEPA(optimize=["a"], reflection=LLM(base_url="http://x", model="m"), max_rollouts=9)
+    with pytest.raises(ConfigError, match=r"LightningRL\(overlap=1\)\): nothing of one half moves"):
+        Alternate(prompts, LightningRL("model", overlap=1), max_rollouts=10_000)

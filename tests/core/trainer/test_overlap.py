@@ -1,0 +1,92 @@
+"""`LightningRL(overlap=1)`: rollouts go on while weights update, in a real run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import LightningRL, LocalRunners, Trainer
+from lightspan.algorithms.epochs import Epochs
+from lightspan.schema.records import Mode
+from lightspan.training.checkpoints import latest, load_state
+from lightspan.training.collector import stored_episodes
+from lightspan.training.folder import RunFolder
+
+STEPS, TASKS, GROUP = 4, 2, 4
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, apps: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Of the four groups that it begins with, the last two ask again once a step was trained."""
+    folder = tmp_path_factory.mktemp("runs") / "overlap"
+    order = Epochs(range(STEPS * TASKS), 0).take(0, 4)
+    tasks = [
+        {
+            "q": f"question {number}",
+            "waits": number in order[2:],
+            "metrics": str(folder / "metrics.jsonl"),
+        }
+        for number in range(STEPS * TASKS)
+    ]
+    algorithm = LightningRL(
+        tiny,
+        optimize="writer",
+        group_size=GROUP,
+        tasks_per_step=TASKS,
+        learning_rate=1e-3,
+        overlap=1,
+    )
+    runners = LocalRunners(16, processes=1)
+    trainer = Trainer(algorithm, runners=runners, steps=STEPS, folder=folder, validate_every=2)
+    held_out = [{"q": f"held out {number}", "waits": False} for number in range(3)]
+    trainer.fit(apps.asks_again, tasks, held_out)
+    return RunFolder(folder)
+
+
+def versions(episode: Any) -> list[int]:
+    """Of each call, in order: the versions that its tokens were sampled with."""
+    return [version for call in episode.calls for version, _ in call.record.versions]
+
+
+def test_the_next_rollouts_go_on_while_a_step_is_trained(run: RunFolder) -> None:
+    """If they did not, those that wait would do so for ever."""
+    lines = [line for line in run.metrics() if line["kind"] == "train"]
+    told = [(each["overlap/behind"], each["overlap/in_flight"]) for each in lines]
+    assert told == [(0.0, 2), (1.0, 2), (1.0, 2), (1.0, 0)]
+    assert [line["rollouts"] for line in lines] == [TASKS * GROUP] * STEPS
+
+
+def test_each_token_has_the_version_that_it_was_sampled_with(run: RunFolder) -> None:
+    episodes = stored_episodes(run.store_url, mode=Mode.TRAIN)
+    first = min(version for episode in episodes for version in versions(episode))
+    begun = [tuple(versions(each)) for each in episodes if versions(each)[0] == first]
+    assert Counter(begun) == {(first, first): 2 * GROUP, (first, first + 1): 2 * GROUP}
+
+
+def test_every_group_is_trained_once_and_whole(run: RunFolder) -> None:
+    found = latest(run.checkpoints)
+    assert found is not None
+    state = load_state(found)
+    assert (state.in_flight, state.returned, state.untrained) == ({}, [], [])
+    episodes = stored_episodes(run.store_url, mode=Mode.TRAIN)
+    assert len(episodes) == STEPS * TASKS * GROUP
+    trained: set[str] = set()
+    for step in range(1, STEPS + 1):
+        rollouts = {why.rollout_id for why in run.explanations(step).values()}
+        assert len(rollouts) == TASKS * GROUP
+        assert not rollouts & trained
+        trained |= rollouts
+    assert trained == {episode.rollout_id for episode in episodes}
+
+
+def test_an_evaluation_has_one_version(run: RunFolder) -> None:
+    episodes = stored_episodes(run.store_url, mode=Mode.VAL)
+    evaluated: dict[int, set[int]] = {}
+    for episode in episodes:
+        step = int(episode.rollout_id.split("-")[-4])
+        evaluated.setdefault(step, set()).update(versions(episode))
+    assert sorted(evaluated) == [0, 2, 4]
+    assert {len(each) for each in evaluated.values()} == {1}

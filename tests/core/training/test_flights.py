@@ -1,0 +1,80 @@
+"""Groups in flight: which have ended, in which order, and what is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightspan.errors import ConfigError
+from lightspan.schema.records import Rollout, RolloutState, RolloutStatus
+from lightspan.training.flights import Flights
+
+
+def rollouts(group: str, count: int = 2) -> list[Rollout]:
+    return [
+        Rollout(rollout_id=f"{group}{number}", task=0, task_id="t", run_id="run", group_id=group)
+        for number in range(count)
+    ]
+
+
+def ended(*names: str) -> list[RolloutState]:
+    known = {each.rollout_id: each for group in "abcd" for each in rollouts(group)}
+    unknown = Rollout(rollout_id="x", task=0, task_id="t")
+    return [
+        RolloutState(rollout=known.get(name, unknown), status=RolloutStatus.SUCCEEDED)
+        for name in names
+    ]
+
+
+@pytest.fixture
+def flights() -> Flights:
+    flying = Flights()
+    for group in "abc":
+        flying.add(rollouts(group))
+    return flying
+
+
+def names(states: list[RolloutState]) -> list[str]:
+    return [state.rollout.rollout_id for state in states]
+
+
+def test_a_group_has_ended_with_its_last_rollout(flights: Flights) -> None:
+    assert names(flights.see(ended("b1", "x", "c0"))) == ["b1", "c0"]
+    assert flights.ready(1, []) is None
+    assert names(flights.see(ended("b1", "b0"))) == ["b0"]
+    assert flights.ready(1, []) == ["b"]
+    assert flights.ready(2, []) is None
+    assert flights.ended == 3
+
+
+def test_the_first_are_waited_for_and_the_others_come_as_they_end(flights: Flights) -> None:
+    flights.see(ended("c0", "c1", "b0", "b1"))
+    assert flights.ready(2, ["a"]) is None
+    flights.see(ended("a0", "a1"))
+    assert flights.ready(2, ["a"]) == ["a", "c"]
+    assert flights.ready(3, ["b", "a"]) == ["b", "a", "c"]
+    assert names(flights.pop(["a", "c"])) == ["a0", "a1", "c0", "c1"]
+    assert flights.ready(1, []) == ["b"]
+    assert (flights.rollouts(1), flights.ended, flights.run_id) == (2, 2, "run")
+
+
+def test_all_of_it_is_forgotten(flights: Flights) -> None:
+    flights.see(ended("a0", "a1", "b0"))
+    assert flights.forget() == ["b1", "c0", "c1"]
+    assert not flights
+    assert flights.see(ended("b1")) == []
+    flights.add(rollouts("d"))
+    flights.see(ended("d0", "d1"))
+    assert flights.ready(1, []) == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "error"),
+    [
+        (4, [], r"take\(4\): 3 groups are in flight"),
+        (1, ["a", "b"], r"take\(1\): 3 groups are in flight, and 2 are to be the first"),
+        (1, ["z"], r"take\(first=\['z'\]\): no such group"),
+    ],
+)
+def test_more_than_there_is(flights: Flights, count: int, first: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        flights.check(count, first)
