@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.algorithms.epochs import Epochs
+from lightspan.cli import main
 from lightspan.schema.records import Mode
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
@@ -90,3 +92,13 @@ def test_an_evaluation_has_one_version(run: RunFolder) -> None:
         evaluated.setdefault(step, set()).update(versions(episode))
     assert sorted(evaluated) == [0, 2, 4]
     assert {len(each) for each in evaluated.values()} == {1}
+
+
+def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_path: Path) -> None:
+    rows = tmp_path / "transitions.jsonl"
+    assert main(["export", str(run.path), "transitions", "-o", str(rows)]) == 0
+    transitions = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
+    of_step = Counter(row["step"] for row in transitions if row["mode"] == "train")
+    assert of_step == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * 2)
+    assert run.taken().keys() == {row["group_id"] for row in transitions if row["mode"] == "train"}

@@ -240,7 +240,7 @@ def _rollout_fields(view: RolloutView) -> Row:
         "task_id": rollout.task_id,
         "group_id": rollout.group_id,
         "mode": str(rollout.mode),
-        "step": rollout.step,
+        "step": view.step,
         "status": str(view.state.status),
         "rollout_reward": episode.reward,
     }

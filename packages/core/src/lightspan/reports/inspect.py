@@ -289,7 +289,7 @@ def _row_of(view: RolloutView) -> TableRow:
         status=str(view.state.status),
         reward=view.episode.reward,
         agents=Counter(call.agent_path for call in view.episode.calls),
-        before=f"{rollout.mode:<5}  {rollout.step:>4}  ",
+        before=f"{rollout.mode:<5}  {view.step:>4}  ",
         after=f"{len(view.coverage.trained):>7}  ",
     )
 
@@ -307,7 +307,7 @@ def _number(value: float | None) -> str:
 def _rollout_lines(view: RolloutView) -> Iterator[str]:
     episode, rollout = view.episode, view.state.rollout
     yield (
-        f"rollout {rollout.rollout_id} ({rollout.mode}, step {rollout.step}, task "
+        f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
         f"{rollout.task_id}): {view.state.status}"
     )
     source = f" ({episode.reward_source})" if episode.reward_source else ""

@@ -26,6 +26,8 @@ class RolloutView:
     state: RolloutState
     episode: Episode
     coverage: Coverage
+    step: int
+    """That trained it; where none did, that began it."""
     explanations: Mapping[str, Explanation]
     """`attempt/call/choice` → what the learner was told."""
     mismatches: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +48,7 @@ _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 def view_of(recorded: RecordedAttempt) -> RolloutView:
     """The view of an attempt of production: every call of it is rejected, and says why."""
     coverage = cover(recorded.episode, _EVERY_AGENT)
-    return RolloutView(recorded.state, recorded.episode, coverage, {})
+    return RolloutView(recorded.state, recorded.episode, coverage, recorded.state.rollout.step, {})
 
 
 async def read_views(
@@ -73,11 +75,13 @@ async def read_views(
         resources_id: routing_of(await store.get_resources(resources_id) if resources_id else {})
         for resources_id in {state.rollout.resources_id for state in states}
     }
-    by_step = {step: run.explanations(step) for step in {s.rollout.step for s in states}}
+    taken = run.taken()
+    steps = [taken.get(s.rollout.group_id or "", s.rollout.step) for s in states]
+    by_step = {step: run.explanations(step) for step in steps}
     mismatches = {step: run.mismatches(step) for step in by_step}
     explained = {step for step in by_step if run.is_explained(step)}
     views = []
-    for state in states:
+    for state, step in zip(states, steps, strict=True):
         attempt = attempts.get(state.rollout.rollout_id)
         if attempt is None:
             continue
@@ -101,10 +105,9 @@ async def read_views(
             max_length=config.get("max_length"),
             step_rewards=_step_rewards(config),
         )
-        explanations, unfit = by_step[state.rollout.step], mismatches[state.rollout.step]
-        is_explained = state.rollout.step in explained
-        coverage = _consumed(judge, explanations, unfit, is_explained=is_explained)
-        views.append(RolloutView(state, episode, coverage, explanations, unfit))
+        explanations, unfit = by_step[step], mismatches[step]
+        coverage = _consumed(judge, explanations, unfit, is_explained=step in explained)
+        views.append(RolloutView(state, episode, coverage, step, explanations, unfit))
     return views
 
 

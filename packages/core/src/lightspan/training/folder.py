@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
@@ -29,6 +29,7 @@ RESULT: Final = "result.json"
 PROMPTS: Final = "prompts.json"
 JOURNAL: Final = "journal"
 REWARDS: Final = "rewards"
+TAKEN: Final = "taken"
 LOCK: Final = "lock"
 
 EvaluationKind = Literal["eval", "selection"]
@@ -236,6 +237,19 @@ class RunFolder:
         """Whether a step said what it learned from, be it nothing."""
         return (self.path / _explanations(step)).exists()
 
+    def write_taken(self, step: int, groups: Sequence[str]) -> None:
+        """Keep which groups a step trained, of those that were begun before it."""
+        self.write(_taken(step), msgspec.json.encode(groups))
+
+    def taken(self) -> dict[str, int]:
+        """Group → the step that trained it; empty where each step trains the groups that it begins.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
+        steps = sorted(map(_step_of, (self.path / TAKEN).glob("step-*.json")))
+        return {group: s for s in steps for group in self._decoded(_taken(s), list[str]) or ()}
+
     def write_mismatches(self, step: int, mismatches: Mapping[str, str]) -> None:
         """Keep why the learner could not compute calls of a step under their grammar."""
         self.write(_mismatches(step), msgspec.json.encode(mismatches))
@@ -292,9 +306,9 @@ class RunFolder:
             (self.path / PROMPTS).unlink(missing_ok=True)
             for name in (JOURNAL, REWARDS):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in (*_EVALUATIONS.values(), "explanations", "mismatches"):
+        for name in (*_EVALUATIONS.values(), "explanations", "mismatches", TAKEN):
             for path in (self.path / name).glob("step-*.json"):
-                if int(path.stem.removeprefix("step-")) > step:
+                if _step_of(path) > step:
                     path.unlink()
 
 
@@ -359,6 +373,14 @@ def _evaluation(step: int, kind: EvaluationKind) -> str:
 
 def _explanations(step: int) -> str:
     return f"explanations/step-{step:06d}.json"
+
+
+def _taken(step: int) -> str:
+    return f"{TAKEN}/step-{step:06d}.json"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _mismatches(step: int) -> str:

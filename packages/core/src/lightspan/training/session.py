@@ -388,7 +388,9 @@ class Session:
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
         """See `World`."""
         planned, episodes = await self.collector.take(count, first, self._title(Mode.TRAIN))
-        for group in {rollout.group_id for rollout in planned if rollout.group_id}:
+        groups = list(dict.fromkeys(each.group_id for each in planned if each.group_id))
+        self.folder.write_taken(self.state.step, groups)
+        for group in groups:
             del self.state.in_flight[group]
         return await self._ended(planned, episodes, Mode.TRAIN)
 
