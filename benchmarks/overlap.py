@@ -1,12 +1,13 @@
 """Wall time of training with `LightningRL(overlap=1)`, against waiting for all rollouts of a step.
 
-    python benchmarks/overlap.py [--steps 12] [--sql] [--json PATH]
+    python benchmarks/overlap.py [--steps 32] [--seeds 0 1 2] [--sql] [--json PATH]
 
 Two trainings in turn, alike but for `overlap`, of a tiny model whose engine answers as slowly as an
 8B model on a busy GPU would (`--first-token`, `--per-token`; assumed, not measured): an agent's
 conversations of one to eight turns, most of them short, so that a step which waits for all of its
 rollouts waits for a few long ones. Compared are the seconds of the steps (evaluations apart), and
-the held-out reward after the last one, whose difference has to lie within its 95 % interval.
+the held-out reward after the last one: the 95 % interval of its difference, over seeds, has to
+reach zero.
 
 `--sql` trains the SQL example beside it, with its own small model, app and recipe, and without any
 latency: what overlap gains where engine, learner and apps share two cores. Its warm start takes two
@@ -17,15 +18,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from _curves import seed_interval
 from _overlap_apps import talk, tasks
 from _report import Figure, finish, options_of
 from learning import ROOT
@@ -35,12 +37,16 @@ from lightspan.engines.protocol import GenerationRequest, TokenChunk
 from lightspan.engines.transformers import TransformersEngine
 from lightspan.progress import SilentReporter
 from lightspan.testing.tiny import tiny_model
-from lightspan.training.results import Evaluation, FitResult
+from lightspan.training.folder import RunFolder
+from lightspan.training.results import FitResult
 
 OVERLAP: Final = 1
 REACH: Final = 0.7
 """Of the synchronous wall time, at most."""
 HELD_OUT: Final = 96
+
+Train = Callable[[Path, int, int, argparse.Namespace], FitResult]
+"""Folder, seed, overlap, options → a training."""
 
 
 class Paced(TransformersEngine):
@@ -65,9 +71,9 @@ class Paced(TransformersEngine):
             yield chunk
 
 
-def conversations(folder: Path, overlap: int, options: argparse.Namespace) -> FitResult:
+def conversations(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
     """A training on conversations."""
-    model = tiny_model(folder / "model", seed=0)
+    model = tiny_model(folder / f"model-{overlap}", seed=seed)
     algorithm = LightningRL(
         model,
         optimize="talker",
@@ -75,11 +81,12 @@ def conversations(folder: Path, overlap: int, options: argparse.Namespace) -> Fi
         tasks_per_step=16,
         learning_rate=2e-3,
         overlap=overlap,
+        seed=seed,
     )
     pace = {"first_token": options.first_token, "per_token": options.per_token}
     trainer = Trainer(
         algorithm,
-        engine=Paced({"policy": str(model)}, seed=0, **pace),
+        engine=Paced({"policy": str(model)}, seed=seed, **pace),
         runners=LocalRunners(128, processes=2),
         steps=options.steps,
         validate_every=options.steps,
@@ -89,7 +96,7 @@ def conversations(folder: Path, overlap: int, options: argparse.Namespace) -> Fi
     return trainer.fit(talk, tasks(16 * options.steps, "talk"), tasks(HELD_OUT, "held out"))
 
 
-def sql(folder: Path, overlap: int, options: argparse.Namespace) -> FitResult:
+def sql(folder: Path, seed: int, overlap: int, options: argparse.Namespace) -> FitResult:
     """A training of the SQL example."""
     sys.path.insert(0, str(ROOT / "examples" / "sql"))
     from sql_example import training
@@ -97,25 +104,46 @@ def sql(folder: Path, overlap: int, options: argparse.Namespace) -> FitResult:
     cache = ROOT / "examples" / "sql" / ".cache"
     trainer = Trainer(
         LightningRL(
-            training.warm_start(cache, 0, SilentReporter())[0],
+            training.warm_start(cache, seed, SilentReporter())[0],
             overlap=overlap,
-            **training.rl_options(0),
+            **training.rl_options(seed),
         ),
         runners=16,
         steps=options.steps,
         validate_every=options.steps,
-        folder=folder / f"sql-{overlap}",
+        folder=folder / f"overlap-{overlap}",
         reporter=SilentReporter(),
     )
     train, test = (training.load_tasks(cache, split) for split in ("train", "test"))
     return trainer.fit(training.answer, train, test[:: len(test) // 240])
 
 
-def compared(what: str, before: FitResult, after: FitResult, reach: float | None) -> list[Figure]:
-    """The rows of two trainings: each waits for all rollouts, or overlaps."""
-    waiting, overlapping = (_seconds(each) for each in (before, after))
-    gain, error = _difference(before.evaluations[-1], after.evaluations[-1])
-    ages = [line["overlap/behind"] for line in _steps(after)]
+def in_pairs(
+    train: Train, folder: Path, options: argparse.Namespace
+) -> list[tuple[FitResult, FitResult]]:
+    """Both trainings of each seed, in turns."""
+    pairs = []
+    for seed in options.seeds:
+        place = folder / f"{train.__name__}-{seed}"
+        place.mkdir()
+        pairs.append((train(place, seed, 0, options), train(place, seed, OVERLAP, options)))
+    return pairs
+
+
+def compared(
+    what: str, pairs: Sequence[tuple[FitResult, FitResult]], reach: float | None
+) -> list[Figure]:
+    """The rows of trainings in pairs, one of a seed: the first waits for all rollouts, the second
+    overlaps."""
+    waiting, overlapping = (
+        statistics.fmean(map(_seconds, each)) for each in zip(*pairs, strict=True)
+    )
+    first, last = (
+        [[each.evaluations[at].mean for each in pair] for pair in pairs] for at in (0, -1)
+    )
+    gain = seed_interval([after - before for before, after in last])
+    ages = [line["overlap/behind"] for _, after in pairs for line in _steps(after)]
+    means = [statistics.fmean(side) for side in zip(*last, strict=True)]
     return [
         Figure(
             what=f"{what}, a step",
@@ -124,44 +152,35 @@ def compared(what: str, before: FitResult, after: FitResult, reach: float | None
             peer="overlap=0",
             theirs=waiting,
             at_least=None if reach is None else 1 / reach,
-            note=f"{overlapping / waiting:.2f} of it; groups {sum(ages) / len(ages):.1f} behind",
+            note=f"{overlapping / waiting:.2f} of it; groups {statistics.fmean(ages):.1f} behind",
         ),
         Figure(
-            what=f"{what}, held-out reward below that of overlap=0",
-            unit="errors",
-            ours=-gain / error,
-            at_most=1.96,
-            note=f"{before.evaluations[0].mean:.3f} -> {before.evaluations[-1].mean:.3f} and "
-            f"{after.evaluations[-1].mean:.3f}, difference {gain:+.3f} (error {error:.3f})",
+            what=f"{what}, held-out reward, surely lost",
+            unit="",
+            ours=-gain.high,
+            at_most=0.0,
+            note=f"{statistics.fmean(pair[0] for pair in first):.3f} -> {means[0]:.3f} and "
+            f"{means[1]:.3f}; difference {gain.mean:+.3f}, 95% {gain.low:+.3f}..{gain.high:+.3f}",
         ),
     ]
 
 
 def _steps(result: FitResult) -> list[dict[str, Any]]:
-    from lightspan.training.folder import RunFolder
-
     return [line for line in RunFolder(result.folder).metrics() if line["kind"] == "train"]
 
 
 def _seconds(result: FitResult) -> float:
     """Mean wall time of a step."""
-    lines = _steps(result)
-    return math.fsum(line["seconds"] for line in lines) / len(lines)
-
-
-def _difference(before: Evaluation, after: Evaluation) -> tuple[float, float]:
-    """Mean difference over the tasks that both scored, and its standard error."""
-    both = before.rewards.keys() & after.rewards.keys()
-    gains = [after.rewards[task] - before.rewards[task] for task in both]
-    mean = math.fsum(gains) / len(gains)
-    spread = math.fsum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
-    return mean, math.sqrt(spread / len(gains))
+    return statistics.fmean(line["seconds"] for line in _steps(result))
 
 
 def main() -> int:
     """See the module; the exit status says whether the targets are reached."""
     parser = options_of(__doc__)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="two or more (0 1 2)"
+    )
     parser.add_argument("--first-token", type=float, default=0.3, help="seconds (0.3)")
     parser.add_argument("--per-token", type=float, default=0.03, help="seconds (0.03)")
     parser.add_argument("--sql", action="store_true", help="the SQL example too")
@@ -170,11 +189,9 @@ def main() -> int:
     figures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = [conversations(folder, overlap, options) for overlap in (0, OVERLAP)]
-        figures += compared("conversations", *runs, reach=REACH)
+        figures += compared("conversations", in_pairs(conversations, folder, options), REACH)
         if options.sql:
-            runs = [sql(folder, overlap, options) for overlap in (0, OVERLAP)]
-            figures += compared("SQL", *runs, reach=None)
+            figures += compared("SQL", in_pairs(sql, folder, options), None)
     return finish(figures, options.json)
 
 
