@@ -70,7 +70,8 @@ class APO(PromptSearch):
             many candidates as are left for.
         max_reflections: questions to both models, at most: two for each new candidate.
         max_tokens: of both models and the app's calls together, as their endpoints count them. It
-            is looked at before each round, so that the last one may exceed it.
+            is looked at before each batch of rollouts and each question, so that what is under way
+            then may exceed it; the prompts as they are are evaluated in any case.
         max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)
@@ -197,13 +198,14 @@ class APO(PromptSearch):
             models = Models(critic, critic if self.edits is None else opened(self.edits))
             journal = Journal(world.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
-            prices = None if self.max_cost is None else self.prices
             trials = Trials(
                 world,
                 self.prompts,
                 journal,
                 self.failure_reward,
-                prices=prices,
+                max_tokens=self.max_tokens,
+                max_cost=self.max_cost,
+                prices=self.prices,
                 begun=self.begun,
             )
             return await Search(self._plan(), trials, split, models, world.note).run()
@@ -219,8 +221,6 @@ class APO(PromptSearch):
             val_batch_size=self.val_batch_size,
             max_rollouts=self.max_rollouts,
             max_reflections=self.max_reflections,
-            max_tokens=self.max_tokens,
-            max_cost=self.max_cost,
             perfect_reward=self.perfect_reward,
             reflections_at_once=self.reflections_at_once,
             seed=self.seed,

@@ -12,7 +12,7 @@ from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.journal import Evaluation, Reflection
 from lightspan.algorithms.prompts.reflection import Reflector, Unusable, other_template
-from lightspan.algorithms.prompts.trials import Question, Trial, Trials
+from lightspan.algorithms.prompts.trials import BudgetUsedUp, Question, Trial, Trials
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
@@ -37,8 +37,6 @@ class BeamPlan:
     val_batch_size: int
     max_rollouts: int | None
     max_reflections: int | None
-    max_tokens: int | None
-    max_cost: float | None
     perfect_reward: float | None
     reflections_at_once: int
     seed: int
@@ -119,7 +117,10 @@ class Search:
         for number in range(1, self._plan.beam_rounds + 1):
             if ended := self._why_it_ends():
                 return self._trials.found(self._candidates, self.chosen, ended)
-            await self._round(number)
+            try:
+                await self._round(number)
+            except BudgetUsedUp as spent:
+                return self._trials.found(self._tried, self.chosen, str(spent))
         ended = self._perfect() or f"{many(self._plan.beam_rounds, 'round')} of the beam are done"
         return self._trials.found(self._candidates, self.chosen, ended)
 
@@ -129,6 +130,14 @@ class Search:
         split."""
         whole = [number for number, each in enumerate(self._candidates) if each.is_whole]
         return max(whole, key=lambda number: self._candidates[number].mean)
+
+    @property
+    def _tried(self) -> list[Candidate]:
+        """The candidates, but for those of a round that ended before they were run."""
+        count = len(self._candidates)
+        while not self._candidates[count - 1].rewards:
+            count -= 1
+        return self._candidates[:count]
 
     @property
     def best(self) -> dict[str, str]:
@@ -184,7 +193,7 @@ class Search:
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
-        if spent := trials.spent(plan.max_tokens, plan.max_cost):
+        if spent := trials.spent:
             return spent
         if self._expansions():
             return ""

@@ -53,7 +53,8 @@ class GEPA(PromptSearch):
         max_rollouts: of the app, at most, beside those of the held-out tasks.
         max_reflections: questions to the reflection model, at most.
         max_tokens: of the reflection model and the app's calls together, as their endpoints count
-            them. It is looked at before each iteration, so that the last one may exceed it.
+            them. It is looked at before each evaluation and each question, so that the one that is
+            under way then may exceed it; the prompts as they are are evaluated in any case.
         max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)

@@ -64,8 +64,16 @@ class Question(NamedTuple):
     """Tells it from an equal one that is asked at the same time."""
 
 
+class BudgetUsedUp(Exception):
+    """Nothing more is asked: says which budget of a search is used up, and how far."""
+
+
 class Trials:
     """Evaluations and reflections of a search, from its beginning or from what its journal has.
+
+    Its budgets of tokens and money are looked at before anything is asked: what exceeds them is at
+    most what was under way then, one evaluation, or the questions that are asked together. The
+    prompts as they are are evaluated whatever that takes, and what a journal has costs nothing.
 
     Args:
         runs: runs the app.
@@ -74,7 +82,9 @@ class Trials:
         failure_reward: what a rollout without a reward counts for where candidates are compared,
             because that takes a number.
         selection_mode: of rollouts of the selection split.
-        prices: model → what its tokens cost; None: nobody wants to know.
+        max_tokens: of the app's calls and of reflections together; None for any.
+        max_cost: of these, by `prices`, which it needs; None for any.
+        prices: model → what its tokens cost.
         begun: what an earlier search of the same run has chosen, where there was one.
     """
 
@@ -85,6 +95,8 @@ class Trials:
         journal: Journal | None,
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
         begun: Chosen | None = None,
     ) -> None:
@@ -108,7 +120,9 @@ class Trials:
         """Answers that were of no use, as the search counts them."""
         self.tokens = 0
         """Of the app's calls and of reflections, as far as their endpoints count them."""
-        self._prices = prices
+        self._max_tokens = max_tokens
+        self._max_cost = max_cost
+        self._prices = None if max_cost is None else prices
         self._used: dict[str, tuple[int, int]] = {}
         """Model → its tokens, sent and answered."""
         self._applied = 0
@@ -192,6 +206,7 @@ class Trials:
             RewardError: the first trial of a search has not one reward.
             ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
+            BudgetUsedUp
             And the errors of rollouts.
         """
         keys = [evaluation_key(trial) for trial in asked]
@@ -205,6 +220,8 @@ class Trials:
             seen.task_id for seen in begun[0]
         ]
         rest = [asked[place] for place in missing[len(begun) :]]
+        if rest and self.rollouts:
+            self._check_budgets()
         fresh = [*begun, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
@@ -231,16 +248,21 @@ class Trials:
             EngineError: a model does not answer.
             ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
+            BudgetUsedUp
         """
         keys = [_key({"asked": each.asked}, [], each.place) for each in questions]
         found: list[Reflection | None] = [None] * len(keys)
         if self._journal is not None:
             found = self._journal.replayed(keys, Reflection)
+        for reflection, question in zip(found, questions, strict=True):
+            self._count_reflection(reflection, question)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
-                found[place] = await self._ask(questions[place], keys[place])
+                if not self.spent:  # who is under way is waited for, and kept
+                    found[place] = answer = await self._ask(questions[place], keys[place])
+                    self._count_reflection(answer, questions[place])
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -250,12 +272,17 @@ class Trials:
         except BaseExceptionGroup as failed:  # of which the first is as good as any
             raise failed.exceptions[0] from None
         reflections = [reflection for reflection in found if reflection is not None]
-        self.reflections += len(reflections)
-        for each, question in zip(reflections, questions, strict=True):
-            self.tokens += each.input_tokens + each.output_tokens
-            model = each.model or question.reflector.model  # older journals do not say
-            self._use({model: (each.input_tokens, each.output_tokens)})
+        if len(reflections) < len(questions):
+            raise BudgetUsedUp(self.spent)
         return reflections
+
+    def _count_reflection(self, each: Reflection | None, question: Question) -> None:
+        if each is None:
+            return
+        self.reflections += 1
+        self.tokens += each.input_tokens + each.output_tokens
+        model = each.model or question.reflector.model  # older journals do not say
+        self._use({model: (each.input_tokens, each.output_tokens)})
 
     async def _ask(self, question: Question, key: str) -> Reflection:
         answer = await question.reflector.ask(question.asked)
@@ -341,13 +368,19 @@ class Trials:
             return None
         return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
 
-    def spent(self, max_tokens: int | None, max_cost: float | None) -> str:
-        """Which of these budgets is used up, and how far; empty if none is."""
-        if max_tokens is not None and self.tokens >= max_tokens:
-            return f"max_tokens={max_tokens} is used up: {self.tokens} tokens"
-        if max_cost is not None and self.cost is not None and self.cost >= max_cost:
-            return f"max_cost={max_cost:g} is used up: {self.cost:.4g}"
+    @property
+    def spent(self) -> str:
+        """Which budget of what is asked is used up, and how far; empty if none is."""
+        most, dearest = self._max_tokens, self._max_cost
+        if most is not None and self.tokens >= most:
+            return f"max_tokens={most} is used up: {self.tokens} tokens"
+        if dearest is not None and self.cost is not None and self.cost >= dearest:
+            return f"max_cost={dearest:g} is used up: {self.cost:.4g}"
         return ""
+
+    def _check_budgets(self) -> None:
+        if spent := self.spent:
+            raise BudgetUsedUp(spent)
 
     # --- what came of it --------------------------------------------------------------------
     def reward(self, seen: Evidence) -> float:
