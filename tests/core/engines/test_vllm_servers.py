@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.core.engines.vllm_wire import Wire, body
 
 from lightspan.engines.protocol import GenerationRequest, TokenEngine
-from lightspan.engines.vllm import engine as engine_module
+from lightspan.engines.vllm import lanes
 from lightspan.engines.vllm.client import Client, Unreachable
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
@@ -147,7 +147,9 @@ async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Pat
     await server.start()
     client = Client("the server")
     await client.open(server.address)
-    parts = client.complete(PROMPT, Sampling(), max_tokens=3, eos_ids=[], stream=True)
+    parts = client.complete(
+        PROMPT, Sampling(), request_id="r", max_tokens=3, eos_ids=[], stream=True
+    )
     assert [(await anext(parts)).ids, (await anext(parts)).ids] == [[10], [10]]
     rest = asyncio.create_task(anext(parts))
     await asyncio.sleep(0.01)  # it waits for the third
@@ -276,7 +278,7 @@ async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path
 
         server._complete = breaks  # type: ignore[method-assign]
         await server.restart()
-        tries = engine_module.TRIES
+        tries = lanes.TRIES
         with pytest.raises(EngineError, match=f"was tried {tries} times: .*EngineDeadError"):
             await generate(engine, PROMPT)
 

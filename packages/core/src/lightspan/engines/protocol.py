@@ -48,6 +48,17 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
 
 
+class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy as low-rank matrices beside a model's own weights, which do not move: the output of
+    each of these layers gains `scale · B(A x)`."""
+
+    rank: int
+    scale: float
+    layers: Mapping[str, tuple[Any, Any]]
+    """Name of a linear layer in the model → A [rank, inputs] and B [outputs, rank]: tensors on the
+    CPU that nobody changes any more."""
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine sampled at temperature 1, to be compared with what the learner says of it."""
 
@@ -78,6 +89,9 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The same under a grammar or a forced tool choice."""
     grammars: str = ""
     """Name and version of what holds answers to a grammar; empty: nothing does."""
+    lora: tuple[str, ...] = ()
+    """Policies that are served as LoRA beside a model's own weights: `update` takes `LoRAWeights`
+    of these, and whole weights of the others."""
 
 
 class ChatTokenizer(Protocol):
@@ -178,8 +192,11 @@ class TokenEngine(Protocol):
         """
         ...
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
-        """Replace the weights (name → tensor, complete or LoRA-merged) as this version.
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
+        """Replace the weights as this version: all of them (name → tensor, LoRA merged in), or of a
+        policy of `capabilities.lora` its `LoRAWeights`, which touches no other policy.
 
         Requests in flight are interrupted and go on with the new weights; no key or value computed
         with the old ones is used again.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
+from lightspan.engines.vllm.checks import ENVIRONMENT, flags_of
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.weights import Blueprint
 from lightspan.errors import EngineError
@@ -25,7 +25,7 @@ _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNC
 def command(
     description: VLLM, python: str, blueprint: Blueprint, socket: Path, *, seed: int | None
 ) -> list[str]:
-    """What starts a server, its weights random until some are loaded.
+    """What starts a server; one of whole weights has random ones until some are loaded.
 
     Args:
         python: the interpreter's path.
@@ -35,9 +35,8 @@ def command(
         *(python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(blueprint.folder), "--uds", str(socket)),
         *("--dtype", blueprint.dtype, "--max-model-len", str(blueprint.context)),
-        *FLAGS,
-        *(UNTIED if blueprint.tied else ()),
-        *("--load-format", "dummy"),
+        *flags_of(blueprint),
+        *(() if blueprint.lora_rank else ("--load-format", "dummy")),
         *(("--seed", str(seed)) if seed is not None else ()),
         *description.arguments,
     ]
