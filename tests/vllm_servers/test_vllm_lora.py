@@ -27,7 +27,7 @@ def flags(folder: Path, *, loras: int) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def addresses(start: Start, served: Path) -> tuple[str, str]:
-    return start(flags=flags(served, loras=2)), start(flags=flags(served, loras=2))
+    return start(flags=flags(served, loras=3)), start(flags=flags(served, loras=3))
 
 
 class TestVLLMEngineWithLoRA(LoRAEngineSuite):

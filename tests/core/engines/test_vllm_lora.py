@@ -1,7 +1,7 @@
 """LoRA on servers that speak vLLM's routes: several policies, each version under its own name.
 
-A token says which LoRA sampled it: 51 for the first that the server got, 52 for the second; 10 is
-the model's own weights.
+A token says which LoRA sampled it: 51 for the first that the server got, 52 for the second. At the
+start it gets one of each policy, in the order of `RANKS`, which adds nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.core.engines.vllm_wire import Wire
 from lightspan.engines.protocol import LoRAWeights
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.engines.vllm.weights import Blueprint
 from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, EngineError, ModelError
 from lightspan.testing.engine_suite import Answer, generate, low_rank
@@ -45,7 +47,7 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wire(folder: Path, **facts: Any) -> Wire:
     """A server that serves LoRA. It says that its embeddings are tied, which they may be."""
-    room = {"lora_rank": 8, "loras": 3, "lora_updates": True, "transfer": None, "tied": True}
+    room = {"lora_rank": 8, "loras": 4, "lora_updates": True, "transfer": None, "tied": True}
     return Wire(folder, **{**room, **facts})
 
 
@@ -77,15 +79,15 @@ async def test_several_policies_are_on_one_server(
     server = wire(folder)
     async with served(folder, tmp_path, server) as engine:
         assert engine.capabilities.lora == ("writer", "checker")
-        assert [(await of(engine, policy)).ids for policy in RANKS] == [[10], [10], [10]]
+        assert [(await of(engine, policy)).ids for policy in RANKS] == [[51], [52], [53]]
         await engine.update("writer", lora, 3)
         await engine.update("checker", lora, 7)
         found = {policy: await of(engine, policy) for policy in RANKS}
         assert engine.policies() == {"writer": 3, "checker": 7, "base": 0}
     assert {policy: answer.ids for policy, answer in found.items()} == {
-        "writer": [51],
-        "checker": [52],
-        "base": [10],
+        "writer": [54],
+        "checker": [55],
+        "base": [53],
     }
     assert {policy: answer.versions for policy, answer in found.items()} == {
         "writer": [3],
@@ -93,11 +95,16 @@ async def test_several_policies_are_on_one_server(
         "base": [0],
     }
     names = [asked["model"] for asked in server.asked]
-    assert [name.rpartition("-")[0] for name in names[3:]] == ["lightspan-3", "lightspan-7", "the"]
+    assert [name.rpartition("-")[0] for name in names] == [
+        *["lightspan-0"] * 3,
+        *("lightspan-3", "lightspan-7", "lightspan-0"),
+    ]
     assert server.loaded == {}, "its own weights were replaced"
-    assert server.brought[0]["config"]["r"] == 4
+    for start in server.brought[:3]:
+        assert not any(tensor.any() for tensor in start["tensors"].values())
+    assert server.brought[3]["config"]["r"] == 4
     layer = "model.layers.0.self_attn.q_proj"
-    came = server.brought[0]["tensors"][f"base_model.model.{layer}.lora_B.weight"]
+    came = server.brought[3]["tensors"][f"base_model.model.{layer}.lora_B.weight"]
     assert torch.from_numpy(came).equal(lora.layers[layer][1])
 
 
@@ -119,13 +126,13 @@ async def test_an_update_cuts_the_calls_of_its_policy_alone(
         held.set()
         server.hold.set()
         found = {policy: await task for policy, task in tasks.items()}
-    assert found["writer"].ids == [10, 10, 10, 51]
+    assert found["writer"].ids == [51, 51, 51, 54]
     assert found["writer"].versions == [0, 0, 0, 5]
-    for policy in ("checker", "base"):
-        assert found[policy].ids == [10, 10, 10, 10]
+    for policy, token in (("checker", 52), ("base", 53)):
+        assert found[policy].ids == [token] * 4
         assert found[policy].versions == [0, 0, 0, 0]
     assert len(server.asked) == 4, "only the writer's was submitted again"
-    assert server.asked[-1]["prompt"] == [*PROMPT, 10, 10, 10]
+    assert server.asked[-1]["prompt"] == [*PROMPT, 51, 51, 51]
 
 
 async def test_only_the_present_version_is_kept(
@@ -137,13 +144,12 @@ async def test_only_the_present_version_is_kept(
         for version in (2, 3, 4):
             await engine.update("writer", lora, version)
         assert sorted(name.rpartition("-")[0] for name in server.loras) == [
-            "lightspan-1",
-            "lightspan-4",
+            *("lightspan-0", "lightspan-1", "lightspan-4"),
         ]
         kept = {path.parent.name for path in tmp_path.rglob("adapter_model.safetensors")}
         assert kept == set(server.loras)
-        assert (await of(engine, "checker")).ids == [51]
-        assert (await of(engine, "writer")).ids == [54]
+        assert (await of(engine, "checker")).ids == [54]
+        assert (await of(engine, "writer")).ids == [57]
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -156,7 +162,7 @@ async def test_a_server_that_was_started_again_gets_all_of_them_before_any_call(
         await engine.update("checker", lora, 7)
         await server.restart()
         answers = [await of(engine, policy) for policy in ("writer", "checker", "base")]
-    assert [answer.ids for answer in answers] == [[53], [54], [10]]
+    assert [answer.ids for answer in answers] == [[56], [57], [58]]
     assert [answer.versions for answer in answers] == [[3], [7], [0]]
 
 
@@ -168,11 +174,11 @@ async def test_every_server_has_every_policy(
         await engine.update("writer", lora, 3)
         await asyncio.gather(*(of(engine, "writer", request_id=str(n)) for n in range(4)))
         probes = await engine.probes("writer")
-    assert (len(first.brought), len(second.brought)) == (1, 1)
+    assert (len(first.brought), len(second.brought)) == (4, 4)
     assert {probe.where for probe in probes} == {
         f"the vLLM server {number} of policies writer, checker, base" for number in (0, 1)
     }
-    assert [(probe.version, probe.ids) for probe in probes] == [(3, [51] * 8)] * 8
+    assert [(probe.version, probe.ids) for probe in probes] == [(3, [54] * 8)] * 8
 
 
 async def test_what_a_killed_trainer_left_on_a_server_is_unloaded(
@@ -181,8 +187,9 @@ async def test_what_a_killed_trainer_left_on_a_server_is_unloaded(
     server = wire(folder)
     server.loras = {"lightspan-9-0123": 77, "somebody-elses": 78}
     async with served(folder, tmp_path, server) as engine:
-        assert set(server.loras) == {"somebody-elses"}
-        assert (await of(engine, "writer")).ids == [10]
+        assert "lightspan-9-0123" not in server.loras
+        assert server.loras["somebody-elses"] == 78
+        assert (await of(engine, "writer")).ids == [51]
 
 
 async def test_lora_that_a_server_refuses_ends_the_run(
@@ -214,7 +221,7 @@ async def test_updates_that_do_not_fit_change_nothing(
 
 
 async def test_a_server_without_lora_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)--enable-lora.*--max-loras 3.*UPDATING=1"):
+    with pytest.raises(ConfigError, match=r"(?s)--enable-lora.*--max-loras 4.*UPDATING=1"):
         async with served(folder, tmp_path, Wire(folder)):
             pass
 
@@ -229,6 +236,13 @@ def test_policies_of_other_models_have_servers_of_their_own(folder: Path, tmp_pa
     assert engine._groups == [("a", "b"), ("c",), ("whole",)]
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 is given twice"):
         VLLMEngine(vllm, models, logs=tmp_path)
+
+
+def test_a_model_of_which_it_is_not_known_where_lora_goes(folder: Path) -> None:
+    known = Blueprint.of(folder, dtype=None, context=None)
+    odd = replace(known, shapes={"model.layers.0.mixer.weight": (4, 4), "a_proj.weight": (4,)})
+    with pytest.raises(ModelError, match=r"VLLM\(merge=True\)"):
+        odd.nothing()
 
 
 def test_a_rank_that_vllm_has_no_room_for(folder: Path, tmp_path: Path) -> None:

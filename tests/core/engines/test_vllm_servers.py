@@ -257,6 +257,14 @@ async def test_other_servers_take_over(folder: Path, tmp_path: Path) -> None:
         assert engine.policies() == {"writer": 7}
 
 
+async def test_the_calls_of_a_rollout_stay_on_one_server(folder: Path, tmp_path: Path) -> None:
+    first, second = Wire(folder), Wire(folder)
+    async with served(folder, tmp_path, first, second) as engine:
+        for rollout in ("r0", "r1", "r1", "r1", "r0"):  # in turns there would be 3 on the first
+            await of_rollout(engine, rollout)
+    assert (len(first.asked), len(second.asked)) == (2, 3)
+
+
 async def test_the_last_server_that_is_gone_for_good_ends_the_policy(
     folder: Path, tmp_path: Path
 ) -> None:

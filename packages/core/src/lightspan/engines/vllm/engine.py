@@ -45,7 +45,7 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.lanes import Lane, first_of
 from lightspan.engines.vllm.process import Process, command, environment
 from lightspan.engines.vllm.servers import Server
-from lightspan.engines.vllm.weights import Blueprint, Exchange
+from lightspan.engines.vllm.weights import Blueprint, Exchange, LoRAFiles
 from lightspan.errors import ConfigError, EngineClosedError, EngineError, NotFoundError
 from lightspan.runners.command.process import guarding
 from lightspan.runners.interpreters import find_interpreter
@@ -150,7 +150,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             for policy, blueprint in self._blueprints.items():
                 self._exchange.check_room(blueprint, policy)
             launch = await self._launcher() if self._python else None
-            lanes = [self._lane_of(group, launch) for group in self._groups]
+            lanes = [
+                self._lane_of(group, launch, await asyncio.to_thread(self._first_lora, group))
+                for group in self._groups
+            ]
             self._lanes = {policy: lane for lane in lanes for policy in lane.policies}
             async with asyncio.TaskGroup() as starting:
                 for lane in lanes:
@@ -242,8 +245,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return [tuple(group) for group in groups.values()]
 
     def _of_group(self, blueprint: Blueprint, group: Sequence[str]) -> Blueprint:
-        ranks = [rank for rank in map(self._ranks.get, group) if rank]
-        return replace(blueprint, lora_rank=max(ranks, default=0), loras=len(ranks))
+        highest = max(self._ranks.get(policy, 0) for policy in group)
+        return replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:
@@ -265,11 +268,23 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
         return launch
 
+    def _first_lora(self, group: tuple[str, ...]) -> dict[str, LoRAFiles]:
+        """What policies begin with that are LoRA: nothing beside the model's own weights."""
+        blueprint = self._blueprints[group[0]]
+        if not blueprint.lora_rank:
+            return {}
+        assert self._exchange is not None
+        nothing = blueprint.nothing()
+        return {policy: self._exchange.write_lora(nothing, policy, 0) for policy in group}
+
     def _lane_of(
-        self, group: tuple[str, ...], launch: Callable[[str, Path], tuple[Process, str]] | None
+        self,
+        group: tuple[str, ...],
+        launch: Callable[[str, Path], tuple[Process, str]] | None,
+        lora: Mapping[str, LoRAFiles],
     ) -> Lane:
         first = group[0]
-        lane = Lane(group, self._blueprints[first], self._tokenizers[first])
+        lane = Lane(group, self._blueprints[first], self._tokenizers[first], lora)
         stem = "+".join(map(_as_file, group))[:MAX_STEM]
         for number, address in enumerate(self._addresses(first)):
             name = f"the vLLM server {number} of {lane.name}"

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from lightspan.engines.protocol import (
@@ -55,17 +55,22 @@ class Lane:
         policies: their names.
         blueprint: what the servers are.
         tokenizer: of the model.
+        lora: what they begin with, if they are LoRA.
     """
 
     def __init__(
-        self, policies: Sequence[str], blueprint: Blueprint, tokenizer: ChatTokenizer
+        self,
+        policies: Sequence[str],
+        blueprint: Blueprint,
+        tokenizer: ChatTokenizer,
+        lora: Mapping[str, LoRAFiles],
     ) -> None:
         self.policies = tuple(policies)
         self.name = f"polic{'y' if len(policies) == 1 else 'ies'} {', '.join(policies)}"
         """For a person."""
         self.blueprint = blueprint
         self.tokenizer = tokenizer
-        self.wanted = Wanted(blueprint.as_saved(0))
+        self.wanted = Wanted(blueprint.as_saved(0), lora)
         self.updating = asyncio.Lock()
         self._context = min(blueprint.context, tokenizer.context_length)
         self._servers: list[Server] = []
@@ -241,13 +246,12 @@ class Lane:
         Raises:
             EngineError: one of them cannot; then all that they serve is over.
         """
-        former = self.wanted.lora.get(policy)
+        former = self.wanted.lora[policy]
         self.wanted = self.wanted._replace(lora={**self.wanted.lora, policy: files})
         try:
             await self._spread()
         finally:
-            if former is not None:
-                former.remove()
+            former.remove()
 
     async def _spread(self) -> None:
         try:

@@ -32,6 +32,8 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LOCK: Final = "lock"
+_LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
+"""How layers are called that any model has which vLLM serves with LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Wanted(NamedTuple):
 
     weights: Weights
     lora: Mapping[str, LoRAFiles] = {}
-    """Of each policy that has one; the others have the model's own weights."""
+    """Of each policy, where they are LoRA beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class Blueprint:
     """The highest of the LoRA that it serves beside its own weights, which then never change; 0: it
     serves whole weights."""
     loras: int = 0
-    """How many policies have one."""
+    """How many policies it serves so, those among them that never change."""
 
     @classmethod
     def of(cls, model: Any, *, dtype: str | None, context: int | None) -> Blueprint:
@@ -163,6 +165,29 @@ class Blueprint:
             return Weights(version=version, label=_label(version), files=(), again={})
         files = tuple(str(path) for path in _files(self.folder))
         return Weights(version=version, label=_label(version), files=files, again=self.again)
+
+    def nothing(self) -> LoRAWeights:
+        """LoRA that adds nothing to the model's own weights. On a CPU vLLM gives calls that name
+        none, and are computed beside some that do, the one in its last place; so every call names
+        one.
+
+        Raises:
+            ModelError: no layer of the model is known to take LoRA in vLLM.
+        """
+        import torch
+
+        # attention first: layers of experts may be served otherwise
+        for name in sorted(self.shapes, key=lambda name: ("attn" not in name, name)):
+            shape = self.shapes[name]
+            layer = name.removesuffix(".weight")
+            if len(shape) == 2 and layer.endswith(_LINEAR):
+                outputs, inputs = shape
+                pair = (torch.zeros(1, inputs), torch.zeros(outputs, 1))
+                return LoRAWeights(rank=1, scale=1.0, layers={layer: pair})
+        raise ModelError(
+            f"{self.name} has no layer that ends in {' or '.join(_LINEAR)}: lightspan does not "
+            "know where vLLM takes LoRA there; have it served merged, with VLLM(merge=True)"
+        )
 
     def check(self, weights: Mapping[str, Any], policy: str) -> None:
         """Raise `ModelError` for weights that are not these, name by name."""
