@@ -276,7 +276,7 @@ async def beside_vllm(python: str, in_flight: int, repeats: int) -> dict[str, li
         description = VLLM(
             python=python,
             context_length=2048,
-            arguments=("--enforce-eager",),
+            arguments=("--block-size", "32"),
             environment={
                 "VLLM_CPU_KVCACHE_SPACE": "2",
                 "OMP_NUM_THREADS": "1",
