@@ -11,10 +11,11 @@ per CPU-second. The model is random with the shape of SmolLM2-135M, as in the ro
 has 64 calls in flight: in groups of 8 with one prompt each (125 tokens, of which the first 40 are
 common to all), and in a second run with prompts that share nothing. Answers have 4 to 8 tokens.
 
-With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), which keeps
-prefixes too, on the model and the calls of `--prefixes`, in the same float type and with one thread
-of its own; the unit is tokens per second, prompts' and answers', of wall time and of CPU time. Each
-repeat has other prompts, so that no beginning is known from the one before.
+With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), on the model and
+the calls of `--prefixes`, in the same float type and with one thread to compute in. It compiles the
+model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
+is tokens per second, prompts' and answers', of wall time and of CPU time. Each repeat has other
+prompts, so that no beginning is known from the one before.
 
 Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
      python benchmarks/engine.py --prefixes [--repeats 3] [--json]
@@ -276,6 +277,7 @@ async def beside_vllm(python: str, in_flight: int, repeats: int) -> dict[str, li
         description = VLLM(
             python=python,
             context_length=2048,
+            # of 128 tokens by default on a CPU, of which these prompts fill none to be shared
             arguments=("--block-size", "32"),
             environment={
                 "VLLM_CPU_KVCACHE_SPACE": "2",

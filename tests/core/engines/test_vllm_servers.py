@@ -424,6 +424,7 @@ async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="grammar"):
             await anext(aiter(engine.generate(constrained, stream=False)))
         assert engine.capabilities.grammars == ""
+        assert engine.capabilities.temperatures == (0.01, 2.0)
     assert server.asked == []
 
 

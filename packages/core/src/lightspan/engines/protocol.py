@@ -6,6 +6,7 @@ template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that d
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -81,6 +82,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     top_p: bool = True
     top_k: bool = True
     seed: bool = False
+    temperatures: tuple[float, float] = (0.0, math.inf)
+    """The least and the highest that it samples at; 0, which is greedy, besides."""
     in_place_update: bool = True
     trainable_truncation: bool = False
     """Under top-p or top-k, log-probabilities are exact: of the truncated, renormalised
@@ -92,6 +95,11 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     lora: tuple[str, ...] = ()
     """Policies that are served as LoRA beside a model's own weights: `update` takes `LoRAWeights`
     of these, and whole weights of the others."""
+
+    def samples_at(self, temperature: float) -> bool:
+        """Whether it does."""
+        least, highest = self.temperatures
+        return temperature == 0 or least <= temperature <= highest
 
 
 class ChatTokenizer(Protocol):

@@ -42,7 +42,7 @@ from lightspan.engines.protocol import (
 from lightspan.engines.tokenizer import TEMPLATE_DATE, load_tokenizer
 from lightspan.engines.vllm.checks import room_for
 from lightspan.engines.vllm.description import VLLM
-from lightspan.engines.vllm.lanes import Lane, first_of
+from lightspan.engines.vllm.lanes import TEMPERATURES, Lane, first_of
 from lightspan.engines.vllm.process import Process, command, environment
 from lightspan.engines.vllm.servers import Server
 from lightspan.engines.vllm.weights import Blueprint, Exchange, LoRAFiles
@@ -56,6 +56,7 @@ CAPABILITIES: Final = EngineCapabilities(
     top_p=True,
     top_k=True,
     seed=False,
+    temperatures=TEMPERATURES,
     in_place_update=True,
     trainable_truncation=True,
 )

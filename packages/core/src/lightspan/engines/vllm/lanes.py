@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 TRIES: Final = 4
 """Submissions of one call in a row that brought no token and ended with an error."""
-MIN_TEMPERATURE: Final = 0.01
-MAX_TEMPERATURE: Final = 2.0
+TEMPERATURES: Final = (0.01, 2.0)
 """vLLM's own. What is above 0 and below the least it takes for the least, without a word."""
 PROBES: Final = 4
 PROBE_TOKENS: Final = 8
@@ -348,7 +347,7 @@ async def _read(
 def _check_sampling(sampling: Sampling) -> None:
     limits = {
         "temperature": sampling.temperature == 0
-        or MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE,
+        or TEMPERATURES[0] <= sampling.temperature <= TEMPERATURES[1],
         "top_p": 0 < sampling.top_p <= 1,
         "top_k": sampling.top_k >= 0,
         "max_tokens": sampling.max_tokens is None or sampling.max_tokens >= 1,
@@ -357,7 +356,7 @@ def _check_sampling(sampling: Sampling) -> None:
         if not fine:
             raise UnsupportedError(
                 f"{name}={getattr(sampling, name)} cannot be sampled with (vLLM's temperature is "
-                f"0, or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g})"
+                f"0, or {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g})"
             )
 
 
