@@ -166,6 +166,19 @@ async def test_a_server_that_was_started_again_gets_all_of_them_before_any_call(
     assert [answer.versions for answer in answers] == [[3], [7], [0]]
 
 
+async def test_a_server_that_is_started_again_in_mid_update_gets_all_of_them(
+    folder: Path, tmp_path: Path, lora: LoRAWeights
+) -> None:
+    server = wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        await engine.update("checker", lora, 7)
+        server.dies.add("/v1/load_lora_adapter")
+        await engine.update("writer", lora, 8)
+        answers = [await of(engine, policy) for policy in ("writer", "checker", "base")]
+    assert [answer.ids for answer in answers] == [[55], [56], [57]]
+    assert [answer.versions for answer in answers] == [[8], [7], [0]]
+
+
 async def test_every_server_has_every_policy(
     folder: Path, tmp_path: Path, lora: LoRAWeights
 ) -> None:

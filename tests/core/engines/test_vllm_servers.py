@@ -223,6 +223,18 @@ async def test_a_server_that_was_started_again_gets_the_weights_before_any_call(
     assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
 
 
+async def test_a_server_that_is_started_again_in_mid_update_gets_all_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.dies.add("/finish_weight_update")
+        await engine.update("writer", moved(folder, 1.0), 4)
+        answer = await generate(engine, PROMPT, max_tokens=2)
+    assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
+    assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+
+
 async def test_a_call_on_a_server_that_is_killed_goes_on_afterwards(
     folder: Path, tmp_path: Path
 ) -> None:

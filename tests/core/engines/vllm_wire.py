@@ -61,6 +61,8 @@ class Wire:
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """Route → status and text, once."""
+        self.dies: set[str] = set()
+        """Routes at which it is killed, once, and started again."""
         self.paused = asyncio.Event()
         self.cuts: dict[str, asyncio.Event] = {}
         """Of each call that is on it."""
@@ -107,10 +109,21 @@ class Wire:
     async def restart(self) -> None:
         """As if its process had been killed and started again: it has lost its weights."""
         await self.stop()
-        self.label, self.updates, self.loras = "default", 0, {}
+        self.forget()
         await self.start()
 
+    def forget(self) -> None:
+        """What a process that was killed had."""
+        self.label, self.updates, self.loras = "default", 0, {}
+        self._open.set()
+
     def _refusal(self, request: web.Request) -> None:
+        if request.path in self.dies:
+            self.dies.remove(request.path)
+            self.forget()
+            assert request.transport is not None
+            request.transport.abort()
+            raise web.HTTPInternalServerError
         found = self.refuse.pop(request.path, None)
         if found is not None:
             status, text = found
@@ -163,6 +176,7 @@ class Wire:
         return web.json_response({})
 
     async def _finish(self, request: web.Request) -> web.Response:
+        self._refusal(request)
         self.label = (await request.json())["weight_version"]
         self.updates += 1
         return web.json_response({})
