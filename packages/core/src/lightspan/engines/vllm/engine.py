@@ -129,6 +129,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self._started = 0
         self._requests = 0
         self._tokens = 0
+        self._cpu_s_of_start = 0.0
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -159,6 +160,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             async with asyncio.TaskGroup() as starting:
                 for lane in lanes:
                     starting.create_task(lane.start())
+            self._cpu_s_of_start = self._cpu_s()
         except BaseExceptionGroup as errors:
             await self.close()
             raise first_of(errors) from None
@@ -208,10 +210,15 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         return await self._lane(policy).probes(policy)
 
     def usage(self) -> dict[str, float]:
-        """As the protocol says; the CPU time of servers is not known."""
+        """As the protocol says; the CPU time is that of servers of ours since they were there. Of
+        those that somebody else keeps it is not known."""
         for lane in self._lanes.values():
             lane.check_going()
-        return {"tokens": self._tokens, "requests": self._requests, "cpu_s": 0.0}
+        spent = max(0.0, self._cpu_s() - self._cpu_s_of_start)
+        return {"tokens": self._tokens, "requests": self._requests, "cpu_s": spent}
+
+    def _cpu_s(self) -> float:
+        return sum(lane.cpu_s for lane in set(self._lanes.values()))
 
     async def _update(
         self, lane: Lane, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
@@ -265,7 +272,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             arguments = command(
                 self.description, self._python, self._blueprints[policy], socket, seed=seed
             )
-            return Process(arguments, env, log_file, watchdog), str(socket)
+            process = Process(arguments, env, log_file, socket=socket, watchdog=watchdog)
+            return process, str(socket)
 
         return launch
 

@@ -73,6 +73,7 @@ class Lane:
         self.updating = asyncio.Lock()
         self._context = min(blueprint.context, tokenizer.context_length)
         self._servers: list[Server] = []
+        self._gone_cpu_s = 0.0
         self._balance: Balance[Server] = Balance()
         self._recent: dict[str, deque[list[int]]] = {
             policy: deque(maxlen=PROBES) for policy in policies
@@ -118,6 +119,11 @@ class Lane:
         self.wanted.weights.remove()
         for files in self.wanted.lora.values():
             files.remove()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of the servers of ours."""
+        return self._gone_cpu_s + sum(server.cpu_s for server in self._servers)
 
     def check_going(self) -> None:
         """Raise what ended it, unless it was closed."""
@@ -277,6 +283,7 @@ class Lane:
             if any(each.ready or each in self._recovering for each in others):
                 self._servers.remove(server)  # no update waits for it
                 await server.close()
+                self._gone_cpu_s += server.cpu_s
             else:
                 self._fail(error if isinstance(error, EngineError) else EngineError(str(error)))
         finally:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from lightspan.engines.vllm.checks import ENVIRONMENT, flags_of
 from lightspan.engines.vllm.description import VLLM
@@ -57,13 +60,22 @@ class Process:
         arguments: the first is the program's path.
         env: its whole environment.
         log: where all that it says goes.
+        socket: where it listens: by it it is known among this process's children.
         watchdog: ends it if this process dies.
     """
 
     def __init__(
-        self, arguments: Sequence[str], env: Mapping[str, str], log: Path, watchdog: Watchdog
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        socket: Path,
+        watchdog: Watchdog,
     ) -> None:
         self.log = log
+        self._socket = str(socket)
+        self._cpu_s = 0.0
         self.ended = asyncio.Event()
         self.status: int | None = None
         self._began = log.stat().st_size if log.exists() else 0
@@ -83,6 +95,19 @@ class Process:
             self.status = ended.status
         finally:
             self.ended.set()
+
+    def cpu_s(self) -> float:
+        """CPU-seconds of it and of all that it started; the last known, where it has ended."""
+        spent = sum(map(_cpu_s, self._running()))
+        self._cpu_s = max(self._cpu_s, spent)
+        return self._cpu_s
+
+    def _running(self) -> list[psutil.Process]:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if self._socket in child.cmdline():
+                    return [child, *child.children(recursive=True)]
+        return []
 
     async def stop(self) -> None:
         """End it and all that it started. Idempotent."""
@@ -106,3 +131,10 @@ class Process:
             f"{name} ended with status {self.status}; {self.log} has all that it said, at the "
             f"end:\n{shown}"
         )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0

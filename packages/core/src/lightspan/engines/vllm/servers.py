@@ -70,6 +70,8 @@ class Server:
         self._launch = launch
         self._died = died
         self._process: Process | None = None
+        self._spent_cpu_s = 0.0
+        """By its former processes."""
         self._log: Path | None = None
         """Of the process of ours, once there was one."""
         self._watching: asyncio.Task[None] | None = None
@@ -86,6 +88,11 @@ class Server:
         """Set when the last call of a policy has left."""
 
     # --- calls ----------------------------------------------------------------------------
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of its processes; 0 for one that somebody else keeps."""
+        return self._spent_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
+
     @property
     def load(self) -> int:
         """Calls on it."""
@@ -305,5 +312,6 @@ class Server:
             self._watching.cancel()
             self._watching = None
         if self._process is not None:
-            await self._process.stop()
-            self._process = None
+            process, self._process = self._process, None
+            self._spent_cpu_s += process.cpu_s()
+            await process.stop()
