@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.vllm_servers.conftest import Start
+from tests.vllm_servers.conftest import TOLERANCE, Start
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.checks import FLAGS
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 class TestVLLMEngine(EngineSuite):
     """On servers that run already: each engine takes them over with the model's own weights."""
 
+    tolerance = TOLERANCE
     begun = 1
     tokens_in_flight = 200
 
