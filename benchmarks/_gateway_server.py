@@ -18,6 +18,7 @@ from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
+    LoRAWeights,
     TokenChunk,
 )
 from lightspan.gateway import Gateway
@@ -57,7 +58,9 @@ class ReadyEngine:
         """A real tokenizer with a real template."""
         return self._tokenizer
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
         """There are no weights."""
 
     def usage(self) -> dict[str, float]:

@@ -11,8 +11,15 @@ per CPU-second. The model is random with the shape of SmolLM2-135M, as in the ro
 has 64 calls in flight: in groups of 8 with one prompt each (125 tokens, of which the first 40 are
 common to all), and in a second run with prompts that share nothing. Answers have 4 to 8 tokens.
 
+With `--vllm PYTHON` the peer is a vLLM server of that interpreter (docs/vllm.md), on the model and
+the calls of `--prefixes`, in the same float type and with one thread to compute in. It compiles the
+model and keeps prefixes too, in blocks of 32 tokens, the least that its CPU kernels take. The unit
+is tokens per second, prompts' and answers', of wall time and of CPU time. Each repeat has other
+prompts, so that no beginning is known from the one before.
+
 Run: python benchmarks/engine.py [--in-flight 64] [--requests 512] [--repeats 3] [--json]
      python benchmarks/engine.py --prefixes [--repeats 3] [--json]
+     python benchmarks/engine.py --vllm .venv-vllm/bin/python [--repeats 3] [--json]
 """
 
 from __future__ import annotations
@@ -26,16 +33,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 from _workload import pretrained_shape
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from lightspan.engines.protocol import GenerationRequest
+from lightspan.engines.protocol import GenerationRequest, TokenEngine
 from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.transformers import TransformersEngine
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.weights import load_model
 from lightspan.schema.tokens import Sampling
 from lightspan.testing.tiny import tiny_model
@@ -59,9 +69,9 @@ def make_requests(count: int, vocabulary: int) -> list[Request]:
     ]
 
 
-def make_groups(vocabulary: int, *, shared: bool) -> list[Request]:
+def make_groups(vocabulary: int, *, shared: bool, seed: int = 0) -> list[Request]:
     """64 calls in groups of 8 with one prompt each, or as many prompts that share nothing."""
-    rng = random.Random(0)
+    rng = random.Random(seed)
 
     def ids(count: int) -> list[int]:
         return [rng.randrange(10, vocabulary) for _ in range(count)]
@@ -75,18 +85,10 @@ def make_groups(vocabulary: int, *, shared: bool) -> list[Request]:
     return [(prompt, rng.randint(4, 8)) for prompt in prompts]
 
 
-async def run_engine(
-    model: Any,
-    requests: Sequence[Request],
-    in_flight: int,
-    *,
-    stream: bool = False,
-    warm_up: int = 32,
-    **options: Any,
-) -> dict[str, float]:
-    """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
-    engine = TransformersEngine({"policy": model}, **options)
-    await engine.start()
+async def ask(
+    engine: TokenEngine, requests: Sequence[Request], in_flight: int, *, stream: bool = False
+) -> None:
+    """Have all of them answered, so many at a time."""
     gate = asyncio.Semaphore(in_flight)
 
     async def one(number: int) -> None:
@@ -101,9 +103,24 @@ async def run_engine(
             async for _ in engine.generate(request, stream=stream):
                 pass
 
-    await asyncio.gather(*(one(number) for number in range(warm_up)))
-    before, loop_s, wall_s = engine.usage(), time.thread_time(), time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(len(requests))))
+
+
+async def run_engine(
+    model: Any,
+    requests: Sequence[Request],
+    in_flight: int,
+    *,
+    stream: bool = False,
+    warm_up: int = 32,
+    **options: Any,
+) -> dict[str, float]:
+    """The engine's tokens, CPU-seconds and the loop's CPU-seconds."""
+    engine = TransformersEngine({"policy": model}, **options)
+    await engine.start()
+    await ask(engine, requests[:warm_up], in_flight, stream=stream)
+    before, loop_s, wall_s = engine.usage(), time.thread_time(), time.perf_counter()
+    await ask(engine, requests, in_flight, stream=stream)
     after = engine.usage()
     result = {
         "tokens": after["tokens"] - before["tokens"],
@@ -181,12 +198,19 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--peer-defaults", action="store_true")
     parser.add_argument("--prefixes", action="store_true", help="against no shared prefixes")
+    parser.add_argument(
+        "--vllm", metavar="PYTHON", help="against a vLLM server of this interpreter"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     if options.prefixes:
         report_prefixes(options.in_flight, options.repeats, as_json=options.json)
+        return
+    if options.vllm:
+        figures = asyncio.run(beside_vllm(options.vllm, options.in_flight, options.repeats))
+        report_vllm(figures, as_json=options.json)
         return
     with tempfile.TemporaryDirectory() as place:
         words = [" ".join(f"w{i}{j}" for i in range(40)) for j in range(40)]
@@ -234,6 +258,86 @@ def report_prefixes(in_flight: int, repeats: int, *, as_json: bool) -> None:
             f"{case:15} {rate['on']:7.1f} calls per CPU-s with shared prefixes,"
             f" {rate['off']:7.1f} without: {rate['ratio']:.2f}x"
         )
+
+
+class Measured(NamedTuple):
+    """Tokens a second."""
+
+    wall: float
+    cpu: float
+
+
+async def beside_vllm(python: str, in_flight: int, repeats: int) -> dict[str, list[Measured]]:
+    """What our engine and a vLLM server reach in turns, repeat by repeat."""
+    found: dict[str, list[Measured]] = {"engine": [], "vllm": []}
+    with tempfile.TemporaryDirectory() as place:
+        folder = tiny_model(Path(place) / "model", seed=0)  # its tokenizer
+        model = pretrained_shape()
+        model.save_pretrained(folder)
+        description = VLLM(
+            python=python,
+            context_length=2048,
+            # of 128 tokens by default on a CPU, of which these prompts fill none to be shared
+            arguments=("--block-size", "32"),
+            environment={
+                "VLLM_CPU_KVCACHE_SPACE": "2",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            },
+        )
+        embedded = TransformersEngine({"policy": folder})
+        engines: dict[str, TokenEngine] = {
+            "engine": embedded,
+            "vllm": VLLMEngine(description, {"policy": folder}, logs=place),
+        }
+        try:
+            for engine in engines.values():
+                await engine.start()
+                await ask(engine, _groups(model, seed=-1), in_flight)
+            for seed in range(repeats):
+                requests = _groups(model, seed=seed)
+                for name, engine in engines.items():
+                    found[name].append(await _measure(engine, requests, in_flight))
+        finally:
+            for engine in engines.values():
+                await engine.close()
+    return found
+
+
+def _groups(model: Any, seed: int) -> list[Request]:
+    return make_groups(int(model.config.vocab_size), shared=True, seed=seed)
+
+
+async def _measure(engine: TokenEngine, requests: list[Request], in_flight: int) -> Measured:
+    wall, cpu = time.perf_counter(), _cpu_s()
+    await ask(engine, requests, in_flight)
+    wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
+    tokens = sum(len(prompt) + count for prompt, count in requests)
+    return Measured(tokens / wall, tokens / cpu)
+
+
+def _cpu_s() -> float:
+    """Of this process, the clients' part with it, and of all that it started."""
+    here = psutil.Process()
+    times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def report_vllm(figures: dict[str, list[Measured]], *, as_json: bool) -> None:
+    """The best of each, and the ratios."""
+    rates = {
+        name: Measured(max(each.wall for each in found), max(each.cpu for each in found))
+        for name, found in figures.items()
+    }
+    ours, theirs = rates["engine"], rates["vllm"]
+    ratios = Measured(ours.wall / theirs.wall, ours.cpu / theirs.cpu)
+    if as_json:
+        kept = {name: [each._asdict() for each in found] for name, found in figures.items()}
+        print(json.dumps({"figures": kept, "ratios": ratios._asdict()}))
+        return
+    for name, rate in rates.items():
+        print(f"{name:7} {rate.wall:8.0f} tokens a second {rate.cpu:8.0f} a CPU-second")
+    print(f"engine / vLLM: {ratios.wall:.2f}x of wall time, {ratios.cpu:.2f}x of CPU time")
 
 
 def report(ours: dict[str, float], theirs: dict[str, float], *, as_json: bool) -> None:

@@ -25,6 +25,10 @@ SMALL = {
 }
 """For a machine with little memory that does other things too."""
 START_S = 600.0
+TOLERANCE = 3e-5
+"""Between float32 there and here: its kernels add up in another order. Of 23,096 tokens that were
+sampled at temperature .8 over 12 updates, none was further off than 9.1e-6, which is too near the
+suite's 1e-5 for tests whose tokens differ each time."""
 
 Start = Callable[..., str]
 

@@ -77,12 +77,18 @@ def left_behind(parent: Path) -> list[Path]:
     return list(parent.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.parametrize(
+    ("more", "said_in"),
+    [((), "vllm-policy-0.log"), (("--lora",), "vllm-checker+writer-0.log")],
+    ids=["whole", "lora"],
+)
 def test_the_held_out_reward_rises_though_a_server_is_killed(
-    served: Path, python: str, tmp_path: Path
+    served: Path, python: str, tmp_path: Path, more: tuple[str, ...], said_in: str
 ) -> None:
+    """With LoRA two policies are on the one server, and both come back with it."""
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
-    with training(folder, served, python, STEPS) as process:
+    with training(folder, served, python, STEPS, *more) as process:
         until(lambda: steps_of(folder) >= 3, process, log)
         engine = next(each for each in servers_of(process) if "EngineCore" in each.name())
         engine.send_signal(signal.SIGKILL)
@@ -94,7 +100,11 @@ def test_the_held_out_reward_rises_though_a_server_is_killed(
     first, last = evaluations[0]["mean"], evaluations[-1]["mean"]
     assert last > first + 0.1, text[-2000:]
     assert steps_of(folder) == STEPS
-    said = (folder / "vllm-policy-0.log").read_text()
+    gap = "learner/logprob_gap_mean"
+    assert max(line[gap] for line in lines_of(folder) if gap in line) < 1e-4
+    (log_of_server,) = folder.glob("vllm-*.log")
+    assert log_of_server.name == said_in
+    said = log_of_server.read_text()
     assert said.count("Application startup complete") == 2
     assert left_behind(tmp_path) == []
 

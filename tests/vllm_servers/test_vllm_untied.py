@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.vllm_servers.conftest import Start
+from tests.vllm_servers.conftest import TOLERANCE, Start
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.checks import FLAGS
@@ -43,6 +43,7 @@ def addresses(start: Start, untied: Path) -> tuple[str, str]:
 class TestUntied(EngineSuite):
     """On two servers that run already."""
 
+    tolerance = TOLERANCE
     begun = 1
     tokens_in_flight = 200
 

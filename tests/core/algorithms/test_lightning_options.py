@@ -260,6 +260,21 @@ def test_engine_without_exact_tokens_is_refused() -> None:
         LightningRL(MODEL).check(EngineCapabilities(exact_tokens=False), LearnerCapabilities())
 
 
+def test_a_temperature_that_the_engine_does_not_sample_at_is_refused() -> None:
+    vllm = EngineCapabilities(exact_tokens=True, temperatures=(0.01, 2.0))
+    for temperature in (0.01, 2.0):
+        LightningRL(MODEL, temperature=temperature).check(vllm, LearnerCapabilities())
+    LightningRL(MODEL, temperature=9.0).check(
+        EngineCapabilities(exact_tokens=True), LearnerCapabilities()
+    )
+    for temperature in (0.001, 2.5):
+        with pytest.raises(
+            UnsupportedError,
+            match=rf"LightningRL\(temperature={temperature}\): .* from 0\.01 to 2: take one",
+        ):
+            LightningRL(MODEL, temperature=temperature).check(vllm, LearnerCapabilities())
+
+
 @pytest.mark.parametrize("by_engine", [False, True])
 @pytest.mark.parametrize("by_learner", [False, True])
 @pytest.mark.parametrize(

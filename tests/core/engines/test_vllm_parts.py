@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,15 +18,22 @@ import torch
 from safetensors.torch import load_file
 
 import lightspan
+from lightspan.engines.protocol import LoRAWeights
 from lightspan.engines.vllm.balance import REMEMBERED, Balance
-from lightspan.engines.vllm.checks import Facts, by_hand, check_facts, without_routes
+from lightspan.engines.vllm.checks import (
+    Facts,
+    by_hand,
+    check_facts,
+    room_for,
+    without_routes,
+)
 from lightspan.engines.vllm.description import OURS, VLLM
 from lightspan.engines.vllm.process import command, environment
 from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
 from lightspan.errors import ConfigError, EngineMemoryError, ModelError
 from lightspan.testing.tiny import tiny_model
 
-HERE = "http://127.0.0.1:8000"
+HERE, OTHER = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ class TestDescription:
             ({"addresses": ["http://10.0.0.7:8000"]}, r"allow=\['10.0.0.7'\]"),
             ({"addresses": ["http://127.0.0.1.example.org"]}, "on another machine"),
             ({"addresses": [HERE, HERE]}, "given twice"),
-            ({"addresses": {"a": [HERE], "b": [HERE]}}, "given twice"),
+            ({"addresses": {"a": [HERE, HERE], "b": [OTHER]}}, "given twice"),
             ({"addresses": {"a": []}}, "each policy needs at least one"),
             ({"addresses": [HERE], "servers": 2}, "servers that the run starts"),
             (
@@ -87,7 +95,7 @@ class TestDescription:
         "address", [HERE, "http://localhost:8000", "http://[::1]:8000", "http://127.9.9.9:8000/v1"]
     )
     def test_addresses_of_this_machine(self, address: str) -> None:
-        assert VLLM(addresses=(address,)).addresses_of(["p"]) == {"p": (address,)}
+        assert VLLM(addresses=(address,)).addresses_of([["p"]]) == {"p": (address,)}
 
     def test_other_hosts_are_allowed_by_name_only(self) -> None:
         VLLM(addresses=("http://gpu-1:8000",), allow=("gpu-1",))
@@ -96,11 +104,20 @@ class TestDescription:
 
     def test_several_policies_name_their_servers(self) -> None:
         with pytest.raises(ConfigError, match=r"addresses=\{policy"):
-            VLLM(addresses=(HERE,)).addresses_of(["a", "b"])
+            VLLM(addresses=(HERE,)).addresses_of([["a"], ["b"]])
         with pytest.raises(
             ConfigError, match=r"names \['a'\], and the engine serves \['a', 'base'"
         ):
-            VLLM(addresses={"a": (HERE,)}).addresses_of(["a", "base"])
+            VLLM(addresses={"a": (HERE,)}).addresses_of([["a"], ["base"]])
+
+    def test_policies_that_share_servers_are_of_one_address(self) -> None:
+        shared, lists = [["a", "b"], ["c"]], {"a": (HERE,), "b": (HERE,), "c": (OTHER,)}
+        assert VLLM(addresses=lists).addresses_of(shared) == lists
+        assert VLLM(addresses=(HERE,)).addresses_of([["a", "b"]]) == {"a": (HERE,), "b": (HERE,)}
+        with pytest.raises(ConfigError, match=f"{HERE} is given twice"):
+            VLLM(addresses={**lists, "c": (HERE,)}).addresses_of(shared)
+        with pytest.raises(ConfigError, match=f"{HERE} is given twice"):
+            VLLM(addresses=lists).addresses_of([["a"], ["b"], ["c"]])
 
 
 class TestBalance:
@@ -146,7 +163,9 @@ class TestChecks:
             generation_config="vllm",
             transfer="lightspan",
             tensor_parallel=1,
-            lora=False,
+            lora_rank=0,
+            loras=0,
+            lora_updates=False,
             device="cpu",
         )
 
@@ -182,6 +201,40 @@ class TestChecks:
         with pytest.raises(ConfigError, match=r"(?s)--dtype float32.*--hf-overrides"):
             check_facts(HERE, wrong, blueprint)
 
+    @pytest.fixture
+    def with_lora(self, blueprint: Blueprint) -> Blueprint:
+        return replace(blueprint, lora_rank=12, loras=2)
+
+    def test_a_server_of_lora_as_it_should_be(self, facts: Facts, with_lora: Blueprint) -> None:
+        """It keeps its own weights, so that tied embeddings are as good as others."""
+        fine = {"lora_rank": 16, "loras": 3, "lora_updates": True, "tied": True, "transfer": None}
+        check_facts(HERE, msgspec.structs.replace(facts, **fine), with_lora)
+
+    @pytest.mark.parametrize(
+        ("change", "flag"),
+        [
+            ({"lora_rank": 0}, "serves no LoRA: --enable-lora"),
+            ({"lora_rank": 8}, "LoRA of rank 8: --max-lora-rank 16"),
+            ({"loras": 2}, "room for 2 LoRA at a time: --max-loras 3"),
+            ({"lora_updates": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+        ],
+    )
+    def test_each_refusal_of_lora_names_the_flag(
+        self, facts: Facts, with_lora: Blueprint, change: dict[str, Any], flag: str
+    ) -> None:
+        fine = {"lora_rank": 16, "loras": 3, "lora_updates": True}
+        with pytest.raises(ConfigError, match=flag) as caught:
+            check_facts(HERE, msgspec.structs.replace(facts, **{**fine, **change}), with_lora)
+        assert by_hand(with_lora) in str(caught.value)
+
+    @pytest.mark.parametrize(("rank", "room"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])
+    def test_ranks_that_vllm_makes_room_for(self, rank: int, room: int) -> None:
+        assert room_for(rank) == room
+
+    def test_a_rank_that_is_too_high(self) -> None:
+        with pytest.raises(ConfigError, match=r"LoRA\(rank=513\): vLLM serves ranks up to 512"):
+            room_for(513)
+
     def test_missing_routes(self) -> None:
         assert "VLLM_SERVER_DEV_MODE=1" in without_routes(HERE, f"{HERE}/collective_rpc: 404 {{}}")
         refusal = f"{HERE}/collective_rpc: 500 no attribute 'lightspan_facts'"
@@ -203,6 +256,16 @@ class TestCommand:
         assert pairs["--seed"] == "7"
         assert said[-1] == "--enforce-eager"
 
+    def test_a_server_of_lora_reads_the_weights_itself(
+        self, blueprint: Blueprint, tmp_path: Path
+    ) -> None:
+        shared = replace(blueprint, lora_rank=3, loras=2)
+        said = command(VLLM(python="p"), "python", shared, tmp_path / "s", seed=None)
+        pairs = dict(pairwise(said))
+        assert (pairs["--max-lora-rank"], pairs["--max-loras"]) == ("8", "3")
+        assert "--enable-lora" in said
+        assert not {"--load-format", "--hf-overrides", "--weight-transfer-config"} & set(said)
+
     def test_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", "/of/this/interpreter")
         monkeypatch.setenv("VIRTUAL_ENV", "/of/this/interpreter")
@@ -210,6 +273,7 @@ class TestCommand:
         inside, mine = env["PYTHONPATH"].split(os.pathsep)
         assert [path.name for path in Path(inside).glob("*.py")] == ["lightspan_vllm.py"]
         assert (mine, env["A"], env["VLLM_SERVER_DEV_MODE"]) == ("/mine", "1", "1")
+        assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
         assert "VIRTUAL_ENV" not in env
 
 
@@ -298,6 +362,47 @@ class TestExchange:
         assert done.stdout.startswith("EngineMemoryError the weights of policy p, "), done.stderr
         assert "--shm-size" in done.stdout
         assert done.stdout.endswith("left: ['lock']\n")
+
+    def test_lora_is_written_as_peft_names_it(self, blueprint: Blueprint, tmp_path: Path) -> None:
+        exchange = Exchange(str(tmp_path))
+        layer = "model.layers.1.mlp.down_proj"
+        first, second = torch.ones(2, 128), torch.zeros(64, 2)
+        weights = LoRAWeights(rank=2, scale=1.5, layers={layer: (first, second)})
+        files, other = (exchange.write_lora(weights, "writer", 7) for _ in range(2))
+        assert files.name.startswith("lightspan-7-")
+        assert files.name != other.name
+        config = json.loads((files.folder / "adapter_config.json").read_text())
+        assert config == {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": 2,
+            "lora_alpha": 3.0,
+            "target_modules": ["down_proj"],
+            "bias": "none",
+        }
+        found = load_file(files.folder / "adapter_model.safetensors")
+        name = f"base_model.model.{layer}"
+        assert found[f"{name}.lora_A.weight"].equal(first)
+        assert found[f"{name}.lora_B.weight"].equal(second)
+        files.remove()
+        assert not files.folder.exists()
+        exchange.close()
+
+    def test_no_room_for_lora(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        exchange = Exchange(str(tmp_path))
+        pair = (torch.ones(1, 2**18), torch.zeros(1, 1))
+        weights = LoRAWeights(rank=1, scale=1.0, layers={"layer": pair})
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("safetensors.torch.save_file", full)
+        with pytest.raises(
+            EngineMemoryError, match=r"the LoRA weights of policy writer, 1\.0 MiB, do not fit"
+        ):
+            exchange.write_lora(weights, "writer", 7)
+        assert [path.name for path in exchange.folder.iterdir()] == ["lock"]
+        exchange.close()
 
     def test_no_such_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"exchange=.*cannot be written"):

@@ -102,6 +102,23 @@ async def test_one_that_is_killed_comes_back_with_the_weights_of_now(
     assert said.count("serving") == 2
 
 
+async def test_the_cpu_time_of_servers_is_counted(
+    folder: Path, tmp_path: Path, program: str
+) -> None:
+    """That of one which was killed too; what starting took is not the calls'."""
+    async with running(folder, tmp_path, program) as engine:
+        assert engine.usage()["cpu_s"] < 0.1
+        for number in range(60):
+            await generate(engine, PROMPT, max_tokens=20, stream=True, request_id=str(number))
+        spent = engine.usage()["cpu_s"]
+        assert spent > 0.02
+        (server,) = servers(folder)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        await generate(engine, PROMPT, max_tokens=1)
+        assert engine.usage()["cpu_s"] > spent
+
+
 async def test_one_that_dies_of_every_call_is_given_up(
     folder: Path, tmp_path: Path, program: str
 ) -> None:

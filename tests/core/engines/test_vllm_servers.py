@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.core.engines.vllm_wire import Wire, body
 
 from lightspan.engines.protocol import GenerationRequest, TokenEngine
-from lightspan.engines.vllm import engine as engine_module
+from lightspan.engines.vllm import lanes
 from lightspan.engines.vllm.client import Client, Unreachable
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
@@ -147,7 +147,9 @@ async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Pat
     await server.start()
     client = Client("the server")
     await client.open(server.address)
-    parts = client.complete(PROMPT, Sampling(), max_tokens=3, eos_ids=[], stream=True)
+    parts = client.complete(
+        PROMPT, Sampling(), request_id="r", max_tokens=3, eos_ids=[], stream=True
+    )
     assert [(await anext(parts)).ids, (await anext(parts)).ids] == [[10], [10]]
     rest = asyncio.create_task(anext(parts))
     await asyncio.sleep(0.01)  # it waits for the third
@@ -221,6 +223,18 @@ async def test_a_server_that_was_started_again_gets_the_weights_before_any_call(
     assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
 
 
+async def test_a_server_that_is_started_again_in_mid_update_gets_all_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.dies.add("/finish_weight_update")
+        await engine.update("writer", moved(folder, 1.0), 4)
+        answer = await generate(engine, PROMPT, max_tokens=2)
+    assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
+    assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+
+
 async def test_a_call_on_a_server_that_is_killed_goes_on_afterwards(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -255,6 +269,14 @@ async def test_other_servers_take_over(folder: Path, tmp_path: Path) -> None:
         assert engine.policies() == {"writer": 7}
 
 
+async def test_the_calls_of_a_rollout_stay_on_one_server(folder: Path, tmp_path: Path) -> None:
+    first, second = Wire(folder), Wire(folder)
+    async with served(folder, tmp_path, first, second) as engine:
+        for rollout in ("r0", "r1", "r1", "r1", "r0"):  # in turns there would be 3 on the first
+            await of_rollout(engine, rollout)
+    assert (len(first.asked), len(second.asked)) == (2, 3)
+
+
 async def test_the_last_server_that_is_gone_for_good_ends_the_policy(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -276,7 +298,7 @@ async def test_a_call_that_no_server_survives_is_given_up(folder: Path, tmp_path
 
         server._complete = breaks  # type: ignore[method-assign]
         await server.restart()
-        tries = engine_module.TRIES
+        tries = lanes.TRIES
         with pytest.raises(EngineError, match=f"was tried {tries} times: .*EngineDeadError"):
             await generate(engine, PROMPT)
 
@@ -414,6 +436,7 @@ async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="grammar"):
             await anext(aiter(engine.generate(constrained, stream=False)))
         assert engine.capabilities.grammars == ""
+        assert engine.capabilities.temperatures == (0.01, 2.0)
     assert server.asked == []
 
 

@@ -20,7 +20,8 @@ from safetensors import safe_open
 
 
 class Wire:
-    """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`."""
+    """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`, or,
+    with a LoRA, 50 + how many it had got when that one came."""
 
     def __init__(self, folder: Path, **facts: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -37,13 +38,19 @@ class Wire:
             "generation_config": "vllm",
             "transfer": "lightspan",
             "tensor_parallel": 1,
-            "lora": False,
+            "lora_rank": 0,
+            "loras": 0,
+            "lora_updates": False,
             "device": "cpu",
             **facts,
         }
         self.label = "default"
         self.updates = 0
         self.loaded: dict[str, Any] = {}
+        self.loras: dict[str, int] = {}
+        """Name → token of its calls, of those that it has."""
+        self.brought: list[dict[str, Any]] = []
+        """What came with each, its tensors by name and its configuration."""
         self.asked: list[dict[str, Any]] = []
         self.came = asyncio.Event()
         """A call has come."""
@@ -54,8 +61,11 @@ class Wire:
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """Route → status and text, once."""
+        self.dies: set[str] = set()
+        """Routes at which it is killed, once, and started again."""
         self.paused = asyncio.Event()
-        self.cuts = asyncio.Event()
+        self.cuts: dict[str, asyncio.Event] = {}
+        """Of each call that is on it."""
         self._open = asyncio.Event()
         self._open.set()
         self._runner: web.AppRunner | None = None
@@ -79,6 +89,9 @@ class Wire:
         app.router.add_post("/start_weight_update", self._empty)
         app.router.add_post("/update_weights", self._update)
         app.router.add_post("/finish_weight_update", self._finish)
+        app.router.add_post("/update_weight_version", self._name)
+        app.router.add_post("/v1/load_lora_adapter", self._load_lora)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload_lora)
         app.router.add_post("/v1/completions", self._complete)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
@@ -96,10 +109,21 @@ class Wire:
     async def restart(self) -> None:
         """As if its process had been killed and started again: it has lost its weights."""
         await self.stop()
-        self.label, self.updates = "default", 0
+        self.forget()
         await self.start()
 
+    def forget(self) -> None:
+        """What a process that was killed had."""
+        self.label, self.updates, self.loras = "default", 0, {}
+        self._open.set()
+
     def _refusal(self, request: web.Request) -> None:
+        if request.path in self.dies:
+            self.dies.remove(request.path)
+            self.forget()
+            assert request.transport is not None
+            request.transport.abort()
+            raise web.HTTPInternalServerError
         found = self.refuse.pop(request.path, None)
         if found is not None:
             status, text = found
@@ -111,7 +135,7 @@ class Wire:
         return web.json_response({})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "the-name"}]})
+        return web.json_response({"data": [{"id": name} for name in ("the-name", *self.loras)]})
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.label})
@@ -123,15 +147,18 @@ class Wire:
     async def _pause(self, request: web.Request) -> web.Response:
         assert request.query["mode"] == "abort"
         self._open.clear()
-        self.cuts.set()
-        self.cuts = asyncio.Event()
+        self._cut(list(self.cuts))
         self.paused.set()
         return web.json_response({})
 
     async def _abort(self, request: web.Request) -> web.Response:
-        self.cuts.set()
-        self.cuts = asyncio.Event()
+        self._cut((await request.json()).get("request_ids") or list(self.cuts))
         return web.json_response({})
+
+    def _cut(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.cuts:
+                self.cuts[name].set()
 
     async def _resume(self, request: web.Request) -> web.Response:
         self._open.set()
@@ -149,11 +176,39 @@ class Wire:
         return web.json_response({})
 
     async def _finish(self, request: web.Request) -> web.Response:
+        self._refusal(request)
         self.label = (await request.json())["weight_version"]
         self.updates += 1
         return web.json_response({})
 
+    async def _name(self, request: web.Request) -> web.Response:
+        self.label = (await request.json())["new_version"]
+        return web.json_response({})
+
+    async def _load_lora(self, request: web.Request) -> web.Response:
+        self._refusal(request)
+        asked = await request.json()
+        folder = Path(asked["lora_path"])
+        with safe_open(folder / "adapter_model.safetensors", "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        config = json.loads((folder / "adapter_config.json").read_text())
+        self.brought.append({"config": config, "tensors": tensors})
+        self.loras[asked["lora_name"]] = 50 + len(self.brought)
+        return web.json_response({})
+
+    async def _unload_lora(self, request: web.Request) -> web.Response:
+        del self.loras[(await request.json())["lora_name"]]
+        return web.json_response({})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        name = f"cmpl-{request.headers['X-Request-Id']}-0"
+        self.cuts[name] = asyncio.Event()
+        try:
+            return await self._answer(request, self.cuts[name])
+        finally:
+            del self.cuts[name]
+
+    async def _answer(self, request: web.Request, cut: asyncio.Event) -> web.StreamResponse:
         self._refusal(request)
         asked = await request.json()
         self.asked.append(asked)
@@ -164,10 +219,10 @@ class Wire:
         if asked["stream"]:
             await response.prepare(request)
         while len(ids) < asked["max_tokens"]:
-            if await self._is_cut(last=len(ids) == asked["max_tokens"] - 1):
+            if await self._is_cut(cut, last=len(ids) == asked["max_tokens"] - 1):
                 finish = "abort"
                 break
-            ids.append(10 + self.updates)
+            ids.append(self.loras.get(asked["model"], 10 + self.updates))
             self.served.release()
             if asked["stream"] and len(ids) < asked["max_tokens"]:
                 await response.write(_event(ids[-1:], None))
@@ -177,9 +232,9 @@ class Wire:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _is_cut(self, *, last: bool) -> bool:
+    async def _is_cut(self, its: asyncio.Event, *, last: bool) -> bool:
         """Wait until a token may come, or an update cuts."""
-        cut = asyncio.create_task(self.cuts.wait())
+        cut = asyncio.create_task(its.wait())
         free = asyncio.create_task(self._may_come(last))
         await asyncio.wait([cut, free], return_when=asyncio.FIRST_COMPLETED)
         was_cut = cut.done()

@@ -33,6 +33,7 @@ from lightspan.reports.forecast import (
     update_seconds,
 )
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
+from lightspan.schema.routing import BASE_POLICY
 from lightspan.schema.spans import Span, SpanKind
 
 SHAPE = ModelShape(
@@ -238,6 +239,17 @@ def test_adapters_on_one_model_hold_its_weights_once() -> None:
     assert held("m") == 2 * 1000 + 4 * 280
     assert held("m", "m") == 2 * 1000 + 2 * 4 * 280
     assert held("m", "n") == 2 * (2 * 1000 + 4 * 280)
+
+
+def test_an_engine_with_lora_holds_the_weights_under_it_once() -> None:
+    """And publishes the adapters alone: 280 parameters of float32."""
+    sizes = {name: PolicySize(shape=SHAPE, lora=LORA, model="m") for name in "ab"}
+    served = inputs(policies=sizes, base=SHAPE, beside=frozenset({"a", "b", BASE_POLICY}))
+    known = parts(served)
+    engine = {name: size for name, size in known.items() if name.startswith("engine")}
+    assert engine == {"engine: under a, b": 2000, "engine: LoRA": 2 * 4 * 280}
+    assert known["publishing"] == 4 * 280
+    assert known["key-value cache"] == 3 * parts(inputs())["key-value cache"]
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,12 @@ class LightningRL(LightningSettings, Algorithm):
                 "the engine does not give token ids and log-probabilities as it sampled them, "
                 "which policy gradients need: use another engine"
             )
+        if not engine.samples_at(self.temperature):
+            least, highest = engine.temperatures
+            raise UnsupportedError(
+                f"LightningRL(temperature={self.temperature:g}): the engine samples at "
+                f"temperatures from {least:g} to {highest:g}: take one of these, or another engine"
+            )
         self._supported = _supported_by_both(engine, learner)
 
     def policies(self) -> dict[str, PolicySpec]:

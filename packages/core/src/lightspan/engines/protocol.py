@@ -6,6 +6,7 @@ template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that d
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -48,6 +49,17 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
 
 
+class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy as low-rank matrices beside a model's own weights, which do not move: the output of
+    each of these layers gains `scale · B(A x)`."""
+
+    rank: int
+    scale: float
+    layers: Mapping[str, tuple[Any, Any]]
+    """Name of a linear layer in the model → A [rank, inputs] and B [outputs, rank]: tensors on the
+    CPU that nobody changes any more."""
+
+
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine sampled at temperature 1, to be compared with what the learner says of it."""
 
@@ -70,6 +82,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     top_p: bool = True
     top_k: bool = True
     seed: bool = False
+    temperatures: tuple[float, float] = (0.0, math.inf)
+    """The least and the highest that it samples at; 0, which is greedy, besides."""
     in_place_update: bool = True
     trainable_truncation: bool = False
     """Under top-p or top-k, log-probabilities are exact: of the truncated, renormalised
@@ -78,6 +92,14 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The same under a grammar or a forced tool choice."""
     grammars: str = ""
     """Name and version of what holds answers to a grammar; empty: nothing does."""
+    lora: tuple[str, ...] = ()
+    """Policies that are served as LoRA beside a model's own weights: `update` takes `LoRAWeights`
+    of these, and whole weights of the others."""
+
+    def samples_at(self, temperature: float) -> bool:
+        """Whether it does."""
+        least, highest = self.temperatures
+        return temperature == 0 or least <= temperature <= highest
 
 
 class ChatTokenizer(Protocol):
@@ -178,8 +200,11 @@ class TokenEngine(Protocol):
         """
         ...
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
-        """Replace the weights (name → tensor, complete or LoRA-merged) as this version.
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
+        """Replace the weights as this version: all of them (name → tensor, LoRA merged in), or of a
+        policy of `capabilities.lora` its `LoRAWeights`, which touches no other policy.
 
         Requests in flight are interrupted and go on with the new weights; no key or value computed
         with the old ones is used again.

@@ -36,11 +36,13 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from lightspan.engines import _request_attention
 from lightspan.engines._batcher import Batcher, BatchSettings
 from lightspan.engines.grammars import LIBRARY, GrammarMismatchError, Grammars, Walk
+from lightspan.engines.low_rank import LowRank, Shared, check_ranks, is_low_rank
 from lightspan.engines.out_of_memory import is_out_of_memory, wanted
 from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
+    LoRAWeights,
     PromptRefused,
     TokenChunk,
     TokenEngine,
@@ -99,7 +101,10 @@ class TransformersEngine(TokenEngine):
 
     Args:
         models: policy name → folder, hub name, or a loaded model. A loaded model is copied: the
-            engine's weights are its own, and two policies never share any.
+            engine's weights are its own, and two policies share none that change.
+        lora: policy name → rank of its LoRA, for policies whose updates are `LoRAWeights`; 0 for
+            one whose weights never change. Those of one model have its weights once, and each its
+            own cache; they compute more per token than one that LoRA is merged into.
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: of the weights; None keeps the model's.
         tokenizers: policy name → tokenizer, where it is not in the model's folder.
@@ -125,6 +130,7 @@ class TransformersEngine(TokenEngine):
         tokenizers: Mapping[str, ChatTokenizer] | None = None,
         tool_parser: ToolParserName | None = None,
         template_date: datetime.date = TEMPLATE_DATE,
+        lora: Mapping[str, int] | None = None,
         versions: Mapping[str, int] | None = None,
         context_length: int | None = None,
         batch_requests: int | None = None,
@@ -138,6 +144,11 @@ class TransformersEngine(TokenEngine):
         if tool_parser is not None and tokenizers:
             raise ConfigError("tokenizers= bring tool parsers of their own: leave tool_parser= out")
         check_device(device)
+        ranks = dict(lora or {})
+        check_ranks(ranks, models)
+        self._capabilities = msgspec.structs.replace(
+            CAPABILITIES, lora=tuple(policy for policy, rank in ranks.items() if rank)
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._requests = 0
@@ -151,8 +162,10 @@ class TransformersEngine(TokenEngine):
             prefix_sharing=prefix_sharing,
             seed=seed,
         )
+        load = partial(load_model, device=device, dtype=dtype)
+        shared = Shared(load)
         for policy, source in models.items():
-            model = load_model(source, device=device, dtype=dtype)
+            model = shared.load(source) if policy in ranks else load(source)
             tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(
                 source, tool_parser=tool_parser, date=template_date
             )
@@ -163,13 +176,14 @@ class TransformersEngine(TokenEngine):
                 model,
                 tokenizer,
                 version=(versions or {}).get(policy, 0),
+                rank=ranks.get(policy),
                 context=context,
                 settings=settings,
             )
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return CAPABILITIES
+        return self._capabilities
 
     async def start(self) -> None:
         if self._closed:
@@ -213,7 +227,9 @@ class TransformersEngine(TokenEngine):
         finally:
             lane.drop(job)
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
         self._check_usable()
         lane = self._lane(policy)
         # The update goes on when the caller is cancelled: half of one would lose requests.
@@ -257,10 +273,13 @@ class _Lane:
         tokenizer: ChatTokenizer,
         *,
         version: int,
+        rank: int | None,
         context: int,
         settings: BatchSettings,
     ) -> None:
         self.policy = policy
+        self._rank = rank
+        self._low_rank = LowRank(model, rank) if rank else None
         self.tokenizer = tokenizer
         self.version = version
         self._model: Any = model
@@ -309,7 +328,8 @@ class _Lane:
             raise _another(self._failure) from self._failure
 
     def weight_hash(self) -> str:
-        return hash_weights(self._model.state_dict())
+        low_rank = {} if self._low_rank is None else self._low_rank.tensors()
+        return hash_weights({**self._model.state_dict(), **low_rank})
 
     async def walk(self, grammar: str) -> Walk:
         """The beginning of a grammar, which is compiled beside the loop.
@@ -375,11 +395,23 @@ class _Lane:
         if self._jobs.pop(job.key, None) is not None and self._batcher is not None:
             self._batcher.cancel(job.key)
 
-    async def update(self, weights: Mapping[str, Any], version: int) -> None:
+    def _change(self, weights: Mapping[str, Any] | LoRAWeights) -> Callable[[], None]:
+        """What replaces the weights.
+
+        Raises:
+            ModelError: these do not fit.
+        """
+        if is_low_rank(weights, self.policy, self._rank):
+            assert self._low_rank is not None
+            return self._low_rank.change(weights, self.policy)
+        assert not isinstance(weights, LoRAWeights)
+        return weight_change(self._model, weights, self.policy)
+
+    async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
         """Replace the weights; see the module's docstring."""
         async with self._lock:
             self._check_going()
-            change = weight_change(self._model, weights, self.policy)
+            change = self._change(weights)
             self._open.clear()
             try:
                 partial = await asyncio.to_thread(self._interrupt, change)
@@ -416,7 +448,7 @@ class _Lane:
             if self._batcher is not None:
                 await asyncio.to_thread(self._batcher.stop)
                 self._spent_cpu_s = self._batcher.cpu_s
-            self._batcher = self._model = None
+            self._batcher = self._model = self._low_rank = None
 
     def _start(self) -> Batcher:
         self._loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -68,6 +69,12 @@ def load_model(
         raise cannot_load("weights", origin, error) from error
     model.name_or_path = model.config._name_or_path = origin.name
     return _moved(model, device, None, origin.name).eval()
+
+
+def beside(model: Any) -> Any:
+    """Another model of modules of its own around the same tensors."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 def check_device(device: str | torch.device) -> None:

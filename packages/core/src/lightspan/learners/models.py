@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import warnings
 from collections.abc import Iterator
@@ -14,14 +13,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lightspan.engines.protocol import LoRAWeights
 from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.engines.weights import (
+    beside,
     hash_weights,
     load_model,
     without_aliases,
     without_bars,
 )
-from lightspan.errors import CheckpointError, ConfigError, ModelError
+from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.learners.protocol import LoRA, Optimizer, Which
 
 ADAPTER: Final = "default"
@@ -63,9 +64,7 @@ class Bases:
         key = (id(source) if isinstance(source, torch.nn.Module) else str(source), dtype)
         if key not in self._models:
             self._models[key] = load_model(source, device=self._device, dtype=dtype)
-        model = self._models[key]
-        tensors = itertools.chain(model.parameters(), model.buffers())
-        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+        return beside(self._models[key])
 
 
 class TrainedModel:
@@ -159,6 +158,35 @@ class TrainedModel:
             value = tensor + deltas[name] if name in deltas else tensor
             weights[name] = value.detach().to("cpu", copy=True)
         return weights
+
+    @torch.no_grad()
+    def lora_weights(self) -> LoRAWeights:
+        """Copies of the adapters on the CPU, under the plain model's names.
+
+        Raises:
+            UnsupportedError: one is of another layer than a linear one.
+        """
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        assert self.lora is not None, "the policy has no adapters"
+        adapted: dict[str, Any] = {
+            name: layer
+            for name, layer in self.plain.named_modules()
+            if isinstance(layer, BaseTunerLayer)
+        }
+        layers: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, layer in adapted.items():
+            if ADAPTER not in layer.lora_A:
+                raise UnsupportedError(
+                    f"LoRA(target_modules={self.lora.target_modules!r}) adapts {name}, which is no "
+                    "linear layer: an engine that serves LoRA beside the model's own weights takes "
+                    "none of that. Leave it out, or have the policy served merged "
+                    "(engine_options={'lora': {}}, VLLM(merge=True))"
+                )
+            first, second = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            layers[name] = (first.to("cpu", copy=True), second.to("cpu", copy=True))
+        scale = self.lora.alpha / self.lora.rank
+        return LoRAWeights(rank=self.lora.rank, scale=scale, layers=layers)
 
     def _deltas(self) -> dict[str, Tensor]:
         from peft.tuners.tuners_utils import BaseTunerLayer

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lightspan.engines.grammars import LIBRARY, Grammars
 from lightspan.engines.out_of_memory import explained
-from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.protocol import LoRAWeights, TokenEngine
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.engines.weights import check_device
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
@@ -272,7 +272,8 @@ class TorchLearner(Learner):
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
         for policy, version in versions.items():
-            weights = await asyncio.to_thread(self._weights, policy)
+            as_lora = policy in engine.capabilities.lora and self._model(policy).lora is not None
+            weights = await asyncio.to_thread(self._weights, policy, as_lora=as_lora)
             await engine.update(policy, weights, version)
             self._served[policy] = (version, self._steppers[policy].steps)
 
@@ -374,10 +375,10 @@ class TorchLearner(Learner):
             return str(error)
         return ""
 
-    def _weights(self, policy: str) -> dict[str, Tensor]:
+    def _weights(self, policy: str, *, as_lora: bool) -> dict[str, Tensor] | LoRAWeights:
         model = self._model(policy)
         with self._metered():
-            return model.merged_weights()
+            return model.lora_weights() if as_lora else model.merged_weights()
 
     def _by_policy(self, rows: Sequence[Row]) -> dict[str, list[int]]:
         """Policy → indices of its rows."""

@@ -7,13 +7,14 @@ weights, and of those that are trained (C is B, with LoRA 4):
 | part | bytes |
 |---|---|
 | engine weights | A · P per policy; the starting weights once more with `frozen="base"` |
+| of LoRA beside them | A · P per model, the starting weights included; C · T per policy |
 | key-value cache | tokens · layers · 2 · key-value width · A, per copy of the model |
 | learner weights | B · P per policy, with LoRA per model + C · T; B · P more for KL without |
 | optimiser | 2 · C · T (AdamW); 1 · C for the matrices that Muon updates |
 | gradients | C · T, while updating |
 | activations | microbatch tokens · what autograd keeps of a token (`kept_per_token`) · B |
 | logits | trained positions of a microbatch · vocabulary · 4 bytes · 4 |
-| publishing | B · P in the host's memory, for one policy at a time |
+| publishing | B · P in the host's memory, one policy at a time; of LoRA beside them C · T |
 
 Updating and publishing follow each other, so the larger of the two counts. The tests compare
 the forecast with a real run on a CPU; what it says of an accelerator is not yet run on a GPU.
@@ -38,6 +39,7 @@ from lightspan.engines.hub import check_model_path
 from lightspan.engines.tokenizer import context_length
 from lightspan.errors import ModelError
 from lightspan.learners.protocol import LoRA, Optimizer
+from lightspan.schema.routing import BASE_POLICY
 
 FLOAT32: Final = 4
 LOGIT_COPIES: Final = 4
@@ -236,6 +238,9 @@ class MemoryInputs:
     process_bytes: int
     """What the process holds before it loads a model."""
     kl: bool = False
+    beside: frozenset[str] = frozenset()
+    """Policies that the engine serves as LoRA beside one copy of their model's weights, and
+    `BASE_POLICY` where that is served from this copy too."""
 
 
 def memory_forecast(inputs: MemoryInputs) -> MemoryForecast:
@@ -264,8 +269,13 @@ _WHEN: Final = ("always", "updating", "publishing")
 
 def _engine_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
     served = {name: size.shape for name, size in inputs.policies.items()}
-    parts = [_weights(f"engine: {name}", shape, place) for name, shape in served.items()]
-    if inputs.base is not None:
+    parts = [
+        _weights(f"engine: {name}", shape, place)
+        for name, shape in served.items()
+        if name not in inputs.beside
+    ]
+    parts += _shared_parts(inputs, place)
+    if inputs.base is not None and BASE_POLICY not in inputs.beside:
         parts.append(_weights("engine: starting weights", inputs.base, place))
     shapes = [*served.values(), *([inputs.base] if inputs.base is not None else [])]
     tokens = inputs.cache_tokens
@@ -274,6 +284,21 @@ def _engine_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
     )
     note = f"{tokens:,} tokens, {len(shapes)} copies" if len(shapes) > 1 else f"{tokens:,} tokens"
     return [*parts, MemoryPart(name="key-value cache", bytes=size, place=place, note=note)]
+
+
+def _shared_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
+    """What the engine holds of policies that it serves as LoRA."""
+    beside = {name: size for name, size in inputs.policies.items() if name in inputs.beside}
+    parts = []
+    for model in sorted({size.model for size in beside.values()}):
+        names = [name for name, size in beside.items() if size.model == model]
+        whole = _weights(f"engine: under {', '.join(names)}", beside[names[0]].shape, place)
+        parts.append(whole)
+    if beside:
+        size = sum(each.trained_bytes * each.trained for each in beside.values())
+        note = f"of {', '.join(beside)}"
+        parts.append(MemoryPart(name="engine: LoRA", bytes=size, place=place, note=note))
+    return parts
 
 
 def _weights(name: str, shape: ModelShape, place: Place) -> MemoryPart:
@@ -319,7 +344,12 @@ def _learner_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
     parts.append(
         MemoryPart(
             name="publishing",
-            bytes=max(size.weight_bytes * size.shape.parameters for size in sizes),
+            bytes=max(
+                size.own_bytes
+                if name in inputs.beside
+                else size.weight_bytes * size.shape.parameters
+                for name, size in inputs.policies.items()
+            ),
             place="host",
             when="publishing",
             note="one copy of the weights on its way to the engine",

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightspan.engines.protocol import GenerationRequest, TokenEngine
+from lightspan.engines.protocol import GenerationRequest, LoRAWeights, TokenEngine
 from lightspan.engines.tokenizer import load_tokenizer
 from lightspan.engines.weights import load_model
 from lightspan.errors import (
@@ -105,6 +105,20 @@ def perturbed(model: Any, seed: int) -> dict[str, Tensor]:
     }
 
 
+def low_rank(model: Any, seed: int, *, rank: int = 4) -> LoRAWeights:
+    """LoRA on every linear layer but the head."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = {
+        name: (
+            0.1 * torch.randn(rank, layer.in_features, generator=generator),
+            0.1 * torch.randn(layer.out_features, rank, generator=generator),
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
+    }
+    return LoRAWeights(rank=rank, scale=2.0, layers=layers)
+
+
 def with_weights(model_folder: Path, weights: Mapping[str, Tensor]) -> Any:
     """The model with these weights in place of its own."""
     model = load_model(model_folder)
@@ -126,6 +140,23 @@ class EngineSuite:
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
         """An engine, not started, that serves these folders (policy name → folder)."""
         raise NotImplementedError
+
+    def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
+        """What an update may bring, and the model that it makes."""
+        weights = perturbed(model, seed)
+        return weights, with_weights(folder, weights)
+
+    def wrong(self, model: Any) -> list[tuple[Any, str]]:
+        """Updates that do not fit the model, and what each is told."""
+        weights = perturbed(model, seed=9)
+        name = next(iter(weights))
+        partial = {key: value for key, value in weights.items() if key != name}
+        return [
+            ({**weights, "no.such": weights[name]}, r"no\.such"),
+            (partial, name),
+            ({**weights, name: weights[name][:-1]}, name),
+            (low_rank(model, seed=9), "writer is served with whole weights, and got LoRA"),
+        ]
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -283,7 +314,7 @@ class EngineSuite:
     async def test_an_update_splits_the_versions_exactly(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        weights = perturbed(model, seed=7)
+        weights, moved = self.other(folder, model, seed=7)
         async with self.running(writer=folder) as engine:
             begun = asyncio.Semaphore(0)
             tasks = [
@@ -305,7 +336,7 @@ class EngineSuite:
             assert engine.policies() == {"writer": 3}
             after = await generate(engine, prompt, temperature=0.8)
             answers = await asyncio.gather(*tasks)
-        models = {0: model, 3: with_weights(folder, weights)}
+        models = {0: model, 3: moved}
         assert after.versions == [3] * len(after.ids)
         assert any(len(set(answer.versions)) == 2 for answer in answers)
         for answer in [after, *answers]:
@@ -316,38 +347,34 @@ class EngineSuite:
     async def test_no_prefix_outlives_an_update(self, folder: Path, model: Any) -> None:
         """Long enough to fill whole blocks of a key-value cache."""
         prompt = [5 + number % 300 for number in range(200)]
-        weights = perturbed(model, seed=11)
+        weights, moved = self.other(folder, model, seed=11)
         async with self.running(writer=folder) as engine:
             before = await generate(engine, prompt)
             await engine.update("writer", weights, 1)
             after = await generate(engine, prompt)
-        for answer, source in ((before, model), (after, with_weights(folder, weights))):
+        for answer, source in ((before, model), (after, moved)):
             expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
             assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
 
     async def test_each_policy_has_weights_of_its_own(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        weights = perturbed(model, seed=8)
+        weights, expected_of_writer = self.other(folder, model, seed=8)
         async with self.running(writer=folder, checker=folder) as engine:
             await engine.update("writer", weights, 1)
             assert engine.policies() == {"writer": 1, "checker": 0}
             frozen = await generate(engine, prompt, policy="checker")
             moved = await generate(engine, prompt, policy="writer")
-        for answer, source in ((frozen, model), (moved, with_weights(folder, weights))):
+        for answer, source in ((frozen, model), (moved, expected_of_writer)):
             expected = of_tokens(reference(source, prompt, answer.ids), answer.ids)
             assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
 
     async def test_a_failed_update_changes_nothing(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        weights = perturbed(model, seed=9)
-        name = next(iter(weights))
-        partial = {key: value for key, value in weights.items() if key != name}
-        misshapen = {**weights, name: weights[name][:-1]}
         async with self.running(writer=folder) as engine:
-            for wrong in ({**weights, "no.such": weights[name]}, partial, misshapen):
-                with pytest.raises(LightspanError, match=r"no\.such|" + name):
+            for wrong, told in self.wrong(model):
+                with pytest.raises(LightspanError, match=told):
                     await engine.update("writer", wrong, 2)
             assert engine.policies() == {"writer": 0}
             answer = await generate(engine, prompt)
@@ -472,4 +499,13 @@ def _across_two_tokens(texts: Sequence[str]) -> tuple[int, str]:
     raise AssertionError("no two neighbouring tokens of plain text")
 
 
-__all__ = ["Answer", "EngineSuite", "generate", "of_tokens", "perturbed", "reference"]
+__all__ = [
+    "Answer",
+    "EngineSuite",
+    "generate",
+    "low_rank",
+    "of_tokens",
+    "perturbed",
+    "reference",
+    "with_weights",
+]

@@ -15,6 +15,7 @@ from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
+    LoRAWeights,
     TokenChunk,
 )
 from lightspan.engines.tokenizer import TransformersTokenizer
@@ -125,7 +126,9 @@ class ScriptedEngine:
         if not self.capabilities.grammars:
             raise UnsupportedError("this script is not held to a grammar")
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
         """The tokens that follow are of this version."""
         self._policies[policy] = version
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from typing import Any
+
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
@@ -36,17 +40,59 @@ def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
     given = settings.engine
     if given is not None and not isinstance(given, VLLM):
         return given
-    algorithm, options = settings.algorithm, settings.engine_options or {}
-    models = {name: spec.model for name, spec in algorithm.policies().items()}
-    if uses_base(algorithm.routing()):
-        models[BASE_POLICY] = algorithm.base_model
+    models = _models(settings.algorithm)
     if given is not None:
         from lightspan.engines.vllm.engine import VLLMEngine
 
-        return VLLMEngine(given, models, logs=settings.run_folder.path, seed=seed)
+        lora = {} if given.merge else _ranks(settings.algorithm, models)
+        return VLLMEngine(given, models, lora=lora, logs=settings.run_folder.path, seed=seed)
     from lightspan.engines.transformers import TransformersEngine
 
-    return TransformersEngine(models, device=settings.device, **{"seed": seed, **options})
+    beside, options = embedded_lora(settings), settings.engine_options or {}
+    return TransformersEngine(
+        models, device=settings.device, **{"seed": seed, **options, "lora": beside}
+    )
+
+
+def embedded_lora(settings: TrainerSettings) -> dict[str, int]:
+    """Policy → rank, of the policies that the embedded engine serves as LoRA beside weights that
+    several have: merged, a single one computes less for a token and takes no more memory."""
+    options = settings.engine_options or {}
+    if "lora" in options:
+        return dict(options["lora"] or {})
+    models = _models(settings.algorithm)
+    ranks = _ranks(settings.algorithm, models)
+    return {policy: rank for policy, rank in ranks.items() if _sharing(ranks, models, policy)}
+
+
+def _models(algorithm: Algorithm) -> dict[str, Any]:
+    """Policy → model, of all that the engine serves."""
+    models: dict[str, Any] = {name: spec.model for name, spec in algorithm.policies().items()}
+    if uses_base(algorithm.routing()):
+        models[BASE_POLICY] = algorithm.base_model
+    return models
+
+
+def _ranks(algorithm: Algorithm, models: Mapping[str, Any]) -> dict[str, int]:
+    """Policy → rank of its LoRA; 0 for the starting weights, where a LoRA is beside them."""
+    specs = algorithm.policies()
+    ranks = {name: spec.lora.rank for name, spec in specs.items() if spec.lora is not None}
+    if BASE_POLICY in models and _sharing(ranks, models, BASE_POLICY):
+        ranks[BASE_POLICY] = 0
+    return ranks
+
+
+def _sharing(ranks: Mapping[str, int], models: Mapping[str, Any], policy: str) -> bool:
+    """Whether another of these policies starts from the same model."""
+    others = [models[other] for other in ranks if other != policy]
+    own = models[policy]
+    named = _name(own)
+    return any(other is own or (named is not None and _name(other) == named) for other in others)
+
+
+def _name(model: Any) -> str | None:
+    """Of a model that is loaded by its name; None for a loaded one, which is itself alone."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else None
 
 
 def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> None:
@@ -67,6 +113,13 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
     if lacking:
         raise UnsupportedError(
             f"the engine serves no policy {lacking}; it serves {sorted(engine.policies())}"
+        )
+    whole = {name for name, spec in algorithm.policies().items() if spec.lora is None}
+    unfit = sorted(whole & set(engine.capabilities.lora))
+    if unfit:
+        raise UnsupportedError(
+            f"the engine serves {unfit} as LoRA, and the algorithm trains all weights of it: give "
+            "it lora=LoRA(…), or make the engine without lora= for it"
         )
     algorithm.check(engine.capabilities, learner.capabilities)
     if algorithm.critic is not None:

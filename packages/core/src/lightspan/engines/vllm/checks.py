@@ -14,18 +14,22 @@ MODULE: Final = "lightspan_vllm"
 INSIDE: Final = Path(__file__).with_name("inside")
 """The folder of the file that is loaded in vLLM's process, and of nothing else."""
 TRANSFER: Final = "lightspan"
-FLAGS: Final = (
+_ALWAYS: Final = (
     *("--logprobs-mode", "processed_logprobs"),
     *("--generation-config", "vllm"),
     *("--worker-extension-cls", f"{MODULE}.Extension"),
-    *("--weight-transfer-config", f'{{"backend": "{TRANSFER}"}}'),
 )
-"""What every server is started with."""
+FLAGS: Final = (*_ALWAYS, "--weight-transfer-config", f'{{"backend": "{TRANSFER}"}}')
+"""What a server of whole weights is started with."""
 UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
 """What one of a model with tied embeddings is started with. vLLM would go on with the old output
 layer, without an error."""
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The highest ranks that vLLM makes room for."""
+UPDATING: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",
+    UPDATING: "1",
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONPATH": str(INSIDE),
 }
@@ -46,16 +50,49 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: str
     transfer: str | None
     tensor_parallel: int
-    lora: bool
+    lora_rank: int
+    """0: it serves none."""
+    loras: int
+    lora_updates: bool
     device: str
+
+
+def room_for(rank: int) -> int:
+    """The least that vLLM makes room for.
+
+    Raises:
+        ConfigError: it makes none for so high a rank.
+    """
+    for each in LORA_RANKS:
+        if each >= rank:
+            return each
+    raise ConfigError(
+        f"LoRA(rank={rank}): vLLM serves ranks up to {LORA_RANKS[-1]}; lower it, or have whole "
+        "weights served with VLLM(merge=True)"
+    )
+
+
+def flags_of(blueprint: Blueprint) -> tuple[str, ...]:
+    """What a server is started with, beside its model and float type."""
+    if not blueprint.lora_rank:
+        return (*FLAGS, *(UNTIED if blueprint.tied else ()))
+    return (
+        *_ALWAYS,
+        "--enable-lora",
+        *("--max-lora-rank", str(room_for(blueprint.lora_rank))),
+        # one more: the next version of a policy is there before the former is given up
+        *("--max-loras", str(blueprint.loras + 1)),
+    )
 
 
 def by_hand(blueprint: Blueprint) -> str:
     """The command that starts such a server, as one types it."""
-    flags = [*FLAGS, *(UNTIED if blueprint.tied else ())]
+    flags = flags_of(blueprint)
     quoted = [f"'{each}'" if each.startswith("{") else each for each in flags]
+    updating = f"{UPDATING}=1 " if blueprint.lora_rank else ""
     return (
-        f"VLLM_SERVER_DEV_MODE=1 PYTHONPATH={INSIDE} python -m vllm.entrypoints.openai.api_server "
+        f"VLLM_SERVER_DEV_MODE=1 {updating}PYTHONPATH={INSIDE} "
+        f"python -m vllm.entrypoints.openai.api_server "
         f"--model {blueprint.folder} --dtype {blueprint.dtype} {' '.join(quoted)}"
     )
 
@@ -100,6 +137,18 @@ def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
             f"the model's own generation_config.json would change how it samples: {FLAGS[2]} "
             f"{FLAGS[3]}"
         )
+    wrong += _wrong_with_lora(facts, blueprint) if blueprint.lora_rank else _wrong_whole(facts)
+    if wrong:
+        said = "; ".join(wrong)
+        raise ConfigError(
+            f"the server at {address} (vLLM {facts.vllm}) cannot be used: {said}. All of it: "
+            f"`{by_hand(blueprint)}`"
+        )
+
+
+def _wrong_whole(facts: Facts) -> list[str]:
+    """What keeps a server from taking on whole weights."""
+    wrong = []
     if facts.transfer != TRANSFER:
         wrong.append(f"it takes no new weights from here: {FLAGS[6]} '{FLAGS[7]}'")
     if facts.tied:
@@ -107,9 +156,19 @@ def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
             f"its embeddings are tied, and an update would leave its output layer as it was: "
             f"{UNTIED[0]} '{UNTIED[1]}'"
         )
-    if wrong:
-        said = "; ".join(wrong)
-        raise ConfigError(
-            f"the server at {address} (vLLM {facts.vllm}) cannot be used: {said}. All of it: "
-            f"`{by_hand(blueprint)}`"
-        )
+    return wrong
+
+
+def _wrong_with_lora(facts: Facts, blueprint: Blueprint) -> list[str]:
+    """What keeps a server from serving the policies' LoRA."""
+    rank, loras = room_for(blueprint.lora_rank), blueprint.loras + 1
+    wrong = []
+    if not facts.lora_rank:
+        wrong.append("it serves no LoRA: --enable-lora")
+    if facts.lora_rank < blueprint.lora_rank:
+        wrong.append(f"it has room for LoRA of rank {facts.lora_rank}: --max-lora-rank {rank}")
+    if facts.loras < loras:
+        wrong.append(f"it has room for {facts.loras} LoRA at a time: --max-loras {loras}")
+    if not facts.lora_updates:
+        wrong.append(f"it takes on no LoRA while it runs: {UPDATING}=1")
+    return wrong

@@ -12,7 +12,7 @@ import msgspec
 
 from lightspan.engines.openai import server_events
 from lightspan.engines.vllm.checks import Facts, without_routes
-from lightspan.engines.vllm.weights import Weights
+from lightspan.engines.vllm.weights import LABEL, LoRAFiles, Weights
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.tokens import Sampling
 
@@ -145,9 +145,13 @@ class Client:
         that was computed is kept."""
         await self._call("POST", "/pause?mode=abort&clear_cache=true")
 
-    async def cut(self) -> None:
-        """End those that wait, too."""
-        await self._call("POST", "/abort_requests", {})
+    async def cut(self, request_ids: Sequence[str] | None = None) -> None:
+        """End these calls, or all, as `pause` does; those that wait, too."""
+        if request_ids is None:
+            body = {}
+        else:  # as vLLM names the one answer of a call
+            body = {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]}
+        await self._call("POST", "/abort_requests", body)
 
     async def resume(self) -> None:
         """Let calls go on."""
@@ -161,23 +165,49 @@ class Client:
         await self._call("POST", "/update_weights", {"update_info": update})
         await self._call("POST", "/finish_weight_update", {"weight_version": weights.label})
 
+    async def name_weights(self, label: str) -> None:
+        """Have it say this of the weights that it has, until it is started again."""
+        await self._call("POST", "/update_weight_version", {"new_version": label})
+
+    # --- LoRA -----------------------------------------------------------------------------
+    async def loras(self) -> list[str]:
+        """Names of those that it has and that a trainer of ours brought."""
+        models = _json(await self._call("GET", "/v1/models"))["data"]
+        names = [str(model["id"]) for model in models]
+        return [name for name in names if name.startswith(LABEL) and name != self._model]
+
+    async def load_lora(self, files: LoRAFiles) -> None:
+        """Take on another LoRA, beside those that it has."""
+        body = {"lora_name": files.name, "lora_path": str(files.folder)}
+        await self._call("POST", "/v1/load_lora_adapter", body)
+
+    async def unload_lora(self, name: str) -> None:
+        """Forget one; no call is on it."""
+        await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
     # --- calls ----------------------------------------------------------------------------
     async def complete(
         self,
         prompt: Sequence[int],
         sampling: Sampling,
         *,
+        request_id: str,
+        lora: str = "",
         max_tokens: int,
         eos_ids: Sequence[int],
         stream: bool,
     ) -> AsyncIterator[Part]:
         """Sample after these ids. Without `stream` there is one part.
 
+        Args:
+            request_id: by which it may be cut.
+            lora: the name of the one to sample with.
+
         Raises (while iterating):
             Refused, Unreachable
         """
         body = {
-            "model": self._model,
+            "model": lora or self._model,
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
@@ -197,7 +227,9 @@ class Client:
         }
         try:
             async with self._open().post(
-                f"{self._base}/v1/completions", data=msgspec.json.encode(body), headers=_JSON
+                f"{self._base}/v1/completions",
+                data=msgspec.json.encode(body),
+                headers={**_JSON, "X-Request-Id": request_id},
             ) as response:
                 if response.status != 200:
                     raise _refusal(self.address, response.status, await response.read())

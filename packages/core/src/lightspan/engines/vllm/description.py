@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -34,6 +34,10 @@ OURS: Final[Mapping[str, str]] = {
     "--worker-extension-cls": "it is how new weights come in",
     "--load-format": "weights come from the trainer",
     "--hf-overrides": "it unties tied embeddings",
+    "--enable-lora": "policies with LoRA bring it",
+    "--max-lora-rank": "it is that of the policies' LoRA",
+    "--max-loras": "it is what the policies need",
+    "--lora-modules": "LoRA comes from the trainer",
 }
 """The flags that lightspan sets itself, and what to do instead."""
 
@@ -41,9 +45,10 @@ OURS: Final[Mapping[str, str]] = {
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM in place of the embedded engine: `Trainer(…, engine=VLLM(python="…/bin/python"))`.
 
-    The trainer starts servers on this machine, at least one for each policy, and ends them with the
-    run; or it uses servers that somebody started (`addresses`). Either way vLLM has an environment
-    of its own, which needs no lightspan.
+    The trainer starts servers on this machine, and ends them with the run: at least one for each
+    policy, and one for all policies that are LoRA beside the same model; or it uses servers that
+    somebody started (`addresses`). Either way vLLM has an environment of its own, which needs no
+    lightspan.
 
     Raises:
         ConfigError: neither `python` nor `addresses`, or both; an address of another machine that
@@ -55,13 +60,17 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter of vLLM's environment."""
     addresses: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     """Of servers that run already, such as `http://127.0.0.1:8000`, all of the one policy; or
-    policy → addresses. Whoever reaches such a server can change its weights: its development routes
-    ask for no key. So only this machine's own addresses are taken, an SSH tunnel's end too, unless
-    `allow` says more."""
+    policy → addresses, equal ones for policies that are LoRA beside the same model. Whoever reaches
+    such a server can change its weights: its development routes ask for no key. So only this
+    machine's own addresses are taken, an SSH tunnel's end too, unless `allow` says more."""
     allow: tuple[str, ...] = ()
     """Hosts of other machines that `addresses` may name, in a network that nobody else is in."""
+    merge: bool = False
+    """Whether policies with LoRA have it merged into whole weights, and servers of their own, as
+    other policies have: for a model whose layers vLLM has no LoRA for."""
     servers: int = 1
-    """To start for each policy. The calls of one rollout go to one of them."""
+    """To start for each policy, or for all that are LoRA beside the same model. The calls of one
+    rollout go to one of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Of the weights that answer; None keeps the model's."""
     context_length: int | None = None
@@ -98,27 +107,34 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("VLLM: context_length", self.context_length, 2)
         self._check_arguments()
 
-    def addresses_of(self, policies: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    def addresses_of(self, groups: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """Policy → its servers' addresses.
 
+        Args:
+            groups: policies that share servers.
+
         Raises:
-            ConfigError: a policy has none, or an address is of a policy that is none.
+            ConfigError: a policy has none, an address is of a policy that is none, or of policies
+                that cannot share a server.
         """
-        names = list(policies)
+        several = [tuple(group) for group in groups]
+        names = sorted(name for group in several for name in group)
         if isinstance(self.addresses, dict):
             if set(self.addresses) != set(names):
                 raise ConfigError(
                     f"VLLM: addresses= names {sorted(self.addresses)}, and the engine serves "
-                    f"{sorted(names)}: a server has the weights of one policy, so give each its "
-                    "own"
+                    f"{names}: say for each which are its own"
                 )
+            of_groups = [self.addresses[group[0]] for group in several]
+            _check_once([address for addresses in of_groups for address in addresses])
             return dict(self.addresses)
-        if len(names) > 1:
+        if len(several) > 1:
             raise ConfigError(
-                f"VLLM: addresses= is a list, and the engine serves {sorted(names)}: a server has "
-                "the weights of one policy, so say which: addresses={policy: [address, …], …}"
+                f"VLLM: addresses= is a list, and the engine serves {names}: a server has the "
+                "weights of one policy, or LoRA beside those of one model, so say which: "
+                "addresses={policy: [address, …], …}"
             )
-        return {names[0]: self.addresses}
+        return dict.fromkeys(names, self.addresses)
 
     def waiting(self, logs: Path) -> str:
         """What a person is told who waits for the servers.
@@ -164,12 +180,8 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                     "key: whoever reaches it can read prompts and change weights. Use an SSH "
                     f"tunnel and its local end, or, in a network of your own, allow=[{host!r}]"
                 )
-        twice = sorted({address for address in every if every.count(address) > 1})
-        if twice:
-            raise ConfigError(
-                f"VLLM: the address {twice[0]} is given twice; a server has the weights of one "
-                "policy"
-            )
+        for addresses in lists:
+            _check_once(addresses)
         if self.addresses and (self.servers != 1 or self.arguments or self.environment):
             raise ConfigError(
                 "VLLM: servers, arguments and environment are of servers that the run starts; "
@@ -185,6 +197,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"VLLM: arguments= has {flag}, which lightspan sets: {OURS[flag]}"
                 )
+
+
+def _check_once(addresses: Sequence[str]) -> None:
+    twice = sorted({address for address in addresses if addresses.count(address) > 1})
+    if twice:
+        raise ConfigError(
+            f"VLLM: the address {twice[0]} is given twice; a server has the weights of one policy, "
+            "or LoRA of several beside those of one model"
+        )
 
 
 def _is_loopback(host: str) -> bool:

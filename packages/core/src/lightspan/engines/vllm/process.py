@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from lightspan.engines.vllm.checks import ENVIRONMENT, FLAGS, UNTIED
+import psutil
+
+from lightspan.engines.vllm.checks import ENVIRONMENT, flags_of
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.weights import Blueprint
 from lightspan.errors import EngineError
@@ -25,7 +28,7 @@ _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNC
 def command(
     description: VLLM, python: str, blueprint: Blueprint, socket: Path, *, seed: int | None
 ) -> list[str]:
-    """What starts a server, its weights random until some are loaded.
+    """What starts a server; one of whole weights has random ones until some are loaded.
 
     Args:
         python: the interpreter's path.
@@ -35,9 +38,8 @@ def command(
         *(python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(blueprint.folder), "--uds", str(socket)),
         *("--dtype", blueprint.dtype, "--max-model-len", str(blueprint.context)),
-        *FLAGS,
-        *(UNTIED if blueprint.tied else ()),
-        *("--load-format", "dummy"),
+        *flags_of(blueprint),
+        *(() if blueprint.lora_rank else ("--load-format", "dummy")),
         *(("--seed", str(seed)) if seed is not None else ()),
         *description.arguments,
     ]
@@ -58,13 +60,22 @@ class Process:
         arguments: the first is the program's path.
         env: its whole environment.
         log: where all that it says goes.
+        socket: where it listens: by it it is known among this process's children.
         watchdog: ends it if this process dies.
     """
 
     def __init__(
-        self, arguments: Sequence[str], env: Mapping[str, str], log: Path, watchdog: Watchdog
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        socket: Path,
+        watchdog: Watchdog,
     ) -> None:
         self.log = log
+        self._socket = str(socket)
+        self._cpu_s = 0.0
         self.ended = asyncio.Event()
         self.status: int | None = None
         self._began = log.stat().st_size if log.exists() else 0
@@ -84,6 +95,19 @@ class Process:
             self.status = ended.status
         finally:
             self.ended.set()
+
+    def cpu_s(self) -> float:
+        """CPU-seconds of it and of all that it started; the last known, where it has ended."""
+        spent = sum(map(_cpu_s, self._running()))
+        self._cpu_s = max(self._cpu_s, spent)
+        return self._cpu_s
+
+    def _running(self) -> list[psutil.Process]:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if self._socket in child.cmdline():
+                    return [child, *child.children(recursive=True)]
+        return []
 
     async def stop(self) -> None:
         """End it and all that it started. Idempotent."""
@@ -107,3 +131,10 @@ class Process:
             f"{name} ended with status {self.status}; {self.log} has all that it said, at the "
             f"end:\n{shown}"
         )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0

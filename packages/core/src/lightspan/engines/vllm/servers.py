@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lightspan.engines.vllm.checks import check_facts
 from lightspan.engines.vllm.client import Client, Part, Refused, Unreachable
 from lightspan.engines.vllm.process import Process
-from lightspan.engines.vllm.weights import Blueprint, Weights
+from lightspan.engines.vllm.weights import Blueprint, LoRAFiles, Wanted, Weights
 from lightspan.errors import EngineClosedError, EngineError
 from lightspan.schema.tokens import Sampling
 from lightspan.stores.event_loop import within
@@ -30,12 +31,12 @@ Launch = Callable[[], tuple[Process, str]]
 
 
 class Server:
-    """A server of one policy.
+    """A server of one policy, or of several that are LoRA beside the same weights.
 
     Args:
         name: for a person.
         blueprint: what it has to serve.
-        weights: says which weights are those of now.
+        wanted: says which weights are those of now.
         start_s: how long it may take until it answers.
         launch: starts it; None for one that somebody else keeps.
         address: of that one.
@@ -46,7 +47,7 @@ class Server:
         self,
         name: str,
         blueprint: Blueprint,
-        weights: Callable[[], Weights],
+        wanted: Callable[[], Wanted],
         *,
         start_s: float,
         launch: Launch | None = None,
@@ -57,34 +58,51 @@ class Server:
         self.client = Client(address)
         self._address = address
         self.ready = False
-        """Whether calls may go there: it has the weights of `version`."""
-        self.version = 0
-        self.load = 0
-        """Calls on it."""
+        """Whether calls may go there: it has the weights of now."""
+        self.changes = 0
+        """How often its weights were replaced: a call before and after which this is the same was
+        not cut."""
         self.deaths = 0
         """Since it last finished a call."""
         self._blueprint = blueprint
-        self._weights = weights
+        self._wanted = wanted
         self._start_s = start_s
         self._launch = launch
         self._died = died
         self._process: Process | None = None
+        self._spent_cpu_s = 0.0
+        """By its former processes."""
         self._log: Path | None = None
         """Of the process of ours, once there was one."""
         self._watching: asyncio.Task[None] | None = None
         self._label = ""
+        self._version = 0
+        self._lora: dict[str, LoRAFiles] = {}
+        """Policy → what it has of it, beside its own weights."""
         self._checked = False
         self._closed = False
         self._lock = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._calls: dict[str, str] = {}
+        """Id → policy, of the calls on it."""
+        self._left = asyncio.Event()
+        """Set when the last call of a policy has left."""
 
     # --- calls ----------------------------------------------------------------------------
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of its processes; 0 for one that somebody else keeps."""
+        return self._spent_cpu_s + (0.0 if self._process is None else self._process.cpu_s())
+
+    @property
+    def load(self) -> int:
+        """Calls on it."""
+        return len(self._calls)
+
     async def complete(
-        self, prompt: Sequence[int], sampling: Sampling, **options: Any
+        self, policy: str, prompt: Sequence[int], sampling: Sampling, **options: Any
     ) -> AsyncIterator[Part]:
-        """`Client.complete`, with the version that answers: weights change only where no call is.
-        Nothing comes if they are changing just now.
+        """`Client.complete`, with the version that answers: a policy's weights change only where no
+        call of it is. Nothing comes if they are changing just now.
 
         Raises (while iterating):
             Unreachable: also if somebody has started it again since, so that it has other weights.
@@ -93,22 +111,32 @@ class Server:
         """
         if not self.ready:
             return
-        with self._call() as version:
+        lora = self._lora.get(policy)
+        version = self._version if lora is None else lora.version
+        with self._call(policy) as request_id:
             if self._launch is None and await self.client.label() != self._label:
                 raise Unreachable(f"{self.name} was started again, or somebody changed its weights")
-            async for part in self.client.complete(prompt, sampling, **options):
+            name = "" if lora is None else lora.name
+            parts = self.client.complete(
+                prompt, sampling, request_id=request_id, lora=name, **options
+            )
+            async for part in parts:
                 yield part._replace(version=version)
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[int]:
-        self.load += 1
-        self._idle.clear()
+    def _call(self, policy: str) -> Iterator[str]:
+        request_id = secrets.token_hex(16)
+        self._calls[request_id] = policy
         try:
-            yield self.version
+            yield request_id
         finally:
-            self.load -= 1
-            if not self.load:
-                self._idle.set()
+            del self._calls[request_id]
+            if not self._of(policy):
+                self._left.set()
+
+    def _of(self, policy: str | None) -> list[str]:
+        """The ids of a policy's calls on it, or of all."""
+        return [key for key, its in self._calls.items() if policy in (None, its)]
 
     # --- weights --------------------------------------------------------------------------
     async def serve(self) -> None:
@@ -124,13 +152,14 @@ class Server:
                 self._check_open()
                 try:
                     await self._come_up()
-                    weights = self._weights()
-                    if self._label != weights.label:
-                        await self._take_on(weights)
+                    wanted = self._wanted()
+                    if self._label != wanted.weights.label:
+                        await self._take_on(wanted.weights)
+                    await self._take_on_lora(wanted.lora)
                 except Unreachable as error:
                     await self._put_down(error)
                 else:
-                    self.version, self.ready = weights.version, True
+                    self.ready = True
 
     async def close(self) -> None:
         """End what is under way, and the process if it is ours. Idempotent."""
@@ -143,28 +172,65 @@ class Server:
             raise EngineClosedError
 
     async def _take_on(self, weights: Weights) -> None:
-        self._label = ""
+        self._label, self._lora = "", {}
+        async with self._refusable(weights.version):
+            if self._blueprint.lora_rank:  # it has the weights, and maybe what others left
+                for name in await self.client.loras():
+                    await self.client.unload_lora(name)
+                await self.client.name_weights(weights.label)
+            else:
+                await self.client.pause()
+                await self._drain(None)
+                await self.client.load(weights)
+                await self.client.resume()
+        self._label, self._version = weights.label, weights.version
+        self.changes += 1
+
+    async def _take_on_lora(self, wanted: Mapping[str, LoRAFiles]) -> None:
+        """Replace those that changed, and cut the calls of these policies alone."""
+        for policy, files in wanted.items():
+            former = self._lora.get(policy)
+            if former == files:
+                continue
+            async with self._refusable(files.version):
+                await self.client.load_lora(files)
+                if calls := self._of(policy):
+                    await self.client.cut(calls)
+                await self._drain(policy)
+                self._lora[policy] = files
+                self.changes += 1
+                if former is not None:
+                    await self.client.unload_lora(former.name)
+
+    @contextlib.asynccontextmanager
+    async def _refusable(self, version: int) -> AsyncIterator[None]:
+        """While it is told to take on this version.
+
+        Raises:
+            EngineError: it says no.
+            Unreachable: it says no because it is dying.
+        """
         try:
-            await self.client.pause()
-            await self._drain()
-            await self.client.load(weights)
-            await self.client.resume()
+            yield
         except Refused as error:
             if self._process is not None and await within(_DYING_S, self._process.ended):
                 raise Unreachable(str(error)) from error
             raise EngineError(
-                f"{self.name} did not take on version {weights.version} of its weights: {error}"
+                f"{self.name} did not take on version {version} of its weights: {error}"
             ) from error
-        self._label = weights.label
 
-    async def _drain(self) -> None:
-        """Until no call is on it. One that came too late for the pause waits in the server, and is
-        cut as well: it would go on with weights that its version does not name."""
+    async def _drain(self, policy: str | None) -> None:
+        """Until no call of a policy, or of any, is on it. One that came too late for the pause
+        waits in the server, and is cut as well: it would go on with weights that its version does
+        not name."""
         for _ in range(_CUTS):
-            if await within(_CUT_S, self._idle):
+            calls = self._of(policy)
+            if not calls:
                 return
-            await self.client.cut()
-        raise Unreachable(f"{self.name} does not end the {self.load} calls on it")
+            self._left.clear()
+            if not await within(_CUT_S, self._left):
+                await self.client.cut(None if policy is None else calls)
+        raise Unreachable(f"{self.name} does not end the {len(self._of(policy))} calls on it")
 
     # --- life -----------------------------------------------------------------------------
     async def _come_up(self) -> None:
@@ -246,5 +312,6 @@ class Server:
             self._watching.cancel()
             self._watching = None
         if self._process is not None:
-            await self._process.stop()
-            self._process = None
+            process, self._process = self._process, None
+            self._spent_cpu_s += process.cpu_s()
+            await process.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import os
 import secrets
@@ -16,18 +17,23 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lightspan.engines.hub import cannot_load, locate
+from lightspan.engines.protocol import LoRAWeights
 from lightspan.engines.tokenizer import context_length
 from lightspan.errors import ConfigError, EngineError, EngineMemoryError, ModelError
 
 PREFIX: Final = "lightspan-weights-"
+LABEL: Final = "lightspan-"
+"""What servers say of weights begins so, if they are from here."""
 HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LOCK: Final = "lock"
+_LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
+"""How layers are called that any model has which vLLM serves with LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,29 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRAFiles:
+    """The LoRA of one policy as files, as one version of it."""
+
+    version: int
+    name: str
+    """By which servers know it; no other LoRA of any run has it, so that no key or value that was
+    computed with another is taken for one of this."""
+    folder: Path
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Wanted(NamedTuple):
+    """What a server should have."""
+
+    weights: Weights
+    lora: Mapping[str, LoRAFiles] = {}
+    """Of each policy, where they are LoRA beside the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Blueprint:
     """What a server has to be to serve a model, read from the model's folder."""
 
@@ -64,6 +93,11 @@ class Blueprint:
     hidden: int
     layers: int
     tied: bool
+    lora_rank: int = 0
+    """The highest of the LoRA that it serves beside its own weights, which then never change; 0: it
+    serves whole weights."""
+    loras: int = 0
+    """How many policies it serves so, those among them that never change."""
 
     @classmethod
     def of(cls, model: Any, *, dtype: str | None, context: int | None) -> Blueprint:
@@ -126,9 +160,34 @@ class Blueprint:
         return BYTES[self.dtype] * sum(map(math.prod, self.shapes.values()))
 
     def as_saved(self, version: int) -> Weights:
-        """The weights of the model's own files."""
+        """The weights of the model's own files; a server of LoRA has read them itself."""
+        if self.lora_rank:
+            return Weights(version=version, label=_label(version), files=(), again={})
         files = tuple(str(path) for path in _files(self.folder))
         return Weights(version=version, label=_label(version), files=files, again=self.again)
+
+    def nothing(self) -> LoRAWeights:
+        """LoRA that adds nothing to the model's own weights. On a CPU vLLM gives calls that name
+        none, and are computed beside some that do, the one in its last place; so every call names
+        one.
+
+        Raises:
+            ModelError: no layer of the model is known to take LoRA in vLLM.
+        """
+        import torch
+
+        # attention first: layers of experts may be served otherwise
+        for name in sorted(self.shapes, key=lambda name: ("attn" not in name, name)):
+            shape = self.shapes[name]
+            layer = name.removesuffix(".weight")
+            if len(shape) == 2 and layer.endswith(_LINEAR):
+                outputs, inputs = shape
+                pair = (torch.zeros(1, inputs), torch.zeros(outputs, 1))
+                return LoRAWeights(rank=1, scale=1.0, layers={layer: pair})
+        raise ModelError(
+            f"{self.name} has no layer that ends in {' or '.join(_LINEAR)}: lightspan does not "
+            "know where vLLM takes LoRA there; have it served merged, with VLLM(merge=True)"
+        )
 
     def check(self, weights: Mapping[str, Any], policy: str) -> None:
         """Raise `ModelError` for weights that are not these, name by name."""
@@ -191,7 +250,7 @@ class Exchange:
             save_file(tensors, path)
         except (OSError, SafetensorError) as error:
             path.unlink(missing_ok=True)
-            raise self._full(blueprint, policy, str(error)) from error
+            raise self._full(_whole(blueprint, policy), str(error)) from error
         return Weights(
             version=version,
             label=_label(version),
@@ -200,11 +259,49 @@ class Exchange:
             kept=path,
         )
 
+    def write_lora(self, weights: LoRAWeights, policy: str, version: int) -> LoRAFiles:
+        """Put LoRA weights into a folder, as PEFT names them.
+
+        Raises:
+            EngineMemoryError: they do not fit there.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        name = _label(version)
+        files = LoRAFiles(version=version, name=name, folder=self.folder / name)
+        tensors = {
+            f"base_model.model.{layer}.lora_{letter}.weight": tensor.contiguous()
+            for layer, pair in weights.layers.items()
+            for letter, tensor in zip("AB", pair, strict=True)
+        }
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": weights.rank,
+            "lora_alpha": weights.rank * weights.scale,
+            "target_modules": sorted({layer.rpartition(".")[2] for layer in weights.layers}),
+            "bias": "none",
+        }
+        try:
+            files.folder.mkdir()
+            save_file(tensors, files.folder / "adapter_model.safetensors")
+            (files.folder / "adapter_config.json").write_text(json.dumps(config))
+        except (OSError, SafetensorError) as error:
+            files.remove()
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            raise self._full(
+                f"the LoRA weights of policy {policy}, {_mib(size)}", str(error)
+            ) from error
+        return files
+
     def check_room(self, blueprint: Blueprint, policy: str) -> None:
         """Raise `EngineMemoryError` unless the model's weights fit into the folder."""
+        if blueprint.lora_rank:  # they are not handed over
+            return
         free = shutil.disk_usage(self.folder).free
         if blueprint.bytes > free:
-            raise self._full(blueprint, policy, f"{_mib(free)} are free")
+            raise self._full(_whole(blueprint, policy), f"{_mib(free)} are free")
 
     def close(self) -> None:
         """Remove it. Idempotent."""
@@ -213,14 +310,18 @@ class Exchange:
             os.close(self._lock)
             self._lock = -1
 
-    def _full(self, blueprint: Blueprint, policy: str, reason: str) -> EngineError:
+    def _full(self, what: str, reason: str) -> EngineError:
         parent = self.folder.parent
         return EngineMemoryError(
-            f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}, do not "
-            f"fit into {parent}, where servers read them: {reason}. Make room there (two copies of "
-            "a policy are there while one replaces the other; a container has 64 MiB unless it is "
-            "started with --shm-size), or name another folder in memory with VLLM(exchange=…)"
+            f"{what}, do not fit into {parent}, where servers read them: {reason}. Make room there "
+            "(two copies of a policy are there while one replaces the other; a container has 64 "
+            "MiB unless it is started with --shm-size), or name another folder in memory with "
+            "VLLM(exchange=…)"
         )
+
+
+def _whole(blueprint: Blueprint, policy: str) -> str:
+    return f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}"
 
 
 def _sweep(parent: str) -> None:
@@ -274,7 +375,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _label(version: int) -> str:
-    return f"lightspan-{version}-{secrets.token_hex(8)}"
+    return f"{LABEL}{version}-{secrets.token_hex(8)}"
 
 
 def _mib(count: int) -> str:

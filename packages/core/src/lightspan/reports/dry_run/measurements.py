@@ -33,7 +33,7 @@ from lightspan.runners.protocol import Runners
 from lightspan.schema.spans import SpanKind
 from lightspan.training import checkpoints
 from lightspan.training.checkpoints import TrainerState
-from lightspan.training.embedded import uses_base
+from lightspan.training.embedded import embedded_lora, uses_base
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 
@@ -259,6 +259,7 @@ def forecast_memory(
             trained_share=_trained_share(rows),
             process_bytes=process_bytes,
             kl=isinstance(loss, PolicyLoss) and loss.kl != 0,
+            beside=frozenset(embedded_lora(settings)),
         )
     )
     return _with_room(forecast, settings.device)

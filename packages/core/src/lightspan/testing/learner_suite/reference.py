@@ -14,6 +14,7 @@ from lightspan.engines.protocol import (
     ChatTokenizer,
     EngineCapabilities,
     GenerationRequest,
+    LoRAWeights,
     TokenChunk,
     TokenEngine,
 )
@@ -158,7 +159,10 @@ class WeightSink(TokenEngine):
             yield TokenChunk(ids=[], logprobs=[], version=0)
         raise NotFoundError(request.policy)
 
-    async def update(self, policy: str, weights: Mapping[str, Any], version: int) -> None:
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
+        assert not isinstance(weights, LoRAWeights), "its capabilities name no policy with LoRA"
         self.weights[policy] = dict(weights)
         self.versions[policy] = version
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from vllm import __version__
+from vllm import __version__, envs
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -97,6 +97,7 @@ class Extension:
         """What this server serves and how, for the checks at the start of a run."""
         config, model = self.vllm_config, self.model_config
         text, transfer = model.hf_text_config, config.weight_transfer_config
+        lora = config.lora_config
         return {
             "vllm": __version__,
             "model": model.model,
@@ -110,7 +111,9 @@ class Extension:
             "generation_config": str(model.generation_config),
             "transfer": None if transfer is None else transfer.backend,
             "tensor_parallel": config.parallel_config.tensor_parallel_size,
-            "lora": config.lora_config is not None,
+            "lora_rank": 0 if lora is None else lora.max_lora_rank,
+            "loras": 0 if lora is None else lora.max_loras,
+            "lora_updates": bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING),
             "device": str(self.device),
         }
 

@@ -1,0 +1,187 @@
+"""Policies that are LoRA beside one copy of a model, and engines whose weights are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightspan import VLLM, LoRA, Policy, Trainer
+from lightspan.engines.protocol import GenerationRequest, LoRAWeights, Probe, ProbedEngine
+from lightspan.engines.transformers import TransformersEngine
+from lightspan.errors import EngineError, UnsupportedError
+from lightspan.learners.torch import TorchLearner
+from lightspan.schema.tokens import Sampling
+from lightspan.testing.engine_suite import generate, of_tokens, reference
+from lightspan.testing.lora_suite import merged
+from lightspan.training.checkpoints import latest
+from lightspan.training.embedded import embedded_lora, make_engine
+
+PROMPT = [5, 6, 7, 8, 9]
+TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}
+
+
+class Probed(TransformersEngine, ProbedEngine):
+    """In the trainer's process, and looked at as servers are."""
+
+    asked = 0
+    stale = False
+    """Whether it keeps the weights of the first update under the later versions."""
+    _first: Any = None
+
+    async def update(
+        self, policy: str, weights: Mapping[str, Any] | LoRAWeights, version: int
+    ) -> None:
+        self._first = self._first or weights
+        await super().update(policy, self._first if self.stale else weights, version)
+
+    async def probes(self, policy: str) -> list[Probe]:
+        self.asked += 1
+        request = GenerationRequest(
+            request_id=f"probe{self.asked}",
+            policy=policy,
+            prompt_ids=PROMPT,
+            sampling=Sampling(max_tokens=8),
+        )
+        ids: list[int] = []
+        logprobs: list[float] = []
+        async for chunk in self.generate(request, stream=False):
+            ids, logprobs = [*ids, *chunk.ids], [*logprobs, *chunk.logprobs]
+        return [
+            Probe(
+                where="the engine",
+                version=self.policies()[policy],
+                prompt_ids=PROMPT,
+                ids=ids,
+                logprobs=logprobs,
+                tolerance=1e-3,
+            )
+        ]
+
+
+def test_an_engine_that_keeps_old_weights_ends_the_run(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """At the first update after which it does not say what the learner does."""
+    engine = Probed({"policy": tiny}, seed=1)
+    engine.stale = True
+    trainer = Trainer(rl(learning_rate=0.03), engine=engine, steps=3, folder=tmp_path / "run")
+    with pytest.raises(EngineError, match="the engine does not answer with version 2 of policy"):
+        trainer.fit(apps.spell, ask(4))
+    assert engine.asked == 2
+    found = latest(tmp_path / "run")
+    assert found is None or found.is_dir()
+
+
+def test_an_engine_is_looked_at_after_every_update(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    engine = Probed({"policy": tiny}, seed=1)
+    trainer = Trainer(rl(learning_rate=0.03), engine=engine, steps=2, folder=tmp_path / "run")
+    trainer.fit(apps.spell, ask(4))
+    assert engine.asked == 3  # at the start too
+
+
+# --- which policies are LoRA beside what --------------------------------------------------------
+
+
+def settings_of(algorithm: Any, **options: Any) -> Any:
+    return Trainer(algorithm, steps=1, **options).settings
+
+
+def test_two_policies_of_one_model_are_beside_one_copy(
+    rl: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run")
+    assert embedded_lora(settings) == {"writer": 4, "checker": 8}
+    assert make_engine(settings, seed=0).capabilities.lora == ("checker", "writer")
+
+
+def test_one_policy_is_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
+    """It has a copy for itself either way, and computes less per token."""
+    settings = settings_of(rl(lora=LoRA(rank=4)), folder=tmp_path / "run")
+    assert embedded_lora(settings) == {}
+    assert make_engine(settings, seed=0).capabilities.lora == ()
+
+
+def test_the_starting_weights_are_the_same_copy(rl: Callable[..., Any], tmp_path: Path) -> None:
+    settings = settings_of(rl(lora=LoRA(rank=4), frozen="base"), folder=tmp_path / "run")
+    assert embedded_lora(settings) == {"policy": 4, "base": 0}
+    engine = make_engine(settings, seed=0)
+    assert (engine.capabilities.lora, set(engine.policies())) == (("policy",), {"policy", "base"})
+
+
+def test_whole_weights_beside_lora_have_their_own(rl: Callable[..., Any], tmp_path: Path) -> None:
+    algorithm = rl(optimize={"writer": Policy(lora=LoRA(rank=4)), "checker": Policy()})
+    assert embedded_lora(settings_of(algorithm, folder=tmp_path / "run")) == {}
+
+
+def test_a_user_has_them_merged(rl: Callable[..., Any], tmp_path: Path) -> None:
+    settings = settings_of(rl(optimize=TWO), folder=tmp_path / "run", engine_options={"lora": {}})
+    assert make_engine(settings, seed=0).capabilities.lora == ()
+
+
+@pytest.mark.parametrize(
+    ("merge", "groups"),
+    [(False, [("checker", "writer", "base")]), (True, [("checker",), ("writer",), ("base",)])],
+)
+def test_vllm_has_servers_of_all_of_them(
+    rl: Callable[..., Any], tmp_path: Path, merge: bool, groups: list[tuple[str, ...]]
+) -> None:
+    import sys
+
+    vllm = VLLM(python=sys.executable, merge=merge)
+    algorithm = rl(optimize=TWO, frozen="base")
+    engine: Any = make_engine(settings_of(algorithm, engine=vllm, folder=tmp_path / "run"), seed=0)
+    assert engine._groups == groups
+
+
+# --- trained ------------------------------------------------------------------------------------
+
+
+def test_policies_learn_beside_one_copy(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """What was sampled is what the learner computes: the gap is rounding."""
+    algorithm = rl(optimize=TWO, learning_rate=1e-2)
+    trainer = Trainer(algorithm, steps=2, folder=tmp_path / "run")
+    trainer.fit(apps.two, ask(4))
+    assert trainer.folder.metrics()[-1]["learner/logprob_gap_mean"] < 1e-4
+
+
+async def test_a_learner_sends_what_it_computes_with(tiny: Path) -> None:
+    learner = TorchLearner(
+        {"writer": str(tiny), "whole": str(tiny)}, lora={"writer": LoRA(rank=4, alpha=12)}
+    )
+    for name, parameter in learner._models["writer"].trainable().items():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+    engine = TransformersEngine({"writer": tiny, "whole": tiny}, lora={"writer": 4})
+    await engine.start()
+    await learner.publish(engine, {"writer": 1, "whole": 2})
+    sent = learner._models["writer"].lora_weights()
+    assert (sent.rank, sent.scale) == (4, 3.0)
+    answer = await generate(engine, PROMPT)
+    expected = of_tokens(reference(merged(tiny, sent), PROMPT, answer.ids), answer.ids)
+    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+    assert engine.policies() == {"writer": 1, "whole": 2}
+    await engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT's own
+def test_lora_of_what_is_no_linear_layer_is_refused(tiny: Path) -> None:
+    lora = LoRA(rank=4, target_modules=("embed_tokens", "q_proj"))
+    learner = TorchLearner({"writer": str(tiny)}, lora={"writer": lora})
+    with pytest.raises(UnsupportedError, match=r"adapts model\.embed_tokens.*VLLM\(merge=True\)"):
+        learner._models["writer"].lora_weights()
+
+
+def test_an_engine_with_lora_of_a_policy_that_has_none_is_refused(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    engine = TransformersEngine({"policy": tiny}, lora={"policy": 4})
+    trainer = Trainer(rl(), engine=engine, steps=1, folder=tmp_path / "run")
+    with pytest.raises(UnsupportedError, match=r"serves \['policy'\] as LoRA.*lora=LoRA"):
+        trainer.fit(apps.spell, ask(2))

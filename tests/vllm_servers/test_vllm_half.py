@@ -1,0 +1,52 @@
+"""Servers that compute in half types, looked at as a training looks at them after an update."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from tests.vllm_servers.conftest import Start
+
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.errors import EngineError
+from lightspan.learners.torch import TorchLearner
+from lightspan.testing.engine_suite import generate
+from lightspan.training.likeness import check_probes
+
+PROMPTS = [[5 + (7 * place + number) % 300 for place in range(24)] for number in range(4)]
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def learner_of(folder: Path, *, by: float) -> TorchLearner:
+    """One that has moved its weights, at random, by so much."""
+    learner = TorchLearner({"writer": str(folder)})
+    generator = torch.Generator().manual_seed(4)
+    for parameter in learner._models["writer"].trainable().values():
+        parameter.data += by * torch.randn(parameter.shape, generator=generator)
+    return learner
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_rounding_passes_and_other_weights_do_not(
+    start: Start, served: Path, tmp_path: Path, dtype: str
+) -> None:
+    address = await asyncio.to_thread(start, "--dtype", dtype)
+    learner, other = learner_of(served, by=0.03), learner_of(served, by=0.06)
+    vllm = VLLM(addresses=(address,), dtype=dtype)  # type: ignore[arg-type]
+    engine = VLLMEngine(vllm, {"writer": served}, logs=tmp_path)
+    await engine.start()
+    try:
+        for number, prompt in enumerate(PROMPTS):
+            await generate(engine, prompt, request_id=str(number), max_tokens=1)
+        await learner.publish(engine, {"writer": 1})
+        probes = await engine.probes("writer")
+        assert [probe.prompt_ids for probe in probes] == PROMPTS
+        check_probes(probes, "writer", 1, learner)
+        with pytest.raises(EngineError, match="does not answer with version 1 of policy writer"):
+            check_probes(probes, "writer", 1, other)
+    finally:
+        await engine.close()

@@ -1,0 +1,71 @@
+"""The engine suite with LoRA beside the weights of one model, on one server and on two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.vllm_servers.conftest import Start
+
+from lightspan.engines.protocol import TokenEngine
+from lightspan.engines.vllm.checks import flags_of
+from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.engines.vllm.weights import Blueprint
+from lightspan.errors import ConfigError
+from lightspan.testing.lora_suite import RANK, LoRAEngineSuite
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def flags(folder: Path, *, loras: int) -> tuple[str, ...]:
+    blueprint = Blueprint.of(folder, dtype="float32", context=None)
+    return flags_of(Blueprint(**{**vars(blueprint), "lora_rank": RANK, "loras": loras}))
+
+
+@pytest.fixture(scope="module")
+def addresses(start: Start, served: Path) -> tuple[str, str]:
+    return start(flags=flags(served, loras=3)), start(flags=flags(served, loras=3))
+
+
+class TestVLLMEngineWithLoRA(LoRAEngineSuite):
+    """All policies on one server that runs already, of a model that ties its embeddings."""
+
+    begun = 1
+    tokens_in_flight = 200
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, request: pytest.FixtureRequest) -> Path:
+        path: Path = request.getfixturevalue("served")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, addresses: tuple[str, ...], tmp_path: Path) -> None:
+        self.addresses, self.logs = addresses[:1], tmp_path
+
+    def make_lora_engine(self, models: Mapping[str, Path], ranks: Mapping[str, int]) -> TokenEngine:
+        return VLLMEngine(VLLM(addresses=self.addresses), models, lora=ranks, logs=self.logs)
+
+
+class TestTwoServers(TestVLLMEngineWithLoRA):
+    """The same policies on each of two."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, addresses: tuple[str, ...], tmp_path: Path) -> None:
+        self.addresses, self.logs = addresses, tmp_path
+
+
+async def test_flags_of_lora_that_are_missing_are_named(
+    start: Start, served: Path, tmp_path: Path
+) -> None:
+    address = await asyncio.to_thread(start, flags=flags(served, loras=1))
+    ranks = {"writer": 2 * RANK, "checker": 1}
+    models = dict.fromkeys(ranks, served)
+    engine = VLLMEngine(VLLM(addresses=(address,)), models, lora=ranks, logs=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    for flag in ("--max-lora-rank 16", "--max-loras 3"):
+        assert flag in str(caught.value)
