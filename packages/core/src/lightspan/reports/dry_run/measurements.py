@@ -284,7 +284,7 @@ def _microbatch(
     step_rollouts: int,
 ) -> int:
     """Tokens of the learner's largest forward pass."""
-    from lightspan.learners.torch import default_token_budget
+    from lightspan.learners.budgets import default_token_budget
 
     asked = (settings.learner_options or {}).get("token_budget")
     budget = int(asked or default_token_budget(settings.device))
