@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,9 @@ from lightspan.schema.tokens import TokenRecord
 T = TypeVar("T")
 
 GO_ON: Final = "What the last checkpoint holds is whole: go on with resume=True (--resume)"
+
+_PATIENCE_S: Final = 5.0
+"""How long an end waits for what is under way; the end of this process ends the others too."""
 
 
 class Ranks:
@@ -146,13 +150,12 @@ class Ranks:
         """End the other ranks, whatever they are doing. Idempotent."""
         if self._processes is not None:
             self._processes.end()
-        elif not self._lost:
-            self._lost = "the ranks have ended"
+        elif not self._lost and self._lock.acquire(timeout=_PATIENCE_S):
+            self._lost = "the ranks of the learner have been ended"
             for rank in range(1, self.group.size):
-                try:
+                with contextlib.suppress(GroupError):  # it has ended already
                     self.group.send(rank, packed(End()))
-                except GroupError:
-                    continue  # it has ended already
+            self._lock.release()
 
 
 class RanksLearner(Learner):

@@ -74,6 +74,8 @@ class Processes:
         Args:
             why: what was noticed, for where every process lives.
         """
+        if not self._end.alive:
+            return "the ranks of the learner have been ended"
         end = time.monotonic() + _SEEN_S
         while (rank := self._ended()) is None and time.monotonic() < end:
             time.sleep(_LOOK_S)

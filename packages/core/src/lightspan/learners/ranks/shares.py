@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -64,7 +64,7 @@ def _places(sizes: Sequence[int], ranks: int) -> list[int]:
     that is left over."""
     bounds = [sum(sizes) * rank / ranks for rank in range(1, ranks)]
     ends = accumulate(sizes)
-    return [bisect_right(bounds, end - size / 2) for end, size in zip(ends, sizes, strict=True)]
+    return [bisect_left(bounds, end - size / 2) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -6,10 +6,13 @@ Loads torch only where there are such processes.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from lightspan.errors import ConfigError, RankError
+from lightspan.learners.description import Torch
 
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WORD: Final = "lightspan/word"
@@ -42,19 +45,51 @@ def own_rank() -> int:
     return int(os.environ["RANK"]) if started() else 0
 
 
+@contextmanager
+def joined(described: Torch, device: str) -> Iterator[None]:
+    """Where `torchrun` started this process and others: rank 0 goes on, and lets the others end if
+    it did not come to need them; another rank serves rank 0 in place of what is inside, and then
+    its process ends. Elsewhere nothing.
+
+    Args:
+        described: the learner.
+        device: the trainer's.
+    """
+    if not started():
+        yield
+        return
+    if own_rank() == 0:
+        try:
+            yield
+        finally:
+            if not Meeting.used:
+                Meeting().say(END)
+        return
+    meeting = Meeting()
+    if meeting.hear() == SERVE:
+        from lightspan.learners.ranks.group import Group, GroupError
+        from lightspan.learners.ranks.worker import serve
+
+        with suppress(GroupError):  # rank 0 has ended, and says why
+            devices = described.placed(device, started=started())
+            group = Group(meeting.store, own_rank(), devices, timeout_s=described.timeout_s)
+            serve(group)
+    raise SystemExit(0)
+
+
 class Meeting:
     """Where the processes find each other. There is one in the life of a process, because what was
     said there stays."""
 
-    _used = False
+    used = False
 
     def __init__(self) -> None:
-        if Meeting._used:
+        if Meeting.used:
             raise ConfigError(
                 "under torchrun a script trains, evaluates or tries out once: the other processes "
                 "have ended with the first. Start another torchrun for the next"
             )
-        Meeting._used = True
+        Meeting.used = True
         from lightspan.learners.ranks.group import dist
 
         try:
