@@ -40,6 +40,7 @@ def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, 
 
 
 def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
+    """Raise `ConfigError` for a loss that needs earlier scores, where there are none."""
     if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
         raise ConfigError(
             f"importance_cap={loss.importance_cap} acts on the learner's own earlier scores: give "

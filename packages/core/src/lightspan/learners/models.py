@@ -250,12 +250,14 @@ def forked_random(device: torch.device) -> Iterator[None]:
 
 
 def initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
+    """That of torch's global generators after a seed; they stay as they are."""
     with forked_random(device):
         torch.manual_seed(seed)
         return random_state(device)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
+    """That of torch's global generators."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

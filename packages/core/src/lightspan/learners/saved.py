@@ -54,10 +54,16 @@ def check_manifest(folder: Path, manifest: Mapping[str, Any], own: Mapping[str, 
 
 
 def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors takes them."""
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of a checkpoint.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
