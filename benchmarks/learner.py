@@ -55,7 +55,8 @@ from _report import Figure, finish, options_of
 from lightspan import LightningRL
 from lightspan.engines.weights import load_model
 from lightspan.learners import Critic, Optimizer, PolicyLoss
-from lightspan.learners.torch import TOKEN_BUDGETS, TorchLearner
+from lightspan.learners.budgets import TOKEN_BUDGETS
+from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout

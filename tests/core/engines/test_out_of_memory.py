@@ -85,7 +85,7 @@ def test_the_learner_names_its_budget(folder: Path, monkeypatch: pytest.MonkeyPa
     rows = make_rows(load_model(folder), 2)
     longest = max(len(row.ids) for row in rows)
     learner = TorchLearner({"writer": folder}, token_budget=1024)
-    monkeypatch.setattr(learner.__class__, "_update_policy", explode)
+    monkeypatch.setattr(learner.__class__, "_step", explode)
     monkeypatch.setattr(learner.__class__, "_logprobs", explode)
     for act, doing in (
         (lambda: learner.update(rows, SFTLoss()), "updating"),
@@ -109,7 +109,7 @@ def test_one_row_beyond_the_budget_is_said(folder: Path, monkeypatch: pytest.Mon
     rows = make_rows(load_model(folder), 2)
     longest = max(len(row.ids) for row in rows)
     learner = TorchLearner({"writer": folder}, token_budget=longest, lora=LoRA(rank=2))
-    monkeypatch.setattr(learner.__class__, "_update_policy", explode)
+    monkeypatch.setattr(learner.__class__, "_step", explode)
     with pytest.raises(OutOfMemoryError) as caught:
         learner.update(rows, SFTLoss())
     text = str(caught.value)

@@ -208,6 +208,48 @@ def test_an_accelerator_has_a_peak_of_its_own() -> None:
     assert forecast.device_bytes == sum(known.values()) - 7 - 4000
 
 
+def test_each_rank_has_its_device_s_memory() -> None:
+    """The engine on the first GPU, the learner on the others; nothing else is on the host."""
+    forecast = memory_forecast(inputs(device="cuda", ranks=("cuda:1", "cuda:2")))
+    known = {part.name: (part.device, part.bytes) for part in forecast.parts}
+    engine = sum(size for device, size in known.values() if device == "cuda:0")
+    learner = sum(size for device, size in known.values() if device == "cuda:1")
+    assert known["engine: policy"][0] == known["key-value cache"][0] == "cuda:0"
+    assert known["optimiser"][0] == known["activations"][0] == "cuda:1"
+    assert known["rank 1: learner"] == ("cuda:2", learner)
+    assert known["rank 1: process"] == ("", 7)
+    assert forecast.host_bytes == 7 + 7 + 4000
+    assert [(each.device, each.bytes) for each in forecast.devices] == [
+        ("cuda:0", engine),
+        ("cuda:1", learner),
+        ("cuda:2", learner),
+    ]
+
+
+def test_ranks_on_the_cpu_are_all_in_the_host_s_memory() -> None:
+    one, two = memory_forecast(inputs()), memory_forecast(inputs(ranks=("cpu", "cpu")))
+    assert two.devices == []
+    updating = sum(
+        part.bytes
+        for part in one.parts
+        if part.name in ("learner weights", "optimiser", "gradients", "activations", "logits")
+    )
+    extra = 7 + updating
+    assert two.host_bytes >= one.host_bytes + extra - 4000
+    assert {part.name for part in two.parts} - {part.name for part in one.parts} == {
+        "rank 1: process",
+        "rank 1: learner",
+    }
+
+
+def test_a_rank_shares_the_engine_s_gpu() -> None:
+    """ "cuda" is the first one."""
+    forecast = memory_forecast(inputs(device="cuda", ranks=("cuda:0", "cuda:1")))
+    alone = memory_forecast(inputs(device="cuda"))
+    assert [each.device for each in forecast.devices] == ["cuda:0", "cuda:1"]
+    assert forecast.devices[0] == alone.devices[0]
+
+
 def test_adapters_are_float32_over_weights_of_two_bytes() -> None:
     """As the learner keeps them on a GPU."""
     small = PolicySize(shape=SHAPE, lora=LORA, weight_bytes=2)
@@ -259,8 +301,12 @@ def test_an_engine_with_lora_holds_the_weights_under_it_once() -> None:
 def test_whether_it_fits(free: int | None, on_device: int | None, fits: bool | None) -> None:
     import msgspec
 
+    forecast = memory_forecast(inputs(device="cuda"))
+    (gpu,) = forecast.devices
     forecast = msgspec.structs.replace(
-        memory_forecast(inputs(device="cuda")), host_free_bytes=free, device_free_bytes=on_device
+        forecast,
+        host_free_bytes=free,
+        devices=[msgspec.structs.replace(gpu, free_bytes=on_device)],
     )
     assert forecast.fits is fits
 

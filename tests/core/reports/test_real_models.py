@@ -17,8 +17,8 @@ import torch
 from lightspan.engines.transformers import BLOCK_TOKENS, GPU_CACHE_TOKENS
 from lightspan.gateway.tools import PARSERS
 from lightspan.learners import LoRA, Optimizer
+from lightspan.learners.budgets import TOKEN_BUDGETS
 from lightspan.learners.models import default_dtype
-from lightspan.learners.torch import TOKEN_BUDGETS
 from lightspan.reports.forecast import (
     MemoryInputs,
     ModelShape,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         tool,
     )
     from lightspan.engines.vllm.description import VLLM
+    from lightspan.learners.description import Torch
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
@@ -73,6 +74,7 @@ _HOME = {
     "Price": "lightspan.schema.prices",
     "PromptTemplate": "lightspan.schema.prompts",
     "SFT": "lightspan.algorithms.sft",
+    "Torch": "lightspan.learners.description",
     "Trainer": "lightspan.trainer",
     "VLLM": "lightspan.engines.vllm.description",
     "agent": "lightspan.capture.emit",
@@ -118,6 +120,7 @@ __all__ = [
     "PolicyLoss",
     "Price",
     "PromptTemplate",
+    "Torch",
     "Trainer",
     "__version__",
     "agent",

@@ -87,6 +87,10 @@ class OutOfMemoryError(LightspanError, MemoryError):
     """Memory ran out."""
 
 
+class RankError(LightspanError):
+    """A process of the learner's has ended, or does not answer."""
+
+
 class StoreError(LightspanError):
     """The store failed."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, short_constructor, short_tracebacks
+from lightspan.learners.ranks.torchrun import joined
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
@@ -54,9 +55,10 @@ class Trainer:
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
         engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
             started and ended with the run.
-        learner: None for torch in this process.
+        learner: None for torch in this process; `Torch(ranks=2)` for several devices of this
+            machine, or for others than the engine's (`docs/devices.md`).
         store: URL; None for a SQLite file in the folder.
-        device: of engine and learner, such as `"cuda"`.
+        device: of engine and learner, such as `"cuda"`; `Torch(devices=…)` has its own.
         engine_options: further arguments of the embedded engine.
         learner_options: further arguments of the embedded learner.
         metric: what the reward is called where people read it.
@@ -125,7 +127,7 @@ class Trainer:
                 run that is complete is not trained again.
 
         Raises:
-            AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError,
+            AppError, BudgetError, CheckpointError, ConfigError, DataError, ModelError, RankError,
             RewardError, StoreError, UnknownAgentError: as their messages say.
         """
         splits = split_tasks(
@@ -138,7 +140,9 @@ class Trainer:
         agents = chosen.agents if agents is None else agents
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
-        return run_sync(self._fit(chosen, splits, agents, self._checked(resume)))
+        resume = self._checked(resume)
+        with joined(self.settings.described, self.settings.device):
+            return run_sync(self._fit(chosen, splits, agents, resume))
 
     @short_tracebacks
     def evaluate(
@@ -154,7 +158,9 @@ class Trainer:
         held_out = load_distinct(tasks, "tasks")
         clusters_of(held_out, self.settings.cluster)
         chosen = self._served(as_app(app))
-        return run_sync(self._evaluate(chosen, held_out, self._checked(resume)))
+        resume = self._checked(resume)
+        with joined(self.settings.described, self.settings.device):
+            return run_sync(self._evaluate(chosen, held_out, resume))
 
     @short_tracebacks
     def dev(
@@ -212,7 +218,8 @@ class Trainer:
             local=local,
             folder=None if folder is None else Path(folder),
         )
-        return run_sync(plan.report())
+        with joined(self.settings.described, self.settings.device):
+            return run_sync(plan.report())
 
     async def _fit(
         self,
@@ -226,7 +233,7 @@ class Trainer:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
-            if self.settings.learner is None:  # one of the user's own has an optimiser of its own
+            if self.settings.is_our_learner:  # one of the user's own has an optimiser of its own
                 for choice in self.algorithm.choices():
                     self.reporter.line(choice)
             await session.open()

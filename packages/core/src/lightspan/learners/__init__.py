@@ -1,10 +1,12 @@
 """Learners update weights: rows of exact tokens go in, a new policy version comes out.
 
 `protocol` says what a learner is, with its losses, optimisers and adapters as settings; `torch` is
-the embedded one. Its parts: `models` (weights, adapters, optimiser steps), `trees` (rows that begin
-alike) and `passes` (those through the model; `_attention` within them), `heads` (log-probabilities
-and gradients of what a pass gave), `critic` (values of calls), `masks` (what tokens under a grammar
-were chosen from), `calls` (which call sampled a token), `losses` (the formulas).
+the embedded one. Its parts: `inputs` (which rows it takes), `models` (weights, adapters, optimiser
+steps), `trees` (rows that begin alike) and `passes` (those through the model; `_attention` within
+them), `budgets` (how large those are), `heads` (log-probabilities and gradients of what a pass
+gave), `sums` (of an update), `critic` (values of calls), `masks` (what tokens under a grammar were
+chosen from), `calls` (which call sampled a token), `losses` (the formulas), `saved` (checkpoints).
+`description` is how a user asks for it, and `ranks` has it on several devices.
 """
 
 from lightspan.learners.protocol import (

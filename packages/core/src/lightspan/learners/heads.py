@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, compress, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -202,6 +202,22 @@ class Tally:
             self.add(f"{name}_gap", values)
             self.peak(f"{name}_gap", values)
             self._sums[f"{name}_tokens"] += values.numel()
+
+    @property
+    def so_far(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(sums, peaks)"""
+        return dict(self._sums), dict(self._peaks)
+
+    def replace(self, parts: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
+        """Make this the tally of several, each (sums, peaks), in an order that is the same wherever
+        this is done."""
+        self._sums.clear()
+        self._peaks.clear()
+        for sums, peaks in parts:
+            for name, value in sums.items():
+                self._sums[name] += value
+            for name, value in peaks.items():
+                self._peaks[name] = max(self._peaks[name], value)
 
     def metrics(self) -> dict[str, float]:
         count = max(self._sums["tokens"], 1.0)

@@ -105,6 +105,11 @@ class TrainedModel:
         return self.model if self.lora is None else self.model.get_base_model()
 
     @property
+    def hidden_size(self) -> int:
+        """Of what the head reads."""
+        return int(self.plain.get_output_embeddings().weight.shape[-1])
+
+    @property
     def dropout(self) -> bool:
         return self.lora is not None and self.lora.dropout > 0
 
@@ -272,6 +277,21 @@ def forked_random(device: torch.device) -> Iterator[None]:
         yield
 
 
+def initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
+    """That of torch's global generators after a seed; they stay as they are."""
+    with forked_random(device):
+        torch.manual_seed(seed)
+        return random_state(device)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """That of torch's global generators."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
 def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
@@ -408,6 +428,11 @@ class Stepper:
             self._optimizers.append(_muon(matrices, optimizer))
 
     @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those that it moves."""
+        return list(self._parameters.values())
+
+    @property
     def learning_rate(self) -> float:
         return self._settings.learning_rate * self._factor
 
@@ -425,8 +450,8 @@ class Stepper:
     def clip(self) -> float:
         """Bound the gradient's norm; return what it was."""
         limit = self._settings.max_grad_norm
-        parameters = list(self._parameters.values())
-        norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit)
+        bound = float("inf") if limit is None else limit
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, bound)
         return float(norm)
 
     def step(self) -> None:

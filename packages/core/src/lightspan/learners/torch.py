@@ -17,12 +17,12 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -34,6 +34,7 @@ from lightspan.engines.protocol import LoRAWeights, TokenEngine
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.engines.weights import check_device
 from lightspan.errors import CheckpointError, ConfigError, DataError, NotFoundError
+from lightspan.learners.budgets import advice, default_token_budget
 from lightspan.learners.critic import (
     CallStates,
     ValueHead,
@@ -43,6 +44,7 @@ from lightspan.learners.critic import (
     targets_of,
 )
 from lightspan.learners.heads import Tally, Tokens, logits_of, scoring_head, training_head
+from lightspan.learners.inputs import check_loss, check_names, check_rows, ordered
 from lightspan.learners.masks import Replays
 from lightspan.learners.models import (
     Bases,
@@ -50,6 +52,8 @@ from lightspan.learners.models import (
     TrainedModel,
     default_dtype,
     forked_random,
+    initial_random_state,
+    random_state,
 )
 from lightspan.learners.passes import Pass, decoder, pair_cost, plan, sweep, tree_refusal
 from lightspan.learners.protocol import (
@@ -62,6 +66,8 @@ from lightspan.learners.protocol import (
     PolicyLoss,
     Which,
 )
+from lightspan.learners.saved import FORMAT, check_manifest, compact, read
+from lightspan.learners.sums import Sums, over_policies
 from lightspan.learners.trees import Tree, plain as each_by_itself, share
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
@@ -80,17 +86,16 @@ CAPABILITIES: Final = LearnerCapabilities(
     importance_levels=("token", "sequence"),
 )
 
-FORMAT: Final = 1
-"""Version of the checkpoint's layout."""
 
-TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
-"""Token budgets by device. A CPU is fastest while a microbatch stays in its cache. On a GPU
-activations decide: about 5 GiB per 1,000 tokens for 1.5 B parameters. Not yet run on a GPU."""
+class PolicyStep(NamedTuple):
+    """What an update did to one policy, as one of its ranks sees it."""
 
-
-def default_token_budget(device: str) -> int:
-    """Padded tokens in one forward pass, unless the learner is told otherwise."""
-    return TOKEN_BUDGETS.get(torch.device(device).type, 16_384)
+    metrics: dict[str, float]
+    """Of all ranks."""
+    states: Tensor
+    """[C, hidden] those at which the calls of this rank begin, where rows have value targets."""
+    targets: list[float]
+    """[C]"""
 
 
 class TorchLearner(Learner):
@@ -111,6 +116,7 @@ class TorchLearner(Learner):
         tokenizers: by policy, where it is not the one that lies beside the model. Only calls that
             were sampled under a grammar need one.
         critic: values of calls, a head for each policy; None: none.
+        sums: what adds up an update over ranks, where this is one of several.
     """
 
     def __init__(
@@ -126,6 +132,7 @@ class TorchLearner(Learner):
         share_prefixes: bool = True,
         tokenizers: Mapping[str, TransformersTokenizer] | None = None,
         critic: Critic | None = None,
+        sums: Sums | None = None,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
@@ -139,8 +146,8 @@ class TorchLearner(Learner):
         self._seed = seed
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         self._tokenizers = dict(tokenizers or {})
-        _check_names("lora", adapters, models)
-        _check_names("tokenizers", self._tokenizers, models)
+        check_names("lora", adapters, models)
+        check_names("tokenizers", self._tokenizers, models)
         self._models: dict[str, TrainedModel] = {}
         bases = Bases(device)
         for policy, source in models.items():
@@ -164,12 +171,13 @@ class TorchLearner(Learner):
         self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
         self._critic = critic
         self._heads = {
-            policy: ValueHead(_hidden_size(model), critic, self._device)
+            policy: ValueHead(model.hidden_size, critic, self._device)
             for policy, model in self._models.items()
             if critic is not None
         }
         """Policy → its value head; empty without a critic."""
-        self._random = _initial_random_state(seed, self._device)
+        self._sums = sums or Sums()
+        self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → the version last published, and the step count it was published at."""
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
@@ -212,46 +220,70 @@ class TorchLearner(Learner):
         return {key: reason for key, reason in checked.items() if reason}
 
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
-        return self._score(rows, which, with_values=False)[0]
+        self.check_scored(rows)
+        return self.scores_and_states(rows, which, states=False)[0]
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
-        self._check_values(rows)
-        with self._metered(), self._room("scoring", rows):
-            values: dict[int, list[float]] = {}
-            for policy, indices in self._by_policy(rows).items():
-                chosen = _ordered(rows, indices)
-                ordered = [rows[index] for index in chosen]
-                found = self._by_call(policy, ordered, self._own_pass(policy, ordered).states)
-                values.update(zip(chosen, found, strict=True))
-            return [values[index] for index in range(len(rows))]
+        self.check_values(rows)
+        return self.values_of(rows, self.scores_and_states(rows, None, states=True)[1])
 
     def score_and_values(self, rows: Sequence[Row]) -> tuple[list[list[float]], list[list[float]]]:
-        self._check_values(rows)
-        return self._score(rows, "policy", with_values=True)
+        self.check_values(rows)
+        scores, states = self.scores_and_states(rows, "policy", states=True)
+        return scores, self.values_of(rows, states)
 
-    def _score(
-        self, rows: Sequence[Row], which: Which, *, with_values: bool
-    ) -> tuple[list[list[float]], list[list[float]]]:
-        """(log-probabilities, values) by row; no values unless asked for."""
-        _check(rows, trained=False)
+    def check_scored(self, rows: Sequence[Row]) -> None:
+        """Raise for rows that have no scores."""
+        check_rows(rows, trained=False)
+        self._by_policy(rows)
+
+    def check_values(self, rows: Sequence[Row]) -> None:
+        """Raise for rows whose calls have no values."""
+        if self._critic is None:
+            raise ConfigError("this learner has no critic: give critic=Critic() to it")
+        self.check_scored(rows)
+        check_calls(rows)
+
+    def scores_and_states(
+        self, rows: Sequence[Row], which: Which | None, *, states: bool
+    ) -> tuple[list[list[float]], dict[str, Tensor]]:
+        """(log-probabilities by row, [C, hidden] states by policy at which the calls of its rows
+        begin).
+
+        Args:
+            which: None: no log-probabilities.
+            states: False: no states.
+        """
         with self._metered(), self._room("scoring", rows):
             scores: dict[int, list[float]] = {}
-            values: dict[int, list[float]] = {}
+            found: dict[str, Tensor] = {}
             for policy, indices in self._by_policy(rows).items():
-                chosen = _ordered(rows, indices)
-                masks = [[False, *[True] * (len(rows[index].ids) - 1)] for index in chosen]
-                tokens = Tokens(
-                    [rows[index] for index in chosen], masks, self._device, self._replays[policy]
-                )
-                begun = self._call_states(policy, tokens) if with_values else None
-                logprobs = self._logprobs(policy, which, self._plan(policy, tokens), tokens, begun)
-                for index, found in zip(chosen, tokens.by_row(logprobs), strict=True):
-                    scores[index] = [0.0, *found]
+                chosen = ordered(rows, indices)
+                own = [rows[index] for index in chosen]
+                begun = None
+                if which is None:
+                    begun = self._own_pass(policy, own)
+                else:
+                    masks = [[False, *[True] * (len(row.ids) - 1)] for row in own]
+                    tokens = Tokens(own, masks, self._device, self._replays[policy])
+                    begun = self._call_states(policy, tokens) if states else None
+                    passes = self._plan(policy, tokens)
+                    logprobs = tokens.by_row(self._logprobs(policy, which, passes, tokens, begun))
+                    scores.update(zip(chosen, ([0.0, *each] for each in logprobs), strict=True))
                 if begun is not None:
-                    valued = self._by_call(policy, tokens.rows, begun.states)
-                    values.update(zip(chosen, valued, strict=True))
-            order = range(len(rows))
-            return [scores[index] for index in order], [values[i] for i in order if with_values]
+                    calls = [len(row.responses) for row in own]
+                    parts = begun.states.split(calls)  # type: ignore[no-untyped-call]
+                    by_row = dict(zip(chosen, parts, strict=True))
+                    found[policy] = torch.cat([by_row[index] for index in indices])
+            return [scores[index] for index in range(len(rows)) if index in scores], found
+
+    def values_of(self, rows: Sequence[Row], states: Mapping[str, Tensor]) -> list[list[float]]:
+        """The values of the rows' calls, whose states `scores_and_states` found."""
+        values = {
+            policy: iter(self._heads[policy].values(found.to(self._device)))
+            for policy, found in states.items()
+        }
+        return [list(islice(values[row.policy], len(row.responses))) for row in rows]
 
     def update(
         self,
@@ -260,15 +292,58 @@ class TorchLearner(Learner):
         *,
         old_logprobs: Sequence[Sequence[float]] | None = None,
     ) -> dict[str, float]:
-        _check(rows, trained=True)
-        _check_loss(loss, old_logprobs)
+        self.check_update(rows, loss, old_logprobs)
+        steps = self.take_steps(rows, loss, old_logprobs, self.fresh_versions(rows))
+        parts = {policy: self.fit_critic(policy, [step]) for policy, step in steps.items()}
+        return over_policies(parts, rows=len(rows))
+
+    # --- an update in its parts, as ranks share it -----------------------------------------
+    def check_update(
+        self, rows: Sequence[Row], loss: Loss, old_logprobs: Sequence[Sequence[float]] | None
+    ) -> None:
+        """Raise for what `update` refuses."""
+        check_rows(rows, trained=True)
+        check_loss(loss, old_logprobs)
         self._check_targets(rows)
+        self._by_policy(rows)
+
+    def fresh_versions(self, rows: Sequence[Row]) -> dict[str, int | None]:
+        """Policy of the rows → the version that its weights of now were published as; None if they
+        were not. Policies are in the order of their steps."""
+        return {policy: self._fresh_version(policy) for policy in self._by_policy(rows)}
+
+    def _fresh_version(self, policy: str) -> int | None:
+        version, served_at = self._served[policy]
+        return version if served_at == self._steppers[policy].steps else None
+
+    def take_steps(
+        self,
+        rows: Sequence[Row],
+        loss: Loss,
+        old_logprobs: Sequence[Sequence[float]] | None,
+        fresh: Mapping[str, int | None],
+    ) -> dict[str, PolicyStep]:
+        """One optimiser step of each policy in `fresh`, on its rows here and on other ranks."""
         with self._metered(), self._room("updating", rows):
-            parts = {
-                policy: self._update_policy(policy, rows, indices, loss, old_logprobs)
-                for policy, indices in self._by_policy(rows).items()
+            indices = self._by_policy(rows)
+            return {
+                policy: self._step(policy, rows, indices.get(policy, ()), loss, old_logprobs, known)
+                for policy, known in fresh.items()
             }
-        return _combined(parts, rows=len(rows))
+
+    def fit_critic(self, policy: str, steps: Sequence[PolicyStep]) -> dict[str, float]:
+        """The metrics of a policy's step, the critic having been fitted to the calls of all
+        ranks.
+
+        Args:
+            steps: each rank's; the first is this one's.
+        """
+        first = steps[0]
+        targets = [target for step in steps for target in step.targets]
+        if first.metrics["skipped"] or policy not in self._heads or not targets:
+            return first.metrics
+        states = torch.cat([step.states.to(self._device) for step in steps])
+        return {**first.metrics, **self._heads[policy].learn(states, targets)}
 
     async def publish(self, engine: TokenEngine, versions: Mapping[str, int]) -> None:
         for policy, version in versions.items():
@@ -286,12 +361,12 @@ class TorchLearner(Learner):
             folder.mkdir(parents=True, exist_ok=True)
             for number, (policy, model) in enumerate(self._models.items()):
                 stepper = self._steppers[policy]
-                save_file(_compact(model.saved_tensors()), folder / f"weights-{number}.safetensors")
+                save_file(compact(model.saved_tensors()), folder / f"weights-{number}.safetensors")
                 save_file(
-                    _compact(stepper.saved_tensors()), folder / f"optimizer-{number}.safetensors"
+                    compact(stepper.saved_tensors()), folder / f"optimizer-{number}.safetensors"
                 )
                 if policy in self._heads:
-                    critic = _compact(self._heads[policy].saved_tensors())
+                    critic = compact(self._heads[policy].saved_tensors())
                     save_file(critic, folder / f"critic-{number}.safetensors")
             save_file(self._random, folder / "random.safetensors")
             (folder / "learner.json").write_text(json.dumps(self._manifest(), indent=1))
@@ -308,7 +383,7 @@ class TorchLearner(Learner):
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read the checkpoint {folder}: {error}") from error
         try:
-            self._check_manifest(folder, manifest)
+            check_manifest(folder, manifest, self._manifest())
             self._restore(folder, manifest)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -319,15 +394,15 @@ class TorchLearner(Learner):
     def _restore(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         for number, policy in enumerate(manifest["policies"]):
             entry = manifest["policies"][policy]
-            self._models[policy].restore(_read(folder / f"weights-{number}.safetensors"))
-            state = _read(folder / f"optimizer-{number}.safetensors")
+            self._models[policy].restore(read(folder / f"weights-{number}.safetensors"))
+            state = read(folder / f"optimizer-{number}.safetensors")
             self._steppers[policy].restore(state, int(entry["steps"]))
             if policy in self._heads and "critic" in manifest:
-                self._heads[policy].restore(_read(folder / f"critic-{number}.safetensors"))
+                self._heads[policy].restore(read(folder / f"critic-{number}.safetensors"))
             elif policy in self._heads:
                 self._heads[policy].reset()
             self._served[policy] = (int(entry["served"][0]), int(entry["served"][1]))
-        self._random = _read(folder / "random.safetensors")
+        self._random = read(folder / "random.safetensors")
 
     def export(self, policy: str, folder: Path, *, merge: bool = False) -> None:
         from safetensors import SafetensorError
@@ -389,60 +464,68 @@ class TorchLearner(Learner):
             self._model(policy)
         return dict(indices)
 
-    def _update_policy(
+    def _step(
         self,
         policy: str,
         rows: Sequence[Row],
         indices: Sequence[int],
         loss: Loss,
         old_logprobs: Sequence[Sequence[float]] | None,
-    ) -> dict[str, float]:
-        model, stepper = self._models[policy], self._steppers[policy]
-        trained = _ordered(rows, [index for index in indices if any(rows[index].mask)])
-        version, served_at = self._served[policy]
+        fresh_version: int | None,
+    ) -> PolicyStep:
+        stepper = self._steppers[policy]
+        trained = ordered(rows, [index for index in indices if any(rows[index].mask)])
         tokens = Tokens(
             [rows[index] for index in trained],
             [rows[index].mask for index in trained],
             self._device,
             self._replays[policy],
             None if old_logprobs is None else [old_logprobs[index] for index in trained],
-            fresh_version=version if served_at == stepper.steps else None,
+            fresh_version=fresh_version,
         )
-        passes = self._plan(policy, tokens, dropout=model.dropout)
-        if isinstance(loss, PolicyLoss) and loss.kl:
-            tokens.base = self._logprobs(policy, "base", passes, tokens)
-        tally = Tally(isinstance(loss, PolicyLoss), rows=len(trained))
-        targets = targets_of(tokens.rows)
-        begun = None
-        if not all(map(math.isnan, targets)):
-            begun = self._call_states(policy, tokens, dropout=model.dropout)
         stepper.zero_grad()
-        with self._own_random(model.dropout), model.training(), model.using("policy") as plain:
-            if isinstance(loss, PolicyLoss) and loss.of_calls:
-                tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
-            head = training_head(model, plain, tokens, loss, tally)
-            head = head if begun is None else begun.beside(head)
-            sweep(passes, self._decoder(policy, plain), head)
+        tally, begun = self._add_gradients(policy, tokens, loss)
+        self._sums.over_ranks(tally, stepper.parameters)
         metrics = tally.metrics()
         metrics["learning_rate"] = stepper.learning_rate
-        metrics["grad_norm"] = stepper.clip() if trained else 0.0
+        metrics["grad_norm"] = stepper.clip() if metrics["rows"] else 0.0
         fine = math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
-        metrics["skipped"] = 0.0 if trained and fine else 1.0
+        metrics["skipped"] = 0.0 if metrics["rows"] and fine else 1.0
         if metrics["skipped"]:
             stepper.zero_grad()
         else:
             stepper.step()
             self._counters["updates"] += 1
-            if begun is not None:
-                metrics.update(self._heads[policy].learn(begun.states, targets))
         self._counters["tokens"] += metrics["tokens"]
-        return metrics
+        if begun is None:
+            return PolicyStep(metrics, torch.zeros(0, self._models[policy].hidden_size), [])
+        return PolicyStep(metrics, begun.states, targets_of(tokens.rows))
 
-    def _check_values(self, rows: Sequence[Row]) -> None:
-        if self._critic is None:
-            raise ConfigError("this learner has no critic: give critic=Critic() to it")
-        _check(rows, trained=False)
-        check_calls(rows)
+    def _add_gradients(
+        self, policy: str, tokens: Tokens, loss: Loss
+    ) -> tuple[Tally, CallStates | None]:
+        """The sums over the tokens, whose gradient is left at the parameters, and the states at
+        which calls begin; None without value targets."""
+        model, stepper = self._models[policy], self._steppers[policy]
+        passes = self._plan(policy, tokens, dropout=model.dropout)
+        if isinstance(loss, PolicyLoss) and loss.kl:
+            tokens.base = self._logprobs(policy, "base", passes, tokens)
+        tally = Tally(isinstance(loss, PolicyLoss), rows=len(tokens.rows))
+        begun = None
+        if not all(map(math.isnan, targets_of(tokens.rows))):
+            begun = self._call_states(policy, tokens, dropout=model.dropout)
+        seed = self._sums.seed(self._seed, stepper.steps)
+        with (
+            self._own_random(model.dropout, seed),
+            model.training(),
+            model.using("policy") as plain,
+        ):
+            if isinstance(loss, PolicyLoss) and loss.of_calls:
+                tokens.look_at_calls(loss, lambda: self._before(policy, plain, passes, tokens))
+            head = training_head(model, plain, tokens, loss, tally)
+            head = head if begun is None else begun.beside(head)
+            sweep(passes, self._decoder(policy, plain), head)
+        return tally, begun
 
     def _check_targets(self, rows: Sequence[Row]) -> None:
         check_targets(rows)
@@ -452,11 +535,6 @@ class TorchLearner(Learner):
                 "it, or rows without value_targets"
             )
 
-    def _by_call(self, policy: str, rows: Sequence[Row], states: Tensor) -> list[list[float]]:
-        """The value of each call of each row, [C, hidden] states being those of all calls."""
-        values = iter(self._heads[policy].values(states))
-        return [list(islice(values, len(row.responses))) for row in rows]
-
     def _call_states(self, policy: str, tokens: Tokens, *, dropout: bool = False) -> CallStates:
         """What takes the states at which calls begin from passes over these tokens. Where such
         passes do not show them (as logits come instead) or blur them, they are taken by now."""
@@ -464,7 +542,7 @@ class TorchLearner(Learner):
         if dropout or not model.hidden_to_logits():
             return self._own_pass(policy, tokens.rows)
         first = first_tokens(tokens.rows, tokens.looked)
-        return CallStates(first, len(tokens.targets), _hidden_size(model), self._device)
+        return CallStates(first, len(tokens.targets), model.hidden_size, self._device)
 
     @torch.no_grad()
     def _own_pass(self, policy: str, rows: Sequence[Row]) -> CallStates:
@@ -477,7 +555,7 @@ class TorchLearner(Learner):
         ]
         looked = [places for places in begins if places]
         count = sum(map(len, looked))
-        found = CallStates(range(count), count, _hidden_size(model), self._device)
+        found = CallStates(range(count), count, model.hidden_size, self._device)
         passes = plan(sequences, looked, self._trees(policy, sequences), self._budget, self._device)
         with model.using("policy") as plain:
             decode = decoder(plain, in_trees=not self._refusals[policy])
@@ -566,42 +644,10 @@ class TorchLearner(Learner):
             },
         }
 
-    def _check_manifest(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        if manifest.get("format") != FORMAT:
-            raise CheckpointError(
-                f"the checkpoint {folder} has format {manifest.get('format')}; this version of "
-                f"lightspan reads {FORMAT}"
-            )
-        own = self._manifest()
-        if set(manifest["policies"]) != set(own["policies"]):
-            raise CheckpointError(
-                f"the checkpoint {folder} has the policies {sorted(manifest['policies'])}; this "
-                f"run has {sorted(own['policies'])}"
-            )
-        if manifest["optimizer"]["name"] != own["optimizer"]["name"]:
-            raise CheckpointError(
-                f"the checkpoint {folder} was made by optimizer "
-                f"{manifest['optimizer']['name']}; this run has {own['optimizer']['name']}"
-            )
-        if self._critic is None and "critic" in manifest:
-            raise CheckpointError(
-                f"the checkpoint {folder} has a critic; this run has none: give critic=Critic()"
-            )
-        for policy, entry in manifest["policies"].items():
-            if entry["lora"] != own["policies"][policy]["lora"]:
-                raise CheckpointError(
-                    f"the checkpoint {folder} has lora={entry['lora']} for policy {policy}; this "
-                    f"run has {own['policies'][policy]['lora']}"
-                )
-            if entry["frozen"] != own["policies"][policy]["frozen"]:
-                raise CheckpointError(
-                    f"the adapters in {folder} were trained on other weights of policy {policy} "
-                    "than this run starts from"
-                )
-
     @contextmanager
-    def _own_random(self, needed: bool) -> Iterator[None]:
-        """Put the learner's random state into torch's global generators meanwhile.
+    def _own_random(self, needed: bool, seed: int | None = None) -> Iterator[None]:
+        """Put the learner's random state into torch's global generators meanwhile; or one of this
+        seed, which leaves the learner's as it was.
 
         Exact only while no engine samples meanwhile, since that draws from the same generators.
         """
@@ -609,11 +655,15 @@ class TorchLearner(Learner):
             yield
             return
         with forked_random(self._device):
+            if seed is not None:
+                torch.manual_seed(seed)
+                yield
+                return
             torch.set_rng_state(self._random["cpu"])
             if "cuda" in self._random:
                 torch.cuda.set_rng_state(self._random["cuda"], self._device)
             yield
-            self._random = _random_state(self._device)
+            self._random = random_state(self._device)
 
     def _room(self, doing: str, rows: Sequence[Row]) -> AbstractContextManager[None]:
         """Answer an out-of-memory error with what to lower.
@@ -625,7 +675,7 @@ class TorchLearner(Learner):
         full = any(model.lora is None for model in self._models.values())
         return explained(
             f"the learner, {doing} on {self._device} with rows of up to {longest:,} tokens,",
-            lambda: _advice(self._budget, longest, full),
+            lambda: advice(self._budget, longest, full),
         )
 
     @contextmanager
@@ -636,157 +686,3 @@ class TorchLearner(Learner):
             yield
         finally:
             self._counters["cpu_s"] += time.thread_time() - start
-
-
-def _hidden_size(model: TrainedModel) -> int:
-    return int(model.plain.get_output_embeddings().weight.shape[-1])
-
-
-def _ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
-    """The indices in an order that follows from the rows alone. Float sums depend on their order:
-    this way the result does not depend on how the rows were handed in."""
-
-    def key(index: int) -> tuple[Any, ...]:
-        row = rows[index]
-        return (
-            row.ids,
-            row.rollout_id,
-            row.call_ids,
-            row.logprobs,
-            row.advantages,
-            row.weights,
-            row.constraints,
-            row.responses,
-        )
-
-    return sorted(indices, key=key)
-
-
-def _check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a policy that there is not."""
-    unknown = sorted(set(by_policy) - set(models))
-    if unknown:
-        raise ConfigError(
-            f"{option}= names unknown policies: {unknown}; there are {sorted(models)}"
-        )
-
-
-def _check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
-    if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
-        raise ConfigError(
-            f"importance_cap={loss.importance_cap} acts on the learner's own earlier scores: give "
-            "old_logprobs, or importance_cap=None"
-        )
-
-
-def _check(rows: Iterable[Row], *, trained: bool) -> None:
-    """Raise `DataError` for a row that cannot be computed with."""
-    for row in rows:
-        size = len(row.ids)
-        fields = ("mask", "advantages", "weights", "logprobs", "versions", "temperatures")
-        for name in fields:
-            if len(getattr(row, name)) != size:
-                raise DataError(
-                    f"a row of rollout {row.rollout_id} has {size} ids but "
-                    f"{len(getattr(row, name))} {name}"
-                )
-        if size == 0:
-            raise DataError(f"a row of rollout {row.rollout_id} has no tokens")
-        if trained and row.mask[0]:
-            raise DataError(f"the first token of a row of rollout {row.rollout_id} is masked True")
-        if min(row.temperatures) <= 0:
-            raise DataError(
-                f"a row of rollout {row.rollout_id} has temperature {min(row.temperatures)}: "
-                "greedily decoded tokens have no log-probabilities to train on"
-            )
-        _check_constraints(row)
-
-
-def _check_constraints(row: Row) -> None:
-    """Raise `DataError` unless each is within the row, after its first token, and after the one
-    before it."""
-    end = 1
-    for constraint in row.constraints:
-        start, count = constraint.start, constraint.length
-        if start < end or count < 1 or start + count > len(row.ids):
-            raise DataError(
-                f"a row of rollout {row.rollout_id} has {len(row.ids)} ids and a grammar for "
-                f"{count} of them from place {start}: not within it, or another's"
-            )
-        end = start + count
-
-
-def _advice(token_budget: int, longest: int, full: bool) -> str:
-    """What to lower when memory runs out, and in which order it helps.
-
-    Args:
-        longest: tokens of the longest row.
-        full: whether full weights are trained.
-    """
-    first = (
-        f'Lower token_budget, now {token_budget}: learner_options={{"token_budget": '
-        f"{max(1, token_budget // 2)}}}"
-    )
-    if longest >= token_budget:
-        first += (
-            f" (a single row may exceed it: the longest has {longest:,} tokens; "
-            f"LightningRL(max_length={max(1, longest // 2)}) leaves such calls out)"
-        )
-    rest = ["a shorter max_tokens or max_length"]
-    if full:
-        rest.append("adapters instead of full weights (lora=LoRA())")
-    rest.append('a smaller key-value cache (engine_options={"num_blocks": …})')
-    return f"{first}. If that is not enough: {', '.join(rest)}, or a smaller model"
-
-
-def _combined(parts: Mapping[str, Mapping[str, float]], rows: int) -> dict[str, float]:
-    """One policy: its metrics. Several: totals, and each policy's as `<policy>/<metric>`."""
-    if not parts:
-        return {"loss": 0.0, "tokens": 0.0, "rows": float(rows), "skipped": 1.0}
-    if len(parts) == 1:
-        return {**next(iter(parts.values())), "rows": float(rows)}
-    combined: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in parts.values() for name in part):
-        having = [part for part in parts.values() if name in part]
-        values = [part[name] for part in having]
-        if name in ("loss", "tokens", "fresh_tokens", "value_calls"):
-            combined[name] = sum(values)
-        elif name.endswith("_max") or name in ("skipped", "learning_rate", "grad_norm"):
-            combined[name] = max(values)
-        else:
-            count = "value_calls" if name in ("value_loss", "explained_variance") else "tokens"
-            total = max(sum(part[count] for part in having), 1.0)
-            combined[name] = sum(part[name] * part[count] for part in having) / total
-    for policy, part in parts.items():
-        combined.update({f"{policy}/{name}": value for name, value in part.items()})
-    return {**combined, "rows": float(rows)}
-
-
-def _compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot read {path}: {error}; delete the checkpoint that it belongs to, and training "
-            "goes on from the one before it"
-        ) from error
-
-
-def _initial_random_state(seed: int, device: torch.device) -> dict[str, Tensor]:
-    with forked_random(device):
-        torch.manual_seed(seed)
-        return _random_state(device)
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state

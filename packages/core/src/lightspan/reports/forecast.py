@@ -15,6 +15,7 @@ weights, and of those that are trained (C is B, with LoRA 4):
 | activations | microbatch tokens · what autograd keeps of a token (`kept_per_token`) · B |
 | logits | trained positions of a microbatch · vocabulary · 4 bytes · 4 |
 | publishing | B · P in the host's memory, one policy at a time; of LoRA beside them C · T |
+| each further rank | a process, and the learner's parts but publishing, on its device |
 
 Updating and publishing follow each other, so the larger of the two counts. The tests compare
 the forecast with a real run on a CPU; what it says of an accelerator is not yet run on a GPU.
@@ -151,9 +152,21 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     place: Place
     """`host`, or the accelerator; on a CPU everything is in the host's memory."""
+    device: str = ""
+    """Which accelerator; empty on the host."""
     when: Literal["always", "updating", "publishing"] = "always"
     note: str = ""
     """What it was computed from."""
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one accelerator has to hold."""
+
+    device: str
+    bytes: int
+    """At the peak."""
+    free_bytes: int | None = None
+    """Now; None where that is not known."""
 
 
 class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,22 +175,26 @@ class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     parts: list[MemoryPart]
     host_bytes: int
-    """What the trainer's process takes at its peak; runner processes come on top."""
-    device_bytes: int | None
-    """What the accelerator has to hold at the peak; None on a CPU."""
+    """What the trainer's process takes at its peak, and the learner's further ranks with it; runner
+    processes come on top."""
+    devices: list[DeviceMemory] = []
+    """Each accelerator that the run uses."""
     host_free_bytes: int | None = None
-    device_free_bytes: int | None = None
     runner_bytes: int | None = None
     """What all runner processes held in the dry run."""
     measured_peak_bytes: int | None = None
     """The most that the dry run's own process held."""
 
     @property
+    def device_bytes(self) -> int | None:
+        """The most that one accelerator has to hold; None on a CPU."""
+        return max((each.bytes for each in self.devices), default=None)
+
+    @property
     def fits(self) -> bool | None:
         """Whether it fits what is free now; None where that is not known."""
         pairs = [(self.host_bytes + (self.runner_bytes or 0), self.host_free_bytes)]
-        if self.device_bytes is not None:
-            pairs.append((self.device_bytes, self.device_free_bytes))
+        pairs += [(each.bytes, each.free_bytes) for each in self.devices]
         fitting = [need <= free for need, free in pairs if free is not None]
         return all(fitting) if fitting else None
 
@@ -241,33 +258,72 @@ class MemoryInputs:
     beside: frozenset[str] = frozenset()
     """Policies that the engine serves as LoRA beside one copy of their model's weights, and
     `BASE_POLICY` where that is served from this copy too."""
+    ranks: tuple[str, ...] = ()
+    """The device of each rank of the learner; empty for one, where the engine is."""
 
 
 def memory_forecast(inputs: MemoryInputs) -> MemoryForecast:
     """The parts of the module's table, and their peak."""
-    accelerator = not inputs.device.startswith("cpu")
-    place: Place = "device" if accelerator else "host"
+    ranks = [one_name(device) for device in inputs.ranks or (inputs.device,)]
     parts = [MemoryPart(name="process", bytes=inputs.process_bytes, place="host")]
-    parts += _engine_parts(inputs, place)
-    parts += _learner_parts(inputs, place)
+    parts += _on(one_name(inputs.device), _engine_parts(inputs))
+    learner = _learner_parts(inputs)
+    parts += _on(ranks[0], learner)
+    for rank, device in enumerate(ranks[1:], 1):
+        parts += _rank_parts(rank, device, inputs.process_bytes, learner)
+    used = list(dict.fromkeys(part.device for part in parts if part.device))
     return MemoryForecast(
         device=inputs.device,
         parts=parts,
-        host_bytes=_peak(parts, "host"),
-        device_bytes=_peak(parts, "device") if accelerator else None,
+        host_bytes=_peak([part for part in parts if part.place == "host"]),
+        devices=[
+            DeviceMemory(device=device, bytes=_peak([p for p in parts if p.device == device]))
+            for device in used
+        ],
     )
 
 
-def _peak(parts: Sequence[MemoryPart], place: Place) -> int:
-    here = [part for part in parts if part.place == place]
-    sums = {when: sum(p.bytes for p in here if p.when == when) for when in _WHEN}
+def one_name(device: str) -> str:
+    """The device's name with its number, which torch lets people leave out."""
+    return "cuda:0" if device == "cuda" else device
+
+
+def _on(device: str, parts: Sequence[MemoryPart]) -> list[MemoryPart]:
+    """The parts where they are, those but of the host on this device."""
+    if device.startswith("cpu"):
+        return [msgspec.structs.replace(part, place="host") for part in parts]
+    return [
+        msgspec.structs.replace(part, device=device) if part.place == "device" else part
+        for part in parts
+    ]
+
+
+def _rank_parts(
+    rank: int, device: str, process_bytes: int, learner: Sequence[MemoryPart]
+) -> list[MemoryPart]:
+    """Of a further rank: its process, and what rank 0 has but to publish."""
+    size = sum(part.bytes for part in learner if part.when != "publishing")
+    process = MemoryPart(name=f"rank {rank}: process", bytes=process_bytes, place="host")
+    updating = MemoryPart(
+        name=f"rank {rank}: learner",
+        bytes=size,
+        place="device",
+        when="updating",
+        note=f"on {device}, as rank 0's",
+    )
+    return [process, *_on(device, [updating])]
+
+
+def _peak(parts: Sequence[MemoryPart]) -> int:
+    sums = {when: sum(part.bytes for part in parts if part.when == when) for when in _WHEN}
     return sums["always"] + max(sums["updating"], sums["publishing"])
 
 
 _WHEN: Final = ("always", "updating", "publishing")
 
 
-def _engine_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
+def _engine_parts(inputs: MemoryInputs) -> list[MemoryPart]:
+    place: Place = "device"
     served = {name: size.shape for name, size in inputs.policies.items()}
     parts = [
         _weights(f"engine: {name}", shape, place)
@@ -310,7 +366,8 @@ def _weights(name: str, shape: ModelShape, place: Place) -> MemoryPart:
     )
 
 
-def _learner_parts(inputs: MemoryInputs, place: Place) -> list[MemoryPart]:
+def _learner_parts(inputs: MemoryInputs) -> list[MemoryPart]:
+    place: Place = "device"
     sizes = list(inputs.policies.values())
     trained = sum(size.trained for size in sizes)
     states = sum(size.trained_bytes * _states(size, inputs.optimizer) for size in sizes)

@@ -10,28 +10,43 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import UnsupportedError
+from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.schema.routing import BASE_POLICY, Route, Routing
 from lightspan.training.settings import TrainerSettings
 
 
 def make_learner(settings: TrainerSettings) -> Learner:
-    """The learner that was given, or a torch learner with the algorithm's policies."""
-    if settings.learner is not None:
-        return settings.learner
-    from lightspan.learners.torch import TorchLearner
-
+    """The learner that was given, or one that was described, or a torch learner: with the
+    algorithm's policies."""
+    given = settings.learner
+    if given is not None and not isinstance(given, Torch):
+        return given
     algorithm = settings.algorithm
     specs = algorithm.policies()
-    return TorchLearner(
-        {name: spec.model for name, spec in specs.items()},
-        optimizer=algorithm.optimizer,
-        lora={name: spec.lora for name, spec in specs.items()},
-        device=settings.device,
-        seed=algorithm.seed,
-        critic=algorithm.critic,
-        **(settings.learner_options or {}),
-    )
+    models = {name: spec.model for name, spec in specs.items()}
+    options: dict[str, Any] = {
+        "optimizer": algorithm.optimizer,
+        "lora": {name: spec.lora for name, spec in specs.items()},
+        "seed": algorithm.seed,
+        "critic": algorithm.critic,
+    }
+    if given is not None:
+        from lightspan.learners.ranks.learner import described
+
+        return described(given, models, device=settings.device, **options)
+    from lightspan.learners.torch import TorchLearner
+
+    own = settings.learner_options or {}
+    return TorchLearner(models, device=settings.device, **options, **own)
+
+
+def close_learner(learner: Learner) -> None:
+    """End the processes of a learner that `make_learner` described."""
+    from lightspan.learners.ranks.learner import RanksLearner
+
+    if isinstance(learner, RanksLearner):
+        learner.close()
 
 
 def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:

@@ -19,6 +19,7 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
+from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
@@ -41,7 +42,13 @@ from lightspan.training.budget import CallBudget
 from lightspan.training.checkpoints import TrainerState, rollout_stem
 from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
-from lightspan.training.embedded import check_chat_templates, check_parts, make_engine, make_learner
+from lightspan.training.embedded import (
+    check_chat_templates,
+    check_parts,
+    close_learner,
+    make_engine,
+    make_learner,
+)
 from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.results import Evaluation, FitResult
@@ -169,7 +176,7 @@ class Session:
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
         await self._open_store()
         if self.settings.has_policies:
-            self._learner = await self.learn(partial(make_learner, self.settings))
+            await self._open_learner()
         if self.checkpoint is not None:
             await self._restore(self.checkpoint)
         if self.settings.has_policies:
@@ -241,6 +248,17 @@ class Session:
             self.algorithm.load_state(checkpoints.load_state(saved).algorithm)
         await self.learn(partial(self.learner.load, saved / checkpoints.LEARNER))
         await self.publish()
+
+    async def _open_learner(self) -> None:
+        described = isinstance(self.settings.learner, Torch)
+        devices = self.settings.learner_devices if described else ()
+        if len(devices) > 1:
+            self.reporter.line(
+                f"starting {len(devices)} ranks of the learner: {', '.join(devices)}"
+            )
+        self._learner = await self.learn(partial(make_learner, self.settings))
+        if described:
+            self._stack.push_async_callback(asyncio.to_thread, close_learner, self._learner)
 
     async def _open_engine(self) -> None:
         # another stream of random numbers in each life, or the first answers would come again

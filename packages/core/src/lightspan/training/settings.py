@@ -16,7 +16,9 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ConfigError
+from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
+from lightspan.learners.ranks.torchrun import started
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
@@ -57,7 +59,7 @@ class TrainerSettings:
     validate_temperature: float | None = None
     checkpoint_every: int = 1
     engine: TokenEngine | VLLM | None = None
-    learner: Learner | None = None
+    learner: Learner | Torch | None = None
     store: str | None = None
     device: str = "cpu"
     engine_options: Mapping[str, Any] | None = None
@@ -90,12 +92,18 @@ class TrainerSettings:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
             raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
+        if isinstance(self.learner, Torch) and self.learner_options:
+            raise ConfigError(
+                f"learner_options={self.learner_options!r:.80} beside learner=Torch(…): give them "
+                "to it, such as Torch(token_budget=…)"
+            )
         if self.learner is not None and self.learner_options:
             raise ConfigError(
                 "learner_options apply only to the embedded learner: leave learner= out"
             )
-        if self.engine is None or self.learner is None:
+        if self.engine is None or self.is_our_learner:
             check_device_name(self.device)
+        self._check_ranks()
         self._check_policies()
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
@@ -105,6 +113,31 @@ class TrainerSettings:
             object.__setattr__(self, "store", public_url(self.store))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    @property
+    def is_our_learner(self) -> bool:
+        """Whether the trainer makes the learner."""
+        return self.learner is None or isinstance(self.learner, Torch)
+
+    @property
+    def learner_devices(self) -> tuple[str, ...]:
+        """The device of each rank of a learner that the trainer makes."""
+        return self.described.placed(self.device, started=started())
+
+    @property
+    def described(self) -> Torch:
+        """The learner in words: what was given as such, else the plain one."""
+        return self.learner if isinstance(self.learner, Torch) else Torch()
+
+    def _check_ranks(self) -> None:
+        if isinstance(self.learner, Torch):
+            self.learner.placed(self.device, started=started())
+        elif started():
+            raise ConfigError(
+                f"torchrun has started {started()} processes, and this learner needs one: give "
+                "learner=Torch() to the Trainer, a rank for each process, or start the script "
+                "without torchrun"
+            )
 
     def _check_policies(self) -> None:
         """Without policies there are no weights: what is said of them is refused."""

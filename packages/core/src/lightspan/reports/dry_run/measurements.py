@@ -213,12 +213,13 @@ def policy_sizes(settings: TrainerSettings) -> dict[str, PolicySize]:
     """
     from lightspan.learners.models import default_dtype
 
-    dtype = (settings.learner_options or {}).get("dtype")
+    dtype = _dtype(settings)
+    device = settings.learner_devices[0]
     return {
         name: PolicySize(
             shape=model_shape(spec.model),
             lora=spec.lora,
-            weight_bytes=(dtype or default_dtype(settings.device, spec.lora)).itemsize,
+            weight_bytes=(dtype or default_dtype(device, spec.lora)).itemsize,
             model=spec.model,
         )
         for name, spec in settings.algorithm.policies().items()
@@ -260,9 +261,19 @@ def forecast_memory(
             process_bytes=process_bytes,
             kl=isinstance(loss, PolicyLoss) and loss.kl != 0,
             beside=frozenset(embedded_lora(settings)),
+            ranks=settings.learner_devices,
         )
     )
-    return _with_room(forecast, settings.device)
+    return _with_room(forecast)
+
+
+def _dtype(settings: TrainerSettings) -> Any:
+    """What the learner's weights were asked to be; None if it decides."""
+    import torch
+
+    named = settings.described.dtype
+    asked = (settings.learner_options or {}).get("dtype")
+    return asked if named is None else getattr(torch, named)
 
 
 def _cache_tokens(settings: TrainerSettings, policies: Mapping[str, PolicySize]) -> int:
@@ -285,13 +296,15 @@ def _microbatch(
     step_rollouts: int,
 ) -> int:
     """Tokens of the learner's largest forward pass."""
-    from lightspan.learners.torch import default_token_budget
+    from lightspan.learners.budgets import default_token_budget
 
-    asked = (settings.learner_options or {}).get("token_budget")
-    budget = int(asked or default_token_budget(settings.device))
+    asked = (settings.learner_options or {}).get("token_budget") or settings.described.token_budget
+    ranks = settings.learner_devices
+    budget = int(asked or default_token_budget(ranks[0]))
     if rows is None or not rows.rows:
         return max(budget, max(size.shape.context for size in policies.values()))
     update = rows.row_tokens / max(1, rollouts) * step_rollouts / settings.algorithm.minibatches
+    update /= len(ranks)
     return max(rows.longest_row, min(budget, math.ceil(update)))
 
 
@@ -303,7 +316,7 @@ def _trained_share(rows: RowReport | None) -> float:
     return min(1.0, 1.25 * rows.trained_tokens / rows.row_tokens)
 
 
-def _with_room(forecast: MemoryForecast, device: str) -> MemoryForecast:
+def _with_room(forecast: MemoryForecast) -> MemoryForecast:
     """The forecast with what is free here and now. What this process holds already counts as free:
     `fit` starts from there, and the forecast has it as a part."""
     import psutil
@@ -311,10 +324,15 @@ def _with_room(forecast: MemoryForecast, device: str) -> MemoryForecast:
 
     process = next(part.bytes for part in forecast.parts if part.name == "process")
     free = psutil.virtual_memory().available + process
-    on_device = None
-    if device.startswith("cuda") and torch.cuda.is_available():
-        on_device = torch.cuda.mem_get_info(torch.device(device))[0]
-    return msgspec.structs.replace(forecast, host_free_bytes=int(free), device_free_bytes=on_device)
+    devices = [
+        msgspec.structs.replace(
+            each, free_bytes=int(torch.cuda.mem_get_info(torch.device(each.device))[0])
+        )
+        if torch.cuda.is_available()
+        else each
+        for each in forecast.devices
+    ]
+    return msgspec.structs.replace(forecast, host_free_bytes=int(free), devices=devices)
 
 
 def resident_bytes() -> int:

@@ -211,7 +211,7 @@ class DryRun:
         self, session: Session, transitions: Sequence[Transition], folder: Path
     ) -> measurements.UpdateTimes | None:
         rows = measurements.practice_rows(transitions, self._algorithm.batch_config.max_length)
-        if self.settings.learner is not None:
+        if not self.settings.is_our_learner:
             self._missing.append("time: learner= is your own, and a dry run does not train it")
             return None
         if not rows:
@@ -346,7 +346,7 @@ class DryRun:
     @property
     def _choices(self) -> list[str]:
         """What the algorithm chose for the model to train, where that is known and ours."""
-        is_ours = self._model_given and self.settings.learner is None
+        is_ours = self._model_given and self.settings.is_our_learner
         return self._algorithm.choices() if is_ours else []
 
     @property
@@ -364,7 +364,7 @@ class DryRun:
         if not self._model_given:
             self._missing.append(f"memory: {self._without('the configuration')}")
             return None
-        if self.settings.engine is not None or self.settings.learner is not None:
+        if self.settings.engine is not None or not self.settings.is_our_learner:
             self._missing.append("memory: engine= or learner= is your own")
             return None
         try:

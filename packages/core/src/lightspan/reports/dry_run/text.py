@@ -246,13 +246,15 @@ def memory_lines(forecast: MemoryForecast | None) -> Iterator[str]:
         for part in forecast.parts
     ]
     yield from _table(rows, left=1, last=2)
-    parts = [f"trainer process at its peak {_bytes(forecast.host_bytes)}"]
-    if forecast.device_bytes is not None:
-        parts.append(f"accelerator {_bytes(forecast.device_bytes)}")
+    further = any(part.name.startswith("rank ") for part in forecast.parts)
+    ours = "the trainer's processes at their" if further else "trainer process at its"
+    parts = [f"{ours} peak {_bytes(forecast.host_bytes)}"]
+    parts += [f"{each.device} {_bytes(each.bytes)}" for each in forecast.devices]
     if forecast.runner_bytes is not None:
         parts.append(f"runner processes {_bytes(forecast.runner_bytes)}")
     yield f"  {', '.join(parts)}"
-    free = {"host": forecast.host_free_bytes, "accelerator": forecast.device_free_bytes}
+    free = {"host": forecast.host_free_bytes}
+    free |= {each.device: each.free_bytes for each in forecast.devices}
     sizes = [f"{place} {_bytes(size)}" for place, size in free.items() if size is not None]
     if sizes:
         yield f"  free now: {', '.join(sizes)}"

@@ -1,0 +1,150 @@
+"""The other ranks as processes of this machine, which end with the trainer however that ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lightspan.errors import RankError
+from lightspan.learners.ranks.group import Group, GroupError, dist
+
+MODULE: Final = "lightspan.learners.ranks.worker"
+GRACE_S: Final = 5.0
+"""From the end of its lifeline until a process is killed."""
+_LOOK_S: Final = 0.02
+_SEEN_S: Final = 2.0
+"""How long the end of a process may take to show after its connections have closed."""
+_SHOWN: Final = 6
+
+
+class Processes:
+    """Ranks 1 and up, each a process whose standard input is its lifeline.
+
+    Args:
+        devices: of each rank, rank 0 included.
+    """
+
+    def __init__(self, devices: Sequence[str], *, timeout_s: float) -> None:
+        self.devices = tuple(devices)
+        self._folder = Path(tempfile.mkdtemp(prefix="lightspan-ranks-"))  # nobody else reads it
+        self._path = self._folder / "rendezvous"
+        self._timeout_s = timeout_s
+        self._children: list[subprocess.Popen[bytes]] = []
+        # also where nobody calls `end`: at the end of the interpreter
+        self._end = weakref.finalize(self, _end, self._children, self._folder)
+        for rank in range(1, len(self.devices)):
+            self._children.append(self._start(rank))
+
+    def connect(self, *, start_s: float) -> Group:
+        """Rank 0's group, once all others are there.
+
+        Raises:
+            RankError: one ended before, or took longer.
+        """
+        store = dist.FileStore(str(self._path), len(self.devices))
+        end = time.monotonic() + start_s
+        wanted = [ready(rank) for rank in range(1, len(self.devices))]
+        try:
+            while not store.check(wanted):
+                self.look()
+                if time.monotonic() > end:
+                    raise GroupError(f"no rank may take longer to start than start_s={start_s:g}")
+                time.sleep(_LOOK_S)
+            return Group(store, 0, self.devices, timeout_s=self._timeout_s, look=self.look)
+        except GroupError as error:
+            raise RankError(self.failure(str(error))) from error
+
+    def look(self) -> None:
+        """Raise `GroupError` if a process has ended."""
+        if self._ended() is not None:
+            raise GroupError("a process has ended")
+
+    def failure(self, why: str) -> str:
+        """Which rank is lost, how, and what to do.
+
+        Args:
+            why: what was noticed, for where every process lives.
+        """
+        if not self._end.alive:
+            return "the ranks of the learner have been ended"
+        end = time.monotonic() + _SEEN_S
+        while (rank := self._ended()) is None and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        if rank is None:
+            return f"the ranks of the learner do not answer each other any more: {why}"
+        child = self._children[rank - 1]
+        where = f"rank {rank} of the learner ({self.devices[rank]}, process {child.pid})"
+        said = self._log(rank).read_text(errors="replace").strip().splitlines()[-_SHOWN:]
+        words = "; it said at the end:\n" + "\n".join(said) if said else ""
+        return f"{where} {_how(child.returncode)}{words}"
+
+    def end(self) -> None:
+        """End all. Idempotent."""
+        self._end()
+
+    def pids(self) -> list[int]:
+        """Of ranks 1 and up."""
+        return [child.pid for child in self._children]
+
+    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with self._log(rank).open("wb") as log:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-m", MODULE, str(rank), str(self._path)),
+                    *(str(self._timeout_s), *self.devices),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # Ctrl-C is the trainer's, which ends its ranks in order
+            )
+
+    def _log(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.log"
+
+    def _ended(self) -> int | None:
+        """A rank whose process has ended; one that was killed before one that lost its peer."""
+        ended = [
+            (child.returncode >= 0, rank)
+            for rank, child in enumerate(self._children, 1)
+            if child.poll() is not None
+        ]
+        return min(ended)[1] if ended else None
+
+
+def ready(rank: int) -> str:
+    """The key that a rank sets when it is about to connect."""
+    return f"ready/{rank}"
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    hint = ", which the kernel does where the host's memory runs out" if status == -9 else ""
+    return f"was ended by {name}{hint}"
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    for child in children:
+        if child.stdin is not None:
+            child.stdin.close()
+    end = time.monotonic() + GRACE_S
+    for child in children:
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    shutil.rmtree(folder, ignore_errors=True)
