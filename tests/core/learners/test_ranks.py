@@ -88,15 +88,9 @@ async def test_uneven_shares_are_one_batch(two: Ranks, folder: Path, model: Any)
     """Rollouts of 11 rows and of 1; then seven rows of up to 40 tokens and one of 3."""
     rows = make_rows(model)
     whole = [replace(row, rollout_id="one") for row in rows[:-1]] + [rows[-1]]
-    short = replace(
-        rows[0],
-        rollout_id="short",
-        **{
-            name: list(getattr(rows[0], name))[-3:]
-            for name in ("ids", "advantages", "weights", "logprobs", "versions", "temperatures")
-        },
-        mask=[False, True, True],
-    )
+    names = ("ids", "advantages", "weights", "logprobs", "versions", "temperatures")
+    last: dict[str, Any] = {name: getattr(rows[0], name)[-3:] for name in names}
+    short = replace(rows[0], rollout_id="short", mask=[False, True, True], **last)
     assert sorted(len(share) for share in shares(whole, 2, whole_rollouts=True)) == [1, 11]
     alone = TorchLearner({"writer": folder}, optimizer=PLAIN)
     shared = RanksLearner({"writer": folder}, ranks=two, optimizer=PLAIN)
@@ -173,6 +167,8 @@ def test_a_model_that_ranks_cannot_load_is_refused(two: Ranks, model: Any, tmp_p
         RanksLearner({"writer": model}, ranks=two)
     with pytest.raises(ModelError, match="nowhere"):
         RanksLearner({"writer": tmp_path / "nowhere"}, ranks=two)
+    with pytest.raises(ConfigError, match=r"devices=\['cpu'\] are of one rank: use TorchLearner"):
+        Ranks(["cpu"])
 
 
 def test_a_killed_rank_is_named_at_once(folder: Path, model: Any, tmp_path: Path) -> None:

@@ -68,12 +68,17 @@ class Ranks:
         timeout_s: see `Torch`.
 
     Raises:
+        ConfigError: there is one device, or none.
         RankError: a rank ended before it was there.
     """
 
     def __init__(
         self, devices: Sequence[str], *, start_s: float = 600.0, timeout_s: float = 1800.0
     ) -> None:
+        if len(devices) < 2:
+            raise ConfigError(
+                f"Ranks: devices={list(devices)!r} are of one rank: use TorchLearner(device=…)"
+            )
         self._start_s = start_s
         self._lost = ""
         self._lock = threading.Lock()
