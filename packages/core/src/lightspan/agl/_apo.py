@@ -201,8 +201,6 @@ class APO(Algorithm, Generic[T]):
             val_batch_size=self.val_batch_size,
             max_rollouts=None,
             max_reflections=None,
-            max_tokens=None,
-            max_cost=None,
             perfect_reward=None,
             reflections_at_once=AT_ONCE,
             seed=self.seed,

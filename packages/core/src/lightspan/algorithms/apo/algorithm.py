@@ -70,8 +70,10 @@ class APO(PromptSearch):
             many candidates as are left for.
         max_reflections: questions to both models, at most: two for each new candidate.
         max_tokens: of both models and the app's calls together, as their endpoints count them. It
-            is looked at before each round, so that the last one may exceed it.
-        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            is looked at before each question, and before rollouts are asked for, which are about 64
+            together: what is under way then may exceed it, and nothing else does. A round that it
+            ends adds nothing that was not compared yet.
+        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)
             → its `Price`; for `max_cost`, of every model that is asked.
@@ -197,13 +199,14 @@ class APO(PromptSearch):
             models = Models(critic, critic if self.edits is None else opened(self.edits))
             journal = Journal(world.path / JOURNAL / "apo.jsonl", LIBRARY)
             stack.enter_context(closing(journal))
-            prices = None if self.max_cost is None else self.prices
             trials = Trials(
                 world,
                 self.prompts,
                 journal,
                 self.failure_reward,
-                prices=prices,
+                max_tokens=self.max_tokens,
+                max_cost=self.max_cost,
+                prices=self.prices,
                 begun=self.begun,
             )
             return await Search(self._plan(), trials, split, models, world.note).run()
@@ -219,8 +222,6 @@ class APO(PromptSearch):
             val_batch_size=self.val_batch_size,
             max_rollouts=self.max_rollouts,
             max_reflections=self.max_reflections,
-            max_tokens=self.max_tokens,
-            max_cost=self.max_cost,
             perfect_reward=self.perfect_reward,
             reflections_at_once=self.reflections_at_once,
             seed=self.seed,

@@ -53,8 +53,10 @@ class GEPA(PromptSearch):
         max_rollouts: of the app, at most, beside those of the held-out tasks.
         max_reflections: questions to the reflection model, at most.
         max_tokens: of the reflection model and the app's calls together, as their endpoints count
-            them. It is looked at before each iteration, so that the last one may exceed it.
-        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            them. It is looked at before each question and each evaluation: the one that is under
+            way when it is used up may exceed it, with `proposals` several side by side, and
+            nothing else does. The best candidate of those that were compared by then is chosen.
+        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)
             → its `Price`; for `max_cost`, of every model that is asked.

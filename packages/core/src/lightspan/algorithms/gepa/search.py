@@ -26,7 +26,7 @@ from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, Too
 from lightspan.algorithms.prompts.feedback import Evidence
 from lightspan.algorithms.prompts.journal import Evaluation, Journal
 from lightspan.algorithms.prompts.reflection import Unusable, other_template
-from lightspan.algorithms.prompts.trials import Question, Trial, Trials
+from lightspan.algorithms.prompts.trials import Question, SpentError, Trial, Trials
 from lightspan.errors import RewardError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
@@ -81,13 +81,14 @@ class Search:
         self._world = world
         self._split = split
         self._reflector = reflector
-        prices = None if settings.max_cost is None else settings.prices
         self._trials = Trials(
             world,
             settings.prompts,
             journal,
             settings.failure_reward,
-            prices=prices,
+            max_tokens=settings.max_tokens,
+            max_cost=settings.max_cost,
+            prices=settings.prices,
             begun=settings.begun,
         )
         self._prompts = dict(settings.prompts)
@@ -160,7 +161,7 @@ class Search:
         left = self._settings.max_rollouts - self._trials.rollouts
         count = min(self._settings.finalists, left // len(selection))
         best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
-        if best in ([], [0]) or self._spent():
+        if best in ([], [0]) or self._trials.spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
@@ -214,12 +215,8 @@ class Search:
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
             self._ended = f"max_reflections={settings.max_reflections} is used up"
         else:
-            self._ended = self._spent()
+            self._ended = trials.spent()
         return bool(self._ended)
-
-    def _spent(self) -> str:
-        """Which budget of what is asked is used up; empty if none is."""
-        return self._trials.spent(self._settings.max_tokens, self._settings.max_cost)
 
     # --- in the library's thread ------------------------------------------------------------
     def _optimize(self) -> None:
@@ -345,7 +342,8 @@ class Search:
 
     # --- what the library's thread asks -----------------------------------------------------
     def _asked(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the event loop answers to the library's thread. An error there ends the search."""
+        """What the event loop answers to the library's thread. An error there ends the search, and
+        so does a budget that is used up: what was compared by then is what was found."""
         with self._lock:
             if self._is_cancelled:
                 work.close()
@@ -353,6 +351,9 @@ class Search:
             self._asking = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             answer: T = self._asking.result()
+        except SpentError as why:
+            self._ended = str(why)
+            raise _Ended from why
         except BaseException as error:
             self._error = error
             raise _Ended from error

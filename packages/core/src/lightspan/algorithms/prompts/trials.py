@@ -64,8 +64,15 @@ class Question(NamedTuple):
     """Tells it from an equal one that is asked at the same time."""
 
 
+class SpentError(Exception):
+    """A budget of tokens or money is used up, so that nothing more is asked; says which."""
+
+
 class Trials:
     """Evaluations and reflections of a search, from its beginning or from what its journal has.
+
+    Before rollouts are asked for, and before each question, the budgets are looked at: what is
+    exceeded is what was under way when they were used up.
 
     Args:
         runs: runs the app.
@@ -74,7 +81,9 @@ class Trials:
         failure_reward: what a rollout without a reward counts for where candidates are compared,
             because that takes a number.
         selection_mode: of rollouts of the selection split.
-        prices: model → what its tokens cost; None: nobody wants to know.
+        max_tokens: see `GEPA`.
+        max_cost: see `GEPA`.
+        prices: model → what its tokens cost; for `max_cost`.
         begun: what an earlier search of the same run has chosen, where there was one.
     """
 
@@ -85,6 +94,8 @@ class Trials:
         journal: Journal | None,
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
         begun: Chosen | None = None,
     ) -> None:
@@ -108,7 +119,9 @@ class Trials:
         """Answers that were of no use, as the search counts them."""
         self.tokens = 0
         """Of the app's calls and of reflections, as far as their endpoints count them."""
-        self._prices = prices
+        self._max_tokens = max_tokens
+        self._max_cost = max_cost
+        self._prices = None if max_cost is None else prices
         self._used: dict[str, tuple[int, int]] = {}
         """Model → its tokens, sent and answered."""
         self._applied = 0
@@ -189,6 +202,7 @@ class Trials:
         side.
 
         Raises:
+            SpentError: a budget is used up, and some of them were not run.
             RewardError: the first trial of a search has not one reward.
             ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
@@ -205,6 +219,8 @@ class Trials:
             seen.task_id for seen in begun[0]
         ]
         rest = [asked[place] for place in missing[len(begun) :]]
+        if rest:
+            self._check_spent()
         fresh = [*begun, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
@@ -222,12 +238,13 @@ class Trials:
         return evaluations
 
     async def reflect(self, questions: Sequence[Question], at_once: int = 1) -> list[Reflection]:
-        """What the reflection models answer. Each answer is kept as it arrives.
+        """What the reflection models answer. Each answer is kept, and counted, as it arrives.
 
         Args:
             at_once: questions that are under way together, at most.
 
         Raises:
+            SpentError: a budget is used up, and some questions were not asked.
             EngineError: a model does not answer.
             ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
@@ -236,11 +253,16 @@ class Trials:
         found: list[Reflection | None] = [None] * len(keys)
         if self._journal is not None:
             found = self._journal.replayed(keys, Reflection)
+        for known, question in zip(found, questions, strict=True):
+            if known is not None:
+                self._count_answer(known, question)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
-                found[place] = await self._ask(questions[place], keys[place])
+                if not self.spent():  # what is under way is waited for: it is paid
+                    found[place] = answer = await self._ask(questions[place], keys[place])
+                    self._count_answer(answer, questions[place])
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -250,11 +272,8 @@ class Trials:
         except BaseExceptionGroup as failed:  # of which the first is as good as any
             raise failed.exceptions[0] from None
         reflections = [reflection for reflection in found if reflection is not None]
-        self.reflections += len(reflections)
-        for each, question in zip(reflections, questions, strict=True):
-            self.tokens += each.input_tokens + each.output_tokens
-            model = each.model or question.reflector.model  # older journals do not say
-            self._use({model: (each.input_tokens, each.output_tokens)})
+        if len(reflections) < len(questions):
+            self._check_spent()
         return reflections
 
     async def _ask(self, question: Question, key: str) -> Reflection:
@@ -316,6 +335,12 @@ class Trials:
             before = self._asked_before.setdefault(seen.task_id, asked)
             self._unasked.update(() if seen.failed else set(before) - set(asked))
 
+    def _count_answer(self, answer: Reflection, question: Question) -> None:
+        self.reflections += 1
+        self.tokens += answer.input_tokens + answer.output_tokens
+        model = answer.model or question.reflector.model  # older journals do not say
+        self._use({model: (answer.input_tokens, answer.output_tokens)})
+
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count tokens of models. A journal keeps what was asked before, so that nothing is asked
         again when a price was forgotten."""
@@ -341,13 +366,20 @@ class Trials:
             return None
         return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
 
-    def spent(self, max_tokens: int | None, max_cost: float | None) -> str:
-        """Which of these budgets is used up, and how far; empty if none is."""
-        if max_tokens is not None and self.tokens >= max_tokens:
-            return f"max_tokens={max_tokens} is used up: {self.tokens} tokens"
-        if max_cost is not None and self.cost is not None and self.cost >= max_cost:
-            return f"max_cost={max_cost:g} is used up: {self.cost:.4g}"
+    def spent(self) -> str:
+        """Which budget of what is asked is used up, and how far; empty if none is, or while there
+        are answers of an earlier life: those are paid."""
+        if self.is_replaying:
+            return ""
+        if self._max_tokens is not None and self.tokens >= self._max_tokens:
+            return f"max_tokens={self._max_tokens} is used up: {self.tokens} tokens"
+        if self._max_cost is not None and self.cost is not None and self.cost >= self._max_cost:
+            return f"max_cost={self._max_cost:g} is used up: {self.cost:.4g}"
         return ""
+
+    def _check_spent(self) -> None:
+        if why := self.spent():
+            raise SpentError(why)
 
     # --- what came of it --------------------------------------------------------------------
     def reward(self, seen: Evidence) -> float:
