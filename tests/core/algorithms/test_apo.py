@@ -378,7 +378,8 @@ async def test_reflections_are_never_more_than_given(
 ) -> None:
     found = await search(apo(server, max_reflections=limit), World(tmp_path))
     assert found.reflections == len(server.requests) == asked
-    assert found.ended == f"max_reflections={limit} is used up: a candidate takes two"
+    done = f"{asked} of max_reflections={limit} reflections are done"
+    assert found.ended == f"{done}, and another candidate takes two"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:

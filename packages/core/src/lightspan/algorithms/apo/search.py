@@ -196,7 +196,8 @@ class Search:
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:
-            return f"max_reflections={plan.max_reflections} is used up: a candidate takes two"
+            asked = f"{trials.reflections} of max_reflections={plan.max_reflections}"
+            return f"{asked} reflections are done, and another candidate takes two"
         return (
             f"{trials.rollouts} of max_rollouts={plan.max_rollouts} rollouts are done, and "
             f"another candidate may take {self._rollouts_of(1)}"

@@ -213,7 +213,10 @@ class Search:
                 + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
-            self._ended = f"max_reflections={settings.max_reflections} is used up"
+            asked = f"{trials.reflections} of max_reflections={settings.max_reflections}"
+            self._ended = (
+                f"{asked} reflections are done, and an iteration asks {settings.proposals}"
+            )
         else:
             self._ended = trials.spent()
         return bool(self._ended)

@@ -105,8 +105,9 @@ class Trials:
         self._surveyed = None if begun is None else begun.surveyed
         self._first: Survey | None = None
         """What the first trial gets, once."""
-        self._asked_before: dict[str, list[str]] = {}
-        """Task → who was asked in its first rollout."""
+        self._asked_before = {} if begun is None else dict(begun.asked)
+        """Task → who was asked in its first rollout of the run: a cache that is still there in a
+        second search answers all of that one."""
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
@@ -413,6 +414,7 @@ class Trials:
             applied=self._applied,
             kept=dict(self._kept),
             unasked=dict(self._unasked),
+            asked=self._asked_before,
         )
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:
