@@ -71,7 +71,7 @@ class Still(LightningRL):
         assert state == {"half": "known"}
 
 
-OF_THE_SEARCH = ("max_tokens", "max_cost", "prices")
+OF_THE_SEARCH = ("max_tokens", "max_cost", "prices", "proposals")
 
 
 def alternate(server: ScriptedServer, kind: str = "APO", **options: Any) -> Alternate:
@@ -154,7 +154,43 @@ async def test_what_one_search_leaves_the_next_one_may_use(
     assert second.reflections <= 9 - first.reflections
     assert first.rollouts <= 30
     assert first.rollouts + second.rollouts <= 60
-    assert "of max_rollouts=" in first.ended or "max_reflections=4 is" in first.ended
+    assert "of max_rollouts=" in first.ended or "of max_reflections=4 reflections" in first.ended
+
+
+class Cached(World):
+    """An app whose cache is still there in every later search, and after a restart."""
+
+    async def rollouts(self, tasks: Any, group_size: int, *args: Any, **given: Any) -> Any:
+        episodes = await super().rollouts(tasks, group_size, *args, **given)
+        cache = self.path / "cache"
+        known = cache.read_text().split() if cache.exists() else []
+        for episode in episodes:
+            if episode.task_id in known:
+                episode.calls.clear()
+            known.append(episode.task_id)
+        cache.write_text(" ".join(known))
+        return episodes
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_a_cache_that_is_still_there_in_a_second_search_is_found(
+    server: ScriptedServer, tmp_path: Path, is_resumed: bool
+) -> None:
+    """The first rollouts of that one are answered by it too."""
+    algorithm, world = alternate(server, "GEPA"), Cached(tmp_path)
+    world.calls = [made_up.call(1, "small", 9, 1)]
+    await steps(algorithm, world, 1, 2, 3, 4)
+    in_first = len({*(tmp_path / "cache").read_text().split()})
+    if is_resumed:
+        state = json.loads(json.dumps(algorithm.state()))
+        algorithm = alternate(server, "GEPA")
+        algorithm.load_state(state)
+    await steps(algorithm, world, 5)
+    first, second = read_searches(tmp_path).values()
+    in_both = len({*(tmp_path / "cache").read_text().split()})
+    # each task was asked once in all
+    assert first.unasked == {"": first.rollouts - in_first}
+    assert second.unasked == {"": second.rollouts - (in_both - in_first)}
 
 
 async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_path: Path) -> None:
@@ -290,6 +326,10 @@ def test_its_settings_are_those_of_both(server: ScriptedServer) -> None:
         ({"cycles": 0}, "cycles=0"),
         ({"cycles": 6, "max_rollouts": 80}, "give at least 84, or fewer cycles"),
         ({"max_reflections": 3}, "max_reflections=3 is too few .* at least 4"),
+        (
+            {"kind": "GEPA", "max_reflections": 5, "proposals": 3},
+            "max_reflections=5 is too few .* at least 6",
+        ),
     ],
 )
 def test_options_that_cannot_be_honoured(

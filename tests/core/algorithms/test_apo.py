@@ -378,14 +378,15 @@ async def test_reflections_are_never_more_than_given(
 ) -> None:
     found = await search(apo(server, max_reflections=limit), World(tmp_path))
     assert found.reflections == len(server.requests) == asked
-    assert found.ended == f"max_reflections={limit} is used up: a candidate takes two"
+    done = f"{asked} of max_reflections={limit} reflections are done"
+    assert found.ended == f"{done}, and another candidate takes two"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:
     found = await search(apo(server, max_tokens=500), World(tmp_path))
     assert found.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
     assert found.ended == f"max_tokens=500 is used up: {found.tokens} tokens"
-    assert found.reflections == 4  # those of a round that were under way together
+    assert found.reflections == 4  # critiques, which were under way together; no edit
 
 
 async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -393,7 +394,7 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     found = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
     assert found.cost == pytest.approx(found.tokens * 1000.0 / 1e6, rel=1e-12)
     assert found.ended == f"max_cost=0.5 is used up: {found.cost:.4g}"
-    assert found.reflections == 4  # those of a round that were under way together
+    assert found.reflections == 4  # critiques, which were under way together; no edit
     edits = LLM(base_url=server.url, model="editor")
     with pytest.raises(ConfigError, match="none for 'editor'"):
         apo(server, max_cost=0.5, prices=prices, edits=edits)

@@ -341,7 +341,7 @@ async def test_reflections_are_never_more_than_given(
 ) -> None:
     found = await search(gepa(server, max_reflections=3), World(tmp_path))
     assert found.reflections == len(server.requests) == 3
-    assert found.ended == "max_reflections=3 is used up"
+    assert found.ended == "3 of max_reflections=3 reflections are done, and an iteration asks 1"
 
 
 async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> None:
@@ -619,6 +619,10 @@ def test_answers_without_a_text(answer: str) -> None:
         ({"reflection": LLM(base_url="x", model="m")}, "reflection model's base URL 'x' is no"),
         ({"max_rollouts": 0}, "max_rollouts=0 must be at least 1"),
         ({"max_reflections": 0}, "max_reflections=0 must be at least 1"),
+        (
+            {"max_reflections": 2, "proposals": 3},
+            "max_reflections=2 is too few for proposals=3, which are asked for together",
+        ),
         ({"max_tokens": 1.5}, "max_tokens=1.5 must be a whole number"),
         ({"minibatch": 0}, "minibatch=0"),
         ({"proposals": 0}, "proposals=0"),

@@ -139,7 +139,7 @@ def test_a_function_scores_a_run_again_and_leaves_it_as_it_is(run: Path) -> None
     assert (val.mode, val.rollouts, val.mean_after, val.compared) == ("val", 2, 5.0, 0)
     text = found.text(3)
     assert text.startswith(f"{run}: the reward by_length in place of app\n")
-    assert "train, 12 rollouts: mean 0.250 -> 3.000 (12 scored twice); unscored 0 -> 0\n" in text
+    assert "train, 12 rollouts: mean 0.250 -> 3.000 (12 scored by both); unscored 0 -> 0\n" in text
     assert "  in their groups: 0 of 12 get an advantage of another sign, 0 another rank\n" in text
     assert "14 of 14 rollouts would have another reward, the most changed:\n" in text
     assert text.count("0.25 -> 5\n") == 3

@@ -47,6 +47,8 @@ class _State(msgspec.Struct, kw_only=True):
     reflections: int = 0
     tokens: int = 0
     cost: float = 0.0
+    asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """Task → who was asked in its first rollout in a search."""
     cursor: int = 0
     """Training tasks that weights have used so far."""
     weights: str = FIRST
@@ -110,10 +112,11 @@ class Alternate(Algorithm):
                 f"{prompts.max_rollouts + cycles * self._step_rollouts}, or fewer cycles"
             )
         asked = prompts.max_reflections
-        if asked is not None and asked < 2 * cycles:
+        least = cycles * max(2, prompts.proposals if isinstance(prompts, GEPA) else 0)
+        if asked is not None and asked < least:
             raise ConfigError(
                 f"Alternate(cycles={cycles}): max_reflections={asked} is too few for a new "
-                f"candidate in each; give at least {2 * cycles}"
+                f"candidate in each; give at least {least}"
             )
         self._searches: dict[int, int] = {}
         """Step → the number of the cycle whose search it is; the others are of weights."""
@@ -203,7 +206,7 @@ class Alternate(Algorithm):
     def chosen(self) -> Chosen:
         """The texts as they were last chosen."""
         half, state = self.prompts, self._state
-        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates)
+        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates, state.asked)
 
     def resources(self) -> Resources:
         return self.chosen.resources()
@@ -286,6 +289,7 @@ class Alternate(Algorithm):
         assert found is not None
         state.templates = found.candidates[found.chosen].templates
         state.surveyed = found.surveyed
+        state.asked = found.asked
         state.rollouts += found.rollouts
         state.reflections += found.reflections
         state.tokens += found.tokens

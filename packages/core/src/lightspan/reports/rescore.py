@@ -327,9 +327,9 @@ def _lines(rescoring: Rescoring, limit: int) -> Iterator[str]:
 
 
 def _comparison_lines(each: Comparison) -> Iterator[str]:
-    means = "none was scored both times"
+    means = "no rollout is scored by both"
     if each.mean_before is not None and each.mean_after is not None:
-        means = f"mean {each.mean_before:.3f} -> {each.mean_after:.3f} ({each.both} scored twice)"
+        means = f"mean {each.mean_before:.3f} -> {each.mean_after:.3f} ({each.both} scored by both)"
     yield (
         f"{each.mode}, {many(each.rollouts, 'rollout')}: {means}; unscored "
         f"{each.unscored_before} -> {each.unscored_after}"

@@ -70,9 +70,10 @@ class APO(PromptSearch):
             many candidates as are left for.
         max_reflections: questions to both models, at most: two for each new candidate.
         max_tokens: of both models and the app's calls together, as their endpoints count them. It
-            is looked at before each batch of rollouts and each question, so that what is under way
-            then may exceed it; the prompts as they are are evaluated in any case.
-        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            is looked at before each question, and before rollouts are asked for, which are about 64
+            together: what is under way then may exceed it, and nothing else does. A round that it
+            ends adds nothing that was not compared yet.
+        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)
             → its `Price`; for `max_cost`, of every model that is asked.

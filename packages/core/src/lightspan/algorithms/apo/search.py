@@ -12,7 +12,7 @@ from lightspan.algorithms.epochs import Epochs
 from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, TooFewRolloutsError
 from lightspan.algorithms.prompts.journal import Evaluation, Reflection
 from lightspan.algorithms.prompts.reflection import Reflector, Unusable, other_template
-from lightspan.algorithms.prompts.trials import BudgetUsedUp, Question, Trial, Trials
+from lightspan.algorithms.prompts.trials import Question, SpentError, Trial, Trials
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, task_id
@@ -114,15 +114,21 @@ class Search:
         self._prompts = await self._trials.begin(selection, patterns, self._note)
         self._beam = [self._add(self._given)]
         await self._compare_whole(0)
+        try:
+            ended = await self._rounds()
+        except SpentError as why:
+            ended = str(why)
+        # the last ones were not compared with any other, where a budget ended a round
+        compared = [each for each in self._candidates if each.rewards]
+        return self._trials.found(compared, self.chosen, ended)
+
+    async def _rounds(self) -> str:
+        """Go through the rounds; says why there are no more."""
         for number in range(1, self._plan.beam_rounds + 1):
             if ended := self._why_it_ends():
-                return self._trials.found(self._candidates, self.chosen, ended)
-            try:
-                await self._round(number)
-            except BudgetUsedUp as spent:
-                return self._trials.found(self._tried, self.chosen, str(spent))
-        ended = self._perfect() or f"{many(self._plan.beam_rounds, 'round')} of the beam are done"
-        return self._trials.found(self._candidates, self.chosen, ended)
+                return ended
+            await self._round(number)
+        return self._perfect() or f"{many(self._plan.beam_rounds, 'round')} of the beam are done"
 
     @property
     def chosen(self) -> int:
@@ -193,12 +199,13 @@ class Search:
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
-        if spent := trials.spent:
+        if spent := trials.spent():
             return spent
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:
-            return f"max_reflections={plan.max_reflections} is used up: a candidate takes two"
+            asked = f"{trials.reflections} of max_reflections={plan.max_reflections}"
+            return f"{asked} reflections are done, and another candidate takes two"
         return (
             f"{trials.rollouts} of max_rollouts={plan.max_rollouts} rollouts are done, and "
             f"another candidate may take {self._rollouts_of(1)}"

@@ -25,7 +25,7 @@ from lightspan.algorithms.prompts.options import (
 from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import short_constructor
+from lightspan.errors import ConfigError, short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -51,11 +51,13 @@ class GEPA(PromptSearch):
             asks for by `lightspan.prompt(name, text)`. They are parts of the candidate too.
         reflection: the model that proposes other texts. Its `sampling` goes into each question.
         max_rollouts: of the app, at most, beside those of the held-out tasks.
-        max_reflections: questions to the reflection model, at most.
+        max_reflections: questions to the reflection model, at most. An iteration asks up to
+            `proposals` of them, and none begins for which fewer are left.
         max_tokens: of the reflection model and the app's calls together, as their endpoints count
-            them. It is looked at before each evaluation and each question, so that the one that is
-            under way then may exceed it; the prompts as they are are evaluated in any case.
-        max_cost: of these, in the currency of `prices`; looked at as `max_tokens` is. Calls of
+            them. It is looked at before each question and each evaluation: the one that is under
+            way when it is used up may exceed it, with `proposals` several side by side, and
+            nothing else does. The best candidate of those that were compared by then is chosen.
+        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
             policies cost nothing, nor do those whose endpoint counts no tokens.
         prices: model, by the name that is asked for (or that answers, where a span has only that)
             → its `Price`; for `max_cost`, of every model that is asked.
@@ -114,6 +116,12 @@ class GEPA(PromptSearch):
         for name in ("max_reflections", "max_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
+        if self.max_reflections is not None and self.max_reflections < self.proposals:
+            raise ConfigError(
+                f"max_reflections={self.max_reflections} is too few for proposals="
+                f"{self.proposals}, which are asked for together: give at least as many, or fewer "
+                "proposals"
+            )
         check_prices(self.max_cost, self.prices, [self.reflection])
         self.prices = dict(self.prices)
         check_numbers(self)

@@ -26,7 +26,7 @@ from lightspan.algorithms.prompts.candidates import Candidate, Found, Split, Too
 from lightspan.algorithms.prompts.feedback import Evidence
 from lightspan.algorithms.prompts.journal import Evaluation, Journal
 from lightspan.algorithms.prompts.reflection import Unusable, other_template
-from lightspan.algorithms.prompts.trials import BudgetUsedUp, Question, Trial, Trials
+from lightspan.algorithms.prompts.trials import Question, SpentError, Trial, Trials
 from lightspan.errors import RewardError
 from lightspan.progress import many
 from lightspan.schema.prompts import PromptTemplate
@@ -161,7 +161,7 @@ class Search:
         left = self._settings.max_rollouts - self._trials.rollouts
         count = min(self._settings.finalists, left // len(selection))
         best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
-        if best in ([], [0]):
+        if best in ([], [0]) or self._trials.spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
         try:
@@ -217,9 +217,12 @@ class Search:
                 + (f"; {self._reserved} are for the finalists" if self._reserved else "")
             )
         elif _is_used_up(trials.reflections + settings.proposals - 1, settings.max_reflections):
-            self._ended = f"max_reflections={settings.max_reflections} is used up"
+            asked = f"{trials.reflections} of max_reflections={settings.max_reflections}"
+            self._ended = (
+                f"{asked} reflections are done, and an iteration asks {settings.proposals}"
+            )
         else:
-            self._ended = trials.spent
+            self._ended = trials.spent()
         return bool(self._ended)
 
     # --- in the library's thread ------------------------------------------------------------
@@ -346,7 +349,8 @@ class Search:
 
     # --- what the library's thread asks -----------------------------------------------------
     def _asked(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the event loop answers to the library's thread. An error there ends the search."""
+        """What the event loop answers to the library's thread. An error there ends the search, and
+        so does a budget that is used up: what was compared by then is what was found."""
         with self._lock:
             if self._is_cancelled:
                 work.close()
@@ -354,9 +358,9 @@ class Search:
             self._asking = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             answer: T = self._asking.result()
-        except BudgetUsedUp as spent:
-            self._ended = str(spent)
-            raise _Ended from spent
+        except SpentError as why:
+            self._ended = str(why)
+            raise _Ended from why
         except BaseException as error:
             self._error = error
             raise _Ended from error

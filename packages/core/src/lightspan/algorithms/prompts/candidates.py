@@ -74,6 +74,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unasked: dict[str, int] = msgspec.field(default_factory=dict)
     """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one; or
     `ANY_CALL`, where the texts are arguments alone."""
+    asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """Task → who was asked in its first rollout of the run."""
 
     def texts(self) -> str:
         """What became of the texts, for people; empty where nothing is to be said of them."""

@@ -64,16 +64,15 @@ class Question(NamedTuple):
     """Tells it from an equal one that is asked at the same time."""
 
 
-class BudgetUsedUp(Exception):
-    """Nothing more is asked: says which budget of a search is used up, and how far."""
+class SpentError(Exception):
+    """A budget of tokens or money is used up, so that nothing more is asked; says which."""
 
 
 class Trials:
     """Evaluations and reflections of a search, from its beginning or from what its journal has.
 
-    Its budgets of tokens and money are looked at before anything is asked: what exceeds them is at
-    most what was under way then, one evaluation, or the questions that are asked together. The
-    prompts as they are are evaluated whatever that takes, and what a journal has costs nothing.
+    Before rollouts are asked for, and before each question, the budgets are looked at: what is
+    exceeded is what was under way when they were used up.
 
     Args:
         runs: runs the app.
@@ -82,9 +81,9 @@ class Trials:
         failure_reward: what a rollout without a reward counts for where candidates are compared,
             because that takes a number.
         selection_mode: of rollouts of the selection split.
-        max_tokens: of the app's calls and of reflections together; None for any.
-        max_cost: of these, by `prices`, which it needs; None for any.
-        prices: model → what its tokens cost.
+        max_tokens: see `GEPA`.
+        max_cost: see `GEPA`.
+        prices: model → what its tokens cost; for `max_cost`.
         begun: what an earlier search of the same run has chosen, where there was one.
     """
 
@@ -106,8 +105,9 @@ class Trials:
         self._surveyed = None if begun is None else begun.surveyed
         self._first: Survey | None = None
         """What the first trial gets, once."""
-        self._asked_before: dict[str, list[str]] = {}
-        """Task → who was asked in its first rollout."""
+        self._asked_before = {} if begun is None else dict(begun.asked)
+        """Task → who was asked in its first rollout of the run: a cache that is still there in a
+        second search answers all of that one."""
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
@@ -203,6 +203,7 @@ class Trials:
         side.
 
         Raises:
+            SpentError: a budget is used up, and some of them were not run.
             RewardError: the first trial of a search has not one reward.
             ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
@@ -220,8 +221,8 @@ class Trials:
             seen.task_id for seen in begun[0]
         ]
         rest = [asked[place] for place in missing[len(begun) :]]
-        if rest and self.rollouts:
-            self._check_budgets()
+        if rest:
+            self._check_spent()
         fresh = [*begun, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
@@ -239,12 +240,13 @@ class Trials:
         return evaluations
 
     async def reflect(self, questions: Sequence[Question], at_once: int = 1) -> list[Reflection]:
-        """What the reflection models answer. Each answer is kept as it arrives.
+        """What the reflection models answer. Each answer is kept, and counted, as it arrives.
 
         Args:
             at_once: questions that are under way together, at most.
 
         Raises:
+            SpentError: a budget is used up, and some questions were not asked.
             EngineError: a model does not answer.
             ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
@@ -254,15 +256,16 @@ class Trials:
         found: list[Reflection | None] = [None] * len(keys)
         if self._journal is not None:
             found = self._journal.replayed(keys, Reflection)
-        for reflection, question in zip(found, questions, strict=True):
-            self._count_reflection(reflection, question)
+        for known, question in zip(found, questions, strict=True):
+            if known is not None:
+                self._count_answer(known, question)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
-                if not self.spent:  # who is under way is waited for, and kept
+                if not self.spent():  # what is under way is waited for: it is paid
                     found[place] = answer = await self._ask(questions[place], keys[place])
-                    self._count_reflection(answer, questions[place])
+                    self._count_answer(answer, questions[place])
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -273,7 +276,7 @@ class Trials:
             raise failed.exceptions[0] from None
         reflections = [reflection for reflection in found if reflection is not None]
         if len(reflections) < len(questions):
-            raise BudgetUsedUp(self.spent)
+            self._check_spent()
         return reflections
 
     def _count_reflection(self, each: Reflection | None, question: Question) -> None:
@@ -343,6 +346,12 @@ class Trials:
             before = self._asked_before.setdefault(seen.task_id, asked)
             self._unasked.update(() if seen.failed else set(before) - set(asked))
 
+    def _count_answer(self, answer: Reflection, question: Question) -> None:
+        self.reflections += 1
+        self.tokens += answer.input_tokens + answer.output_tokens
+        model = answer.model or question.reflector.model  # older journals do not say
+        self._use({model: (answer.input_tokens, answer.output_tokens)})
+
     def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
         """Count tokens of models. A journal keeps what was asked before, so that nothing is asked
         again when a price was forgotten."""
@@ -368,19 +377,20 @@ class Trials:
             return None
         return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
 
-    @property
     def spent(self) -> str:
-        """Which budget of what is asked is used up, and how far; empty if none is."""
-        most, dearest = self._max_tokens, self._max_cost
-        if most is not None and self.tokens >= most:
-            return f"max_tokens={most} is used up: {self.tokens} tokens"
-        if dearest is not None and self.cost is not None and self.cost >= dearest:
-            return f"max_cost={dearest:g} is used up: {self.cost:.4g}"
+        """Which budget of what is asked is used up, and how far; empty if none is, or while there
+        are answers of an earlier life: those are paid."""
+        if self.is_replaying:
+            return ""
+        if self._max_tokens is not None and self.tokens >= self._max_tokens:
+            return f"max_tokens={self._max_tokens} is used up: {self.tokens} tokens"
+        if self._max_cost is not None and self.cost is not None and self.cost >= self._max_cost:
+            return f"max_cost={self._max_cost:g} is used up: {self.cost:.4g}"
         return ""
 
-    def _check_budgets(self) -> None:
-        if spent := self.spent:
-            raise BudgetUsedUp(spent)
+    def _check_spent(self) -> None:
+        if why := self.spent():
+            raise SpentError(why)
 
     # --- what came of it --------------------------------------------------------------------
     def reward(self, seen: Evidence) -> float:
@@ -414,6 +424,7 @@ class Trials:
             applied=self._applied,
             kept=dict(self._kept),
             unasked=dict(self._unasked),
+            asked=self._asked_before,
         )
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:
