@@ -138,14 +138,6 @@ class Search:
         return max(whole, key=lambda number: self._candidates[number].mean)
 
     @property
-    def _tried(self) -> list[Candidate]:
-        """The candidates, but for those of a round that ended before they were run."""
-        count = len(self._candidates)
-        while not self._candidates[count - 1].rewards:
-            count -= 1
-        return self._candidates[:count]
-
-    @property
     def best(self) -> dict[str, str]:
         """The templates of the best candidate so far; those that were given before there is one."""
         if any(each.is_whole for each in self._candidates):

@@ -164,11 +164,7 @@ class Search:
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
-        try:
-            evaluations = await self._trials.evaluate(trials)
-        except BudgetUsedUp:
-            return self._chosen
-        for number, evaluation in zip(best, evaluations, strict=True):
+        for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
             again = {seen.task_id: seen.reward for seen in evaluation.seen}
             means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))
             candidates[number] = msgspec.structs.replace(

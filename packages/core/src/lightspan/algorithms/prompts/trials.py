@@ -207,7 +207,6 @@ class Trials:
             RewardError: the first trial of a search has not one reward.
             ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
-            BudgetUsedUp
             And the errors of rollouts.
         """
         keys = [evaluation_key(trial) for trial in asked]
@@ -250,7 +249,6 @@ class Trials:
             EngineError: a model does not answer.
             ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
-            BudgetUsedUp
         """
         keys = [_key({"asked": each.asked}, [], each.place) for each in questions]
         found: list[Reflection | None] = [None] * len(keys)
@@ -278,14 +276,6 @@ class Trials:
         if len(reflections) < len(questions):
             self._check_spent()
         return reflections
-
-    def _count_reflection(self, each: Reflection | None, question: Question) -> None:
-        if each is None:
-            return
-        self.reflections += 1
-        self.tokens += each.input_tokens + each.output_tokens
-        model = each.model or question.reflector.model  # older journals do not say
-        self._use({model: (each.input_tokens, each.output_tokens)})
 
     async def _ask(self, question: Question, key: str) -> Reflection:
         answer = await question.reflector.ask(question.asked)
