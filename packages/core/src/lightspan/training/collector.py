@@ -64,10 +64,15 @@ class Collector:
         self._flights = Flights()
         self._flight_cursor = 0
         self._since = 0.0
-        """From when on the time of what is in flight is not in `seconds` yet."""
+        """Since when groups have been in flight without a pause."""
         self._expired = time.monotonic()
-        self.seconds = 0.0
-        """Wall time in which rollouts were under way."""
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time in which rollouts were under way, until now: with groups in flight, whatever
+        else is done meanwhile."""
+        return self._seconds + (time.monotonic() - self._since if self._flights else 0.0)
 
     async def run(self, rollouts: Sequence[Rollout], title: str) -> list[Episode]:
         """Their episodes, in the order given.
@@ -82,9 +87,8 @@ class Collector:
         cursor = await self._begin(rollouts)
         self._reporter.start(title, len(rollouts))
         states = await self._wait(rollouts, cursor)
-        # with groups in flight this time is theirs too, and is not counted twice
-        self._since = time.monotonic()
-        self.seconds += self._since - started
+        if not self._flights:  # else this time is theirs too, and is not counted twice
+            self._seconds += time.monotonic() - started
         ordered = [states[rollout.rollout_id] for rollout in rollouts]
         return await self._read(ordered)
 
@@ -124,9 +128,8 @@ class Collector:
             shown += more
             self._reporter.advance(more, **progress.values())
         states = self._flights.pop(groups)
-        now = time.monotonic()
-        self.seconds += now - self._since
-        self._since = now
+        if not self._flights:
+            self._seconds += time.monotonic() - self._since
         return [state.rollout for state in states], await self._read(states)
 
     def forget(self) -> list[str]:
