@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL, LocalRunners, Trainer
+from lightspan.algorithms import World
 from lightspan.algorithms.epochs import Epochs
 from lightspan.cli import main
+from lightspan.lightning.episode import Episode
 from lightspan.schema.records import Mode
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
@@ -108,3 +110,23 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     of_step = Counter(row["step"] for row in transitions if row["mode"] == "train")
     assert of_step == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * 2)
     assert run.taken().keys() == {row["group_id"] for row in transitions if row["mode"] == "train"}
+
+
+class TakesTwice(LightningRL):
+    """An algorithm of someone's own, whose step takes what it trains in two calls."""
+
+    async def collect(self, world: World) -> list[Episode]:
+        if world.step == 1:
+            await world.submit(world.next_tasks(4), GROUP)
+        return [*await world.take(1), *await world.take(1)]
+
+
+def test_what_a_step_took_in_several_calls_is_all_its_own(
+    tiny: Path, apps: Any, tmp_path: Path
+) -> None:
+    algorithm = TakesTwice(
+        tiny, optimize="writer", group_size=GROUP, tasks_per_step=TASKS, learning_rate=1e-3
+    )
+    trainer = Trainer(algorithm, runners=1, steps=2, folder=tmp_path / "run")
+    trainer.fit(apps.spell, [{"q": f"question {number}"} for number in range(4)])
+    assert Counter(RunFolder(tmp_path / "run").taken().values()) == {1: TASKS, 2: TASKS}

@@ -104,6 +104,8 @@ class Session:
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._batches = 0
+        self._taken: dict[int, list[str]] = {}
+        """This step → the groups that it has taken so far, by one call or by several."""
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
@@ -407,7 +409,9 @@ class Session:
         """See `World`."""
         planned, episodes = await self.collector.take(count, first, self._title(Mode.TRAIN))
         groups = list(dict.fromkeys(each.group_id for each in planned if each.group_id))
-        self.folder.write_taken(self.state.step, groups)
+        step = self.state.step
+        self._taken = {step: [*self._taken.get(step, ()), *groups]}
+        self.folder.write_taken(step, self._taken[step])
         for group in groups:
             del self.state.in_flight[group]
         return await self._ended(planned, episodes, Mode.TRAIN)
