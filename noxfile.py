@@ -210,7 +210,7 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema"),
 ]
-FAST = ["-m", "not slow and not faults and not pages and not controls"]
+FAST = ["-m", "not slow and not faults and not pages and not ranks and not controls"]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
 """A process per core, and one more: many tests wait for a process of theirs; not in CI, where other
@@ -738,6 +738,14 @@ def pages(session: nox.Session) -> None:
     report_versions(session, learning_python())
     options = ["-m", "pages", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("pages"), python=learning_python())
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def ranks(session: nox.Session) -> None:
+    """Test the learner of several processes: its suite, runs, kills, torchrun."""
+    report_versions(session, learning_python())
+    options = ["-m", "ranks", *PARALLEL, "--dist", "loadfile"]
+    run_pytest(session, *options, *marked("ranks"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

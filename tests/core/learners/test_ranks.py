@@ -28,7 +28,7 @@ from lightspan.testing.learner_suite.reference import distance, published
 from lightspan.testing.tiny import tiny_model
 
 # slow: a rank takes seconds to start, and all tests of this file share one where it is not killed
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ranks
 
 PLAIN = Optimizer(learning_rate=1e-3, max_grad_norm=0.5)
 

@@ -28,7 +28,7 @@ from lightspan.testing.learner_suite.reference import distance
 from lightspan.training.checkpoints import latest
 from lightspan.training.folder import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def weights(folder: Path | None) -> dict[str, Tensor]:
@@ -53,6 +53,7 @@ def check_alike(one: Path, two: Path, model: Path, start: Path) -> None:
     assert distance(second, first) < 1e-5 * moved
 
 
+@pytest.mark.slow
 def test_five_steps_on_two_ranks_are_those_on_one(
     apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
 ) -> None:
@@ -87,6 +88,7 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.ranks
 def test_a_dry_run_forecasts_each_rank(
     apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
 ) -> None:
@@ -153,6 +155,7 @@ def _row(ids: list[int], rollout: str) -> Row:
     )
 
 
+@pytest.mark.ranks
 def test_a_run_goes_on_after_a_killed_rank(
     apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
 ) -> None:
@@ -190,6 +193,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.ranks
 def test_under_torchrun_rank_0_alone_trains(tiny: Path, tmp_path: Path) -> None:
     """The others serve it, and end quietly with it."""
     script = tmp_path / "train.py"
