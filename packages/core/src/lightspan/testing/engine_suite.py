@@ -36,6 +36,8 @@ from lightspan.schema.tokens import FinishReason, Sampling
 from lightspan.testing.tiny import tiny_model
 
 CONTEXT = 256
+UPDATES = 5
+"""How many may come before one of them has to cut a call."""
 TOLERANCE = 1e-5
 """Between an engine's log-probabilities and those of a plain forward pass, both in float32."""
 
@@ -314,35 +316,46 @@ class EngineSuite:
     async def test_an_update_splits_the_versions_exactly(
         self, folder: Path, model: Any, prompt: list[int]
     ) -> None:
-        weights, moved = self.other(folder, model, seed=7)
+        """Of an engine in another process all calls may be at their end before an update comes, or
+        not have begun: then comes another one."""
+        models = {0: model}
         async with self.running(writer=folder) as engine:
-            begun = asyncio.Semaphore(0)
-            tasks = [
-                asyncio.create_task(
-                    _generate_noting_the_start(
-                        engine,
-                        prompt,
-                        begun,
-                        stream=n % 2 == 0,
-                        number=n,
-                        max_tokens=self.tokens_in_flight,
-                    )
+            for version in range(3, 3 + UPDATES):
+                weights, models[version] = self.other(folder, model, seed=version)
+                answers = await self._update_in_flight(engine, prompt, weights, version)
+                for answer in answers:
+                    assert answer.versions == sorted(answer.versions)
+                    expected = _by_version(models, prompt, answer, temperature=0.8)
+                    assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+                if any(len(set(answer.versions)) == 2 for answer in answers):
+                    return
+        pytest.fail(f"none of {UPDATES} updates cut a call")
+
+    async def _update_in_flight(
+        self, engine: TokenEngine, prompt: list[int], weights: Any, version: int
+    ) -> list[Answer]:
+        """The answers of calls that are under way when an update comes, and of one after it."""
+        begun = asyncio.Semaphore(0)
+        tasks = [
+            asyncio.create_task(
+                _generate_noting_the_start(
+                    engine,
+                    prompt,
+                    begun,
+                    stream=n % 2 == 0,
+                    number=n,
+                    max_tokens=self.tokens_in_flight,
                 )
-                for n in range(12)
-            ]
-            for _ in range(self.begun):
-                await begun.acquire()
-            await engine.update("writer", weights, 3)
-            assert engine.policies() == {"writer": 3}
-            after = await generate(engine, prompt, temperature=0.8)
-            answers = await asyncio.gather(*tasks)
-        models = {0: model, 3: moved}
-        assert after.versions == [3] * len(after.ids)
-        assert any(len(set(answer.versions)) == 2 for answer in answers)
-        for answer in [after, *answers]:
-            assert answer.versions == sorted(answer.versions)
-            expected = _by_version(models, prompt, answer, temperature=0.8)
-            assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
+            )
+            for n in range(12)
+        ]
+        for _ in range(self.begun):
+            await begun.acquire()
+        await engine.update("writer", weights, version)
+        assert engine.policies() == {"writer": version}
+        after = await generate(engine, prompt, temperature=0.8)
+        assert after.versions == [version] * len(after.ids)
+        return [after, *await asyncio.gather(*tasks)]
 
     async def test_no_prefix_outlives_an_update(self, folder: Path, model: Any) -> None:
         """Long enough to fill whole blocks of a key-value cache."""
