@@ -66,7 +66,8 @@ def test_the_next_rollouts_go_on_while_a_step_is_trained(run: RunFolder) -> None
 def test_the_time_of_rollouts_is_a_part_of_that_of_their_step(run: RunFolder) -> None:
     """Not of what lies between steps: an evaluation, a checkpoint."""
     lines = [line for line in run.metrics() if line["kind"] == "train"]
-    assert all(line["seconds/rollouts"] <= line["seconds"] for line in lines)
+    # the two clocks are read one after the other
+    assert all(line["seconds/rollouts"] <= line["seconds"] + 0.02 for line in lines)
 
 
 def test_each_token_has_the_version_that_it_was_sampled_with(run: RunFolder) -> None:

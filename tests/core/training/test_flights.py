@@ -43,18 +43,19 @@ def test_a_group_has_ended_with_its_last_rollout(flights: Flights) -> None:
     assert names(flights.see(ended("b1", "b0"))) == ["b0"]
     assert flights.ready(1, []) == ["b"]
     assert flights.ready(2, []) is None
-    assert flights.ended == 3
+    assert (flights.left(1, []), flights.left(2, []), flights.left(3, [])) == (0, 1, 3)
 
 
 def test_the_first_are_waited_for_and_the_others_come_as_they_end(flights: Flights) -> None:
     flights.see(ended("c0", "c1", "b0", "b1"))
     assert flights.ready(2, ["a"]) is None
+    assert (flights.left(2, ["a"]), flights.left(2, ["b"])) == (2, 0)
     flights.see(ended("a0", "a1"))
     assert flights.ready(2, ["a"]) == ["a", "c"]
     assert flights.ready(3, ["b", "a"]) == ["b", "a", "c"]
     assert names(flights.pop(["a", "c"])) == ["a0", "a1", "c0", "c1"]
     assert flights.ready(1, []) == ["b"]
-    assert (flights.rollouts(1), flights.ended, flights.run_id) == (2, 2, "run")
+    assert (flights.rollouts(1), flights.left(1, []), flights.run_id) == (2, 0, "run")
 
 
 def test_all_of_it_is_forgotten(flights: Flights) -> None:

@@ -117,14 +117,13 @@ class Collector:
             return [], []
         progress = _Progress(self._engine)
         total = self._flights.rollouts(count)
-        shown = min(total, self._flights.ended)
+        shown = max(0, total - self._flights.left(count, first))
         self._reporter.start(title, total)
         self._reporter.advance(shown)
         while (groups := self._flights.ready(count, first)) is None:
             self._flight_cursor, ended = await self._news(self._flights.run_id, self._flight_cursor)
             await self._look(self._flights.see(ended), progress)
-            # others may have ended than those that are waited for
-            more = min(total, self._flights.ended) - shown
+            more = max(0, total - self._flights.left(count, first) - shown)
             shown += more
             self._reporter.advance(more, **progress.values())
         states = self._flights.pop(groups)

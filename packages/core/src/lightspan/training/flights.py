@@ -26,11 +26,6 @@ class Flights:
         return bool(self._groups)
 
     @property
-    def ended(self) -> int:
-        """Rollouts that have ended and were not taken."""
-        return len(self._states)
-
-    @property
     def run_id(self) -> str:
         """Of all of them; there is one."""
         return next(iter(self._groups.values()))[0].run_id
@@ -38,6 +33,12 @@ class Flights:
     def rollouts(self, count: int) -> int:
         """How many are in so many groups, the oldest."""
         return sum(map(len, islice(self._groups.values(), count)))
+
+    def left(self, count: int, first: Sequence[str]) -> int:
+        """How many rollouts have to end, at least, before so many groups are `ready`."""
+        others = sorted(self._left[group] for group in self._groups if group not in first)
+        waited = [self._left[group] for group in set(first)]
+        return sum(waited) + sum(others[: count - len(waited)])
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
         """They have begun; each is in a group."""
