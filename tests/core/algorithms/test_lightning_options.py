@@ -180,6 +180,7 @@ def test_the_config_is_that_of_every_earlier_run() -> None:
         "max_tokens": None,
         "max_length": None,
         "max_staleness": None,
+        "overlap": 0,
         "failure_reward": None,
         "timeout_s": 600.0,
         "loss": {
