@@ -187,7 +187,7 @@ DESK = "examples/desk"
 """The example whose prompt learns, and no model: it is installed and checked with the others."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
 """The tasks of the comparison of credit rules, by the environment that they are run in."""
-BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
+BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "120"]
 """Options of an example's train.py with which it learns enough to be told from chance. With two
 thirds of the recipe's demonstrations it does so too (math .28 -> .51, RAG .23 -> .76); with half of
 them it would begin at 0.01 (math), or learn little but the form (RAG)."""
@@ -734,7 +734,8 @@ def slow(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def pages(session: nox.Session) -> None:
     """Follow pages of docs from end to end, their training included: any-language.md,
-    environments.md, policies.md and sft.md; `slow` follows the others."""
+    environments.md, policies.md and sft.md, and the scripts of Agent Lightning's tutorial; `slow`
+    follows the others."""
     report_versions(session, learning_python())
     options = ["-m", "pages", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("pages"), python=learning_python())

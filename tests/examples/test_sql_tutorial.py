@@ -86,7 +86,7 @@ def trained(place: Path) -> tuple[str, RunFolder]:
     return done.stdout, RunFolder(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) -> None:
     printed, _ = trained
     lines = printed.splitlines()
@@ -98,7 +98,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
     assert [line for line in lines if line.startswith("step 2/2")]
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_agents_whose_name_has_write_in_it_learn(
     trained: tuple[str, RunFolder], place: Path
 ) -> None:
@@ -121,7 +121,7 @@ def test_agents_whose_name_has_write_in_it_learn(
     assert len(model) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_the_checker_gets_the_moving_weights(trained: tuple[str, RunFolder]) -> None:
     episodes = stored_episodes(trained[1].store_url, mode=Mode.TRAIN)
     calls = [call for episode in episodes for call in episode.calls]
@@ -134,13 +134,13 @@ def test_the_checker_gets_the_moving_weights(trained: tuple[str, RunFolder]) -> 
     assert routes.keys() == {Route.SHARED}
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_validation_uses_the_other_databases(trained: tuple[str, RunFolder]) -> None:
     evaluations = trained[1].evaluations()
     assert [(e.step, len(e.rewards), e.unscored) for e in evaluations] == [(0, 2, 0), (2, 2, 0)]
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_its_configuration_for_llama(tmp_path: Path) -> None:
     place = make_place(tmp_path, "llama")
     run("train_sql_agent.py", place, str(place / "model"), "--format", "llama3_json")

@@ -163,7 +163,8 @@ async def life(agl: Any, store: Any) -> Any:
     found["still"] = list(
         await store.wait_for_rollouts(rollout_ids=[started.rollout_id], timeout=0.05)
     )
-    late = await store.start_rollout(5, config=agl.RolloutConfig(timeout_seconds=0.05))
+    # long enough for all queries below to come before it is over, on a busy machine too
+    late = await store.start_rollout(5, config=agl.RolloutConfig(timeout_seconds=2.0))
     names[late.rollout_id] = "late"
 
     # queries
@@ -226,7 +227,7 @@ async def life(agl: Any, store: Any) -> Any:
     ]
 
     # time is over
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(2.1)
     if isinstance(store, agl.InMemoryLightningStore):
         store._last_scan_entrance_time = 0.0  # 0.3.0 looks every ten seconds only
         found["late"] = [

@@ -329,6 +329,19 @@ async def test_finalists_wait_for_a_candidate_and_not_for_tokens(
     assert not any(each.again for each in spent.candidates)
 
 
+@pytest.mark.parametrize("limit", [20, 50, 90, 120, 150])
+async def test_one_that_goes_on_with_fewer_rollouts_asks_nothing(
+    server: ScriptedServer, tmp_path: Path, limit: int
+) -> None:
+    """What the journal has beyond them is left alone."""
+    whole = await search(gepa(server), World(tmp_path))
+    asked, world = len(server.requests), World(tmp_path)
+    less = await search(gepa(server, max_rollouts=limit), world)
+    assert len(server.requests) == asked
+    assert less.rollouts <= whole.rollouts
+    assert pool(less)[0] == pool(whole)[0]
+
+
 async def test_too_few_rollouts_for_one_candidate(server: ScriptedServer, tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(ConfigError, match=r"max_rollouts=15\) is too few .* at least 16"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,8 +14,11 @@ from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.algorithms import World
 from lightspan.algorithms.epochs import Epochs
 from lightspan.cli import main
+from lightspan.errors import BudgetError
 from lightspan.lightning.episode import Episode
-from lightspan.schema.records import Mode
+from lightspan.schema.records import Mode, RolloutStatus
+from lightspan.stores import open_store
+from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
@@ -131,3 +135,27 @@ def test_what_a_step_took_in_several_calls_is_all_its_own(
     trainer = Trainer(algorithm, runners=1, steps=2, folder=tmp_path / "run")
     trainer.fit(apps.spell, [{"q": f"question {number}"} for number in range(4)])
     assert Counter(RunFolder(tmp_path / "run").taken().values()) == {1: TASKS, 2: TASKS}
+
+
+def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
+    tiny: Path, apps: Any, tmp_path: Path
+) -> None:
+    """Runners that were started by hand would go on with it, and pay."""
+    algorithm = LightningRL(
+        tiny, optimize="writer", group_size=2, tasks_per_step=2, learning_rate=1e-3, overlap=2
+    )
+    run = RunFolder(tmp_path / "run")
+    trainer = Trainer(algorithm, runners=1, steps=8, folder=run.path, max_frozen_calls=3)
+
+    async def left() -> list[Any]:
+        async with open_store(run.store_url) as store:
+            return await store.rollouts(status=[RolloutStatus.QUEUED])
+
+    with ScriptedServer(lambda request: "scripted help") as server:
+        tasks = [{"q": f"question {number}", "url": server.url} for number in range(6)]
+        with pytest.raises(BudgetError):
+            trainer.fit(apps.asks_elsewhere, tasks)
+    assert asyncio.run(left()) == []
+    found = latest(run.checkpoints)
+    assert found is not None
+    assert len(load_state(found).in_flight) == 4  # which a run that goes on begins anew

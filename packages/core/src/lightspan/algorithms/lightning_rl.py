@@ -492,7 +492,6 @@ class LightningRL(LightningSettings, Algorithm):
         learned = await self._update(world, batch)
         if learned:
             await world.publish()
-            self._in_flight.published()
         counted = self._in_flight.metrics() if self.overlap else self._resample_metrics(episodes)
         return {**rollout_metrics(episodes), **counted, **batch_metrics(batch), **learned}
 

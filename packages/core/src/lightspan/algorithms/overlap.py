@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lightspan.algorithms.protocol import Metrics, World
 from lightspan.lightning.episode import Episode
@@ -28,6 +28,8 @@ class InFlight:
         self._per_step = per_step
         self._world: Callable[[], World | None] = lambda: None
         """The run that they are of."""
+        self._versions: Mapping[str, int] = {}
+        """That the run served last."""
         self._published = 0
         self._begun: dict[str, int] = {}
         """Group → publications before it was submitted; in the order of submission."""
@@ -39,7 +41,10 @@ class InFlight:
         left can train."""
         if self._world() is not world:
             self._world = weakref.ref(world)
-            self._published, self._begun = 0, {}
+            self._versions, self._published, self._begun = dict(world.versions), 0, {}
+        if self._versions != world.versions:  # every group in flight is one version older
+            self._versions = dict(world.versions)
+            self._published += 1
         left = (world.last_step - world.step + 1) * self._per_step
         missing = min((self._overlap + 1) * self._per_step, left) - len(self._begun)
         if missing > 0:
@@ -54,10 +59,6 @@ class InFlight:
         taken = dict.fromkeys(episode.group_id for episode in episodes if episode.group_id)
         self._behind = [self._published - self._begun.pop(group) for group in taken]
         return episodes
-
-    def published(self) -> None:
-        """Weights were: every group in flight is one version older."""
-        self._published += 1
 
     def metrics(self) -> Metrics:
         """How old the groups of this step were, in publications, and how many are in flight."""

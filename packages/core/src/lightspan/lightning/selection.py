@@ -80,8 +80,8 @@ class Rejection(StrEnum):
     )
     UNUSED = (
         "unused",
-        "no update learned from it: its step was interrupted and done again, the batch "
-        "left it out, or its step searched for prompts",
+        "no update learned from it: its step was interrupted and done again, or never came, "
+        "the batch left it out, or its step searched for prompts",
     )
 
 

@@ -131,6 +131,10 @@ class Collector:
             self._seconds += time.monotonic() - self._since
         return [state.rollout for state in states], await self._read(states)
 
+    def news(self) -> list[Rollout]:
+        """The rollouts in flight that have ended since this was asked last, taken or not."""
+        return self._flights.news()
+
     def forget(self) -> list[str]:
         """Wait for nothing that is in flight any more; its rollouts that have not ended."""
         return self._flights.forget()

@@ -21,6 +21,7 @@ class Flights:
         """Group → rollouts of it that have not ended."""
         self._states: dict[str, RolloutState] = {}
         self._ended: list[str] = []
+        self._news: list[Rollout] = []
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -54,10 +55,16 @@ class Flights:
         for state in fresh:
             group = self._open.pop(state.rollout.rollout_id)
             self._states[state.rollout.rollout_id] = state
+            self._news.append(state.rollout)
             self._left[group] -= 1
             if not self._left[group]:
                 self._ended.append(group)
         return fresh
+
+    def news(self) -> list[Rollout]:
+        """Those that have ended, taken or not, each once."""
+        told, self._news = self._news, []
+        return told
 
     def check(self, count: int, first: Sequence[str]) -> None:
         """Raise `ConfigError` if so many groups cannot be taken, or not those of `first`."""
@@ -95,6 +102,6 @@ class Flights:
     def forget(self) -> list[str]:
         """All of it; the rollouts that have not ended."""
         left = list(self._open)
-        for known in (self._groups, self._open, self._left, self._states, self._ended):
+        for known in (self._groups, self._open, self._left, self._states, self._ended, self._news):
             known.clear()
         return left

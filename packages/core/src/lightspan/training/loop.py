@@ -114,6 +114,8 @@ class TrainingLoop:
             await self._evaluate_if_due()
         if budget.is_overspent and not is_saved:
             await self._save()
+        if budget.is_overspent:  # what is in flight would ask on, of runners started by hand
+            await self._session.end_flights()
         budget.check(at)
 
     async def _learn(self) -> None:

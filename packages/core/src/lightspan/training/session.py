@@ -388,6 +388,7 @@ class Session:
         ids = await self._resources_ids(len(tasks), resources)
         planned = self._planned(tasks, group_size, mode, ids)
         episodes = await self.collector.run(planned, self._title(mode))
+        await self.budget.count(self.store, planned)
         return await self._ended(planned, episodes, mode)
 
     async def submit(
@@ -414,17 +415,17 @@ class Session:
         self.folder.write_taken(step, self._taken[step])
         for group in groups:
             del self.state.in_flight[group]
+        await self.budget.count(self.store, self.collector.news())
         return await self._ended(planned, episodes, Mode.TRAIN)
 
     async def _ended(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
-        """The episodes of these rollouts, scored, counted and looked at."""
+        """The episodes of these rollouts, scored and looked at."""
         if self._rewards is not None:
             episodes = await self._rewards.apply([each.task for each in rollouts], episodes)
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
-        await self.budget.count(self.store, rollouts)
         self._health.look(episodes)
         return episodes
 

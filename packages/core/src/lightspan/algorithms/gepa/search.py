@@ -159,11 +159,13 @@ class Search:
         """
         candidates, selection = self._candidates, self._split.selection
         left = self._settings.max_rollouts - self._trials.rollouts
-        count = min(self._settings.finalists, left // len(selection))
+        count = max(0, min(self._settings.finalists, left // len(selection)))
         best = sorted(range(len(candidates)), key=lambda each: -candidates[each].mean)[:count]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen
         trials = [Trial("selection", candidates[n].templates, selection, "again") for n in best]
+        if not self._trials.may_ask(trials):  # a budget was lowered: the journal went on from here
+            return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
             again = {seen.task_id: seen.reward for seen in evaluation.seen}
             means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))

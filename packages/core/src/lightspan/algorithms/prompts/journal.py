@@ -124,6 +124,10 @@ class Journal:
             self._place += 1
         return found
 
+    def goes_on_with(self, keys: Sequence[str]) -> bool:
+        """Whether one of these may be asked now: it is what was asked next, or nothing was."""
+        return not self.is_replaying or self._known[self._place].key in keys
+
     def add(self, entry: Entry) -> None:
         """Keep an answer; it survives whatever happens next.
 

@@ -71,8 +71,8 @@ class SpentError(Exception):
 class Trials:
     """Evaluations and reflections of a search, from its beginning or from what its journal has.
 
-    Before rollouts are asked for, and before each question, the budgets are looked at: what is
-    exceeded is what was under way when they were used up.
+    Before rollouts are asked for, and before each question, the budgets are looked at: what exceeds
+    them is what was under way when they were used up.
 
     Args:
         runs: runs the app.
@@ -197,6 +197,11 @@ class Trials:
                 note(line)
         self._first, self._surveyed = entry, entry.found
         return entry.found
+
+    def may_ask(self, asked: Sequence[Trial]) -> bool:
+        """Whether the journal has one of these next, or nothing any more."""
+        keys = [evaluation_key(trial) for trial in asked]
+        return self._journal is None or self._journal.goes_on_with(keys)
 
     async def evaluate(self, asked: Sequence[Trial]) -> list[Evaluation]:
         """What came of these trials, of one split. What the journal does not have is run side by
