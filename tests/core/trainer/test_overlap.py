@@ -159,3 +159,19 @@ def test_nothing_is_left_to_ask_once_a_budget_is_used_up(
     found = latest(run.checkpoints)
     assert found is not None
     assert len(load_state(found).in_flight) == 4  # which a run that goes on begins anew
+
+
+def test_what_a_step_learned_from_is_read_once(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rollouts it had."""
+    read: Counter[int] = Counter()
+    explanations = RunFolder.explanations
+
+    def counted(folder: RunFolder, step: int) -> Any:
+        read[step] += 1
+        return explanations(folder, step)
+
+    monkeypatch.setattr(RunFolder, "explanations", counted)
+    assert main(["export", str(run.path), "spans", "-o", str(tmp_path / "spans.jsonl")]) == 0
+    assert read == dict.fromkeys(range(STEPS + 1), 1)  # 0: of the evaluation before

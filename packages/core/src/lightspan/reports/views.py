@@ -77,7 +77,7 @@ async def read_views(
     }
     taken = run.taken()
     steps = [taken.get(s.rollout.group_id or "", s.rollout.step) for s in states]
-    by_step = {step: run.explanations(step) for step in steps}
+    by_step = {step: run.explanations(step) for step in set(steps)}
     mismatches = {step: run.mismatches(step) for step in by_step}
     explained = {step for step in by_step if run.is_explained(step)}
     views = []
