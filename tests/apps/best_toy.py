@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from toy_apps import say  # type: ignore[import-not-found]
 
 import lightspan
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
-from lightspan.learners import Optimizer, SFTLoss
-from lightspan.lightning.rows import Row
+from lightspan.algorithms import Algorithm, Metrics, World
+from lightspan.learners import SFTLoss
 from lightspan.progress import SilentReporter
-from lightspan.schema.routing import Routing, make_routing
 
 REWARDS = [0.2, 0.5, 0.9, 0.9, 0.1, 0.1, 0.3]
 """By step: the best is the second, which the third equals."""
@@ -40,37 +39,16 @@ def tasks(folder: Path, count: int, split: str) -> list[dict[str, Any]]:
     return [{"id": f"{split} {n}", "folder": str(folder), "rewards": REWARDS} for n in range(count)]
 
 
-class Hashing(Algorithm):
+class Hashing(Drilled):  # type: ignore[misc]
     """Imitates numbers that it draws, and notes the hash of the weights after each step."""
 
     def __init__(self, model: Path) -> None:
-        self._model = str(model)
+        super().__init__(model)
         self.hashes: dict[int, str] = {}
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return Optimizer(learning_rate=1e-3)
-
-    def policies(self) -> dict[str, PolicySpec]:
-        return {"drilled": PolicySpec(model=self._model)}
-
-    def routing(self) -> Routing:
-        return make_routing({"writer": "drilled"}, None, "drilled")
 
     async def run_step(self, world: World) -> Metrics:
         await world.rollouts(world.next_tasks(1), 1)
-        ids = [world.rng.randrange(300) for _ in range(8)]
-        row = Row(
-            rollout_id="drill",
-            policy="drilled",
-            ids=ids,
-            mask=[False, *[True] * 7],
-            advantages=[0.0] * 8,
-            weights=[1.0] * 8,
-            logprobs=[0.0] * 8,
-            versions=[0] * 8,
-            temperatures=[1.0] * 8,
-        )
+        row = row_of([world.rng.randrange(300) for _ in range(8)])
         result = await world.learn(lambda: world.learner.update([row], SFTLoss()))
         await world.publish()
         self.hashes[world.step] = world.learner.weight_hash("drilled")

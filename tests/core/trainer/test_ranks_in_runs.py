@@ -15,15 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+from drilled import Drilled, row_of  # type: ignore[import-not-found]
 from torch import Tensor
 
 from lightspan import LightningRL, Torch, Trainer
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms import Metrics, World
 from lightspan.engines.weights import load_model
 from lightspan.errors import RankError
-from lightspan.learners import Optimizer, SFTLoss
-from lightspan.lightning.rows import Row
-from lightspan.schema.routing import Routing, make_routing
+from lightspan.learners import SFTLoss
 from lightspan.testing.learner_suite.reference import distance
 from lightspan.training.checkpoints import latest
 from lightspan.training.folder import RunFolder
@@ -107,29 +106,19 @@ def test_a_dry_run_forecasts_each_rank(
     assert not ranks_of(os.getpid())
 
 
-class Numbers(Algorithm):
+class Numbers(Drilled):  # type: ignore[misc]
     """Imitates numbers that it draws: three rows, then one, so that a rank has none."""
 
     def __init__(self, model: Path, kill_before: int = -1) -> None:
-        self._model = str(model)
+        super().__init__(model)
         self._kill_before = kill_before
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return Optimizer(learning_rate=1e-3)
-
-    def policies(self) -> dict[str, PolicySpec]:
-        return {"drilled": PolicySpec(model=self._model)}
-
-    def routing(self) -> Routing:
-        return make_routing({"writer": "drilled"}, None, "drilled")
 
     async def run_step(self, world: World) -> Metrics:
         if world.step == self._kill_before:
             [rank] = ranks_of(os.getpid())
             rank.send_signal(signal.SIGKILL)
         count = 3 if world.step % 2 else 1
-        rows = [_row([world.rng.randrange(300) for _ in range(8)], str(n)) for n in range(count)]
+        rows = [row_of([world.rng.randrange(300) for _ in range(8)], str(n)) for n in range(count)]
         result = await world.learn(lambda: world.learner.update(rows, SFTLoss()))
         await world.publish()
         return {"loss": result["loss"]}
@@ -138,21 +127,6 @@ class Numbers(Algorithm):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None: ...
-
-
-def _row(ids: list[int], rollout: str) -> Row:
-    size = len(ids)
-    return Row(
-        rollout_id=rollout,
-        policy="drilled",
-        ids=ids,
-        mask=[False, *[True] * (size - 1)],
-        advantages=[0.0] * size,
-        weights=[1.0] * size,
-        logprobs=[0.0] * size,
-        versions=[0] * size,
-        temperatures=[1.0] * size,
-    )
 
 
 @pytest.mark.ranks

@@ -17,42 +17,31 @@ from typing import Any
 
 import psutil
 import pytest
+from drilled import Drilled, row_of  # type: ignore[import-not-found]
 
 from lightspan import Trainer
-from lightspan.algorithms import Algorithm, Metrics, PolicySpec, World
+from lightspan.algorithms import Metrics, World
 from lightspan.errors import CheckpointError, ConfigError
-from lightspan.learners import Optimizer, SFTLoss
+from lightspan.learners import SFTLoss
 from lightspan.learners.torch import TorchLearner
-from lightspan.lightning.rows import Row
-from lightspan.schema.routing import Routing, make_routing
 from lightspan.training.checkpoints import Life, latest, load_state
 from lightspan.training.folder import RunFolder
 
 SCRIPT = Path(__file__).parents[2] / "apps" / "train_toy.py"
 
 
-class Drill(Algorithm):
+class Drill(Drilled):  # type: ignore[misc]
     """A user's own algorithm: imitates numbers that it draws, whatever the rollouts were."""
 
     def __init__(self, model: Path) -> None:
-        self._model = str(model)
+        super().__init__(model)
         self.log: list[tuple[int, float, list[str]]] = []
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return Optimizer(learning_rate=1e-3)
-
-    def policies(self) -> dict[str, PolicySpec]:
-        return {"drilled": PolicySpec(model=self._model)}
-
-    def routing(self) -> Routing:
-        return make_routing({"writer": "drilled"}, None, "drilled")
 
     async def run_step(self, world: World) -> Metrics:
         tasks = world.next_tasks(3)
         episodes = await world.rollouts(tasks, 1)
         drawn = world.rng.random()
-        row = _row([world.rng.randrange(300) for _ in range(8)])
+        row = row_of([world.rng.randrange(300) for _ in range(8)])
         result = await world.learn(lambda: world.learner.update([row], SFTLoss()))
         await world.publish()
         self.log.append((world.step, drawn, [episode.task_id for episode in episodes]))
@@ -63,21 +52,6 @@ class Drill(Algorithm):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.log = [(0, 0.0, [])] * state["steps"]
-
-
-def _row(ids: list[int]) -> Row:
-    size = len(ids)
-    return Row(
-        rollout_id="drill",
-        policy="drilled",
-        ids=ids,
-        mask=[False, *[True] * (size - 1)],
-        advantages=[0.0] * size,
-        weights=[1.0] * size,
-        logprobs=[0.0] * size,
-        versions=[0] * size,
-        temperatures=[1.0] * size,
-    )
 
 
 def _weights(model: Path) -> str:

@@ -1,0 +1,43 @@
+"""What algorithms of tests share that imitate numbers which they draw, whatever rollouts were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightspan.algorithms import Algorithm, PolicySpec
+from lightspan.learners import Optimizer
+from lightspan.lightning.rows import Row
+from lightspan.schema.routing import Routing, make_routing
+
+
+class Drilled(Algorithm):
+    """All but the step: the writer's policy, whose weights learn."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = str(model)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer(learning_rate=1e-3)
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {"drilled": PolicySpec(model=self._model)}
+
+    def routing(self) -> Routing:
+        return make_routing({"writer": "drilled"}, None, "drilled")
+
+
+def row_of(ids: list[int], rollout: str = "drill") -> Row:
+    """A row that imitates all of them but the first."""
+    size = len(ids)
+    return Row(
+        rollout_id=rollout,
+        policy="drilled",
+        ids=ids,
+        mask=[False, *[True] * (size - 1)],
+        advantages=[0.0] * size,
+        weights=[1.0] * size,
+        logprobs=[0.0] * size,
+        versions=[0] * size,
+        temperatures=[1.0] * size,
+    )
