@@ -187,7 +187,7 @@ DESK = "examples/desk"
 """The example whose prompt learns, and no model: it is installed and checked with the others."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
 """The tasks of the comparison of credit rules, by the environment that they are run in."""
-BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "120"]
+BRIEFLY = ["--steps", "6", "--validate-every", "0", "--held-out", "200"]
 """Options of an example's train.py with which it learns enough to be told from chance. With two
 thirds of the recipe's demonstrations it does so too (math .28 -> .51, RAG .23 -> .76); with half of
 them it would begin at 0.01 (math), or learn little but the form (RAG)."""
