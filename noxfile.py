@@ -210,7 +210,8 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema"),
 ]
-FAST = ["-m", "not slow and not faults and not pages and not ranks and not controls"]
+ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
+FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
 """A process per core, and one more: many tests wait for a process of theirs; not in CI, where other
@@ -710,7 +711,8 @@ def tests_vllm(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""
     report_versions(session, learning_python())
-    run_pytest(session, "-m", "faults", *PARALLEL, *marked("faults"), python=learning_python())
+    options = ["-m", "faults and not long", *PARALLEL]
+    run_pytest(session, *options, *marked("faults"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
@@ -727,18 +729,27 @@ def slow(session: nox.Session) -> None:
     """Run the tests that take longer than a few seconds."""
     report_versions(session, learning_python())
     # a file whole in one process: what its tests share may take minutes to make
-    options = ["-m", "slow and not faults and not controls", *PARALLEL, "--dist", "loadfile"]
+    options = ["-m", "slow and not faults and not controls and not long", *PARALLEL]
+    options += ["--dist", "loadfile"]
     run_pytest(session, *options, *marked("slow"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def pages(session: nox.Session) -> None:
     """Follow pages of docs from end to end, their training included: any-language.md,
-    environments.md, policies.md and sft.md, and the scripts of Agent Lightning's tutorial; `slow`
-    follows the others."""
+    environments.md, policies.md, prompts.md and sft.md, and the scripts of Agent Lightning's
+    tutorial; `slow` follows the others."""
     report_versions(session, learning_python())
     options = ["-m", "pages", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("pages"), python=learning_python())
+
+
+@nox.session(venv_backend="none", requires=["learning"], default=False)
+def long(session: nox.Session) -> None:
+    """Run the tests that compute for a minute or more each, and of which CI has a shorter one."""
+    report_versions(session, learning_python())
+    options = ["-m", "long", *PARALLEL, "--dist", "loadfile"]
+    run_pytest(session, *options, *marked("long"), python=learning_python())
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)

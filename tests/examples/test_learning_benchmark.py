@@ -344,7 +344,7 @@ def test_what_an_example_lacks(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path, sql_cache: Path) -> None:
     """Every part runs, on a model whose warm start was cut to nothing; then all is kept."""

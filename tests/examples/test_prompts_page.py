@@ -16,7 +16,7 @@ from pages import blocks  # type: ignore[import-not-found]
 from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.testing.tiny import tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(400)]
 
 RULES = "bill: accounts. password: support. parcel: shipping. Answer with the desk alone."
 

@@ -213,6 +213,7 @@ def test_an_app_that_takes_no_such_prompt_is_refused(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
     run: tuple[Path, Any], toy: Any, tiny: Path, thinker: ScriptedServer, tmp_path: Path
