@@ -115,6 +115,17 @@ SPEAKERS = {
         ["agno", "openai", "openinference-instrumentation-agno"],
         ["agno", "openinference.instrumentation.agno"],
     ),
+    "llama_index": Speaker(
+        [
+            *("llama-index-core", "llama-index-llms-openai"),
+            "openinference-instrumentation-llama-index",
+        ],
+        ["llama_index.core", "openinference.instrumentation.llama_index"],
+    ),
+    "dspy": Speaker(
+        ["dspy", "openinference-instrumentation-dspy"],
+        ["dspy", "openinference.instrumentation.dspy"],
+    ),
 }
 
 
@@ -241,7 +252,7 @@ CUDA_ONLY = ["torchvision", "torchaudio", "torchcodec"]
 DISTRIBUTIONS = [
     *("lightspan", "lightspan-langgraph"),
     *("autogen-agentchat", "crewai", "litellm", "openai-agents", "pydantic-ai-slim", "smolagents"),
-    *("strands-agents", "agno", "agent-framework-core", "google-adk"),
+    *("strands-agents", "agno", "agent-framework-core", "google-adk", "llama-index-core", "dspy"),
     *("langgraph", "langchain-core", "langchain", "langchain-openai", "openai"),
     *("langchain-anthropic", "anthropic"),
     *("opentelemetry-sdk", "aiohttp", "torch", "transformers", "llguidance", "peft", "numpy"),

@@ -105,6 +105,10 @@ class FrameworkSuite:
         app = self.app(stage, scenario)
         return [app if app.concurrent else self.app(stage, scenario) for _ in range(count)]
 
+    def check_names(self, played: Played, app: App) -> None:
+        """Every call is under the name of the agent that its prompt shows."""
+        check_names(played, app)
+
     def check(self, played: Played, scenario: str, app: App, stage: Stage) -> None:
         """Everything that must hold of what was recorded."""
         is_ordered = SCENARIOS[scenario].ordered
@@ -113,7 +117,7 @@ class FrameworkSuite:
         if played.through_gateway:
             expected, lines = without_call_status(expected), without_call_status(lines)
         assert lines == ordered(expected, is_ordered), "\n".join(lines)
-        check_names(played, app)
+        self.check_names(played, app)
         check_calls(played, stage)
         if played.through_gateway:
             check_tokens(played, stage)

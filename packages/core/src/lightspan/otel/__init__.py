@@ -8,8 +8,8 @@ otel.agents()                         # whom `optimize=` may name, as far as the
 
 `identity` says what a span says of an agent, `notes` are taken of the spans that are open (by the
 `processor` in a provider of the app's, and by the `tracer` of ours), the `resolver` makes agents of
-them, `frameworks` are switched on by name and `install` does all that. `translation` is between
-OpenTelemetry's spans and ours, whole ones.
+them, `frameworks` are switched on by name, by `hooks` of their own where their spans name nobody,
+and `install` does all that. `translation` is between OpenTelemetry's spans and ours, whole ones.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from opentelemetry.trace import NoOpTracer, ProxyTracer, ProxyTracerProvider, Sp
 
 from lightspan.capture.patch import Patch
 from lightspan.errors import ConfigError
+from lightspan.otel import hooks
 from lightspan.otel.processor import global_provider
 from lightspan.otel.tracer import PROVIDER
 
@@ -213,6 +214,15 @@ def _in_place(ours: Any, patch: Patch) -> Any:
     return ours
 
 
+def _told_by(hook: Callable[..., Callable[[], None]]) -> Callable[..., Switch]:
+    """One whose spans name no agent: its calls are heard, and told ours."""
+
+    def switch_on(*modules: Any) -> Switch:
+        return Switch(lambda: True, hook(*modules))
+
+    return switch_on
+
+
 FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "pydantic-ai": Framework(
         ("pydantic_ai", "pydantic_ai.models.instrumented"), "pydantic-ai", _pydantic_ai
@@ -232,4 +242,10 @@ FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "agent-framework": Framework(
         ("agent_framework.observability",), "agent-framework", _agent_framework
     ),
+    "llama-index": Framework(
+        ("llama_index.core.agent.workflow", "workflows.workflow", "llama_index_instrumentation"),
+        "llama-index-core",
+        _told_by(hooks.llama_index),
+    ),
+    "dspy": Framework(("dspy",), "dspy", _told_by(hooks.dspy)),
 }

@@ -1,0 +1,262 @@
+"""DSPy, whose spans name no agent: its modules and tools are heard. LiteLLM asks its models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
+
+from lightspan import otel
+from lightspan.otel import hooks
+from lightspan.schema import conventions as c
+from lightspan.schema.routing import agent_name
+from lightspan.testing.adapter_suite.plays import play
+from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan.testing.attempts import path_of
+from lightspan.testing.stage import Part, Played, Stage, Turn
+
+dspy = pytest.importorskip("dspy")
+instrumentation = pytest.importorskip("openinference.instrumentation.dspy")
+
+# LiteLLM, of a type of its own
+pytestmark = pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning")
+
+
+def said(**fields: str) -> str:
+    """What DSPy's adapter reads."""
+    lines = [f"[[ ## {name} ## ]]\n{text}" for name, text in fields.items()]
+    return "\n\n".join([*lines, "[[ ## completed ## ]]"])
+
+
+def calls(tool: str, arguments: str) -> Turn:
+    """A turn of ReAct's that asks for a tool."""
+    fields = {"next_thought": "Ask.", "next_tool_name": tool, "next_tool_args": arguments}
+    return Turn(text=said(**fields))
+
+
+METHODS = [(owner, name) for owner in (dspy.Module, dspy.Tool) for name in ("__call__", "acall")]
+"""What is heard of DSPy."""
+
+FINISH = calls("finish", "{}")
+
+
+class Builder:
+    def __init__(self, model: Model) -> None:
+        self.model = dspy.LM(
+            f"openai/{model.name}",
+            api_base=model.base_url,
+            api_key=model.api_key,
+            num_retries=model.max_retries,
+            cache=False,
+            engine="litellm",
+        )
+
+    def signature(self, name: str) -> Any:
+        return dspy.Signature("question -> answer", instructions(name))
+
+    def predictor(self, name: str) -> Any:
+        return dspy.Predict(self.signature(name))
+
+    def react(self, name: str, tools: Sequence[Any]) -> Any:
+        return dspy.ReAct(self.signature(name), tools=list(tools))
+
+    def alone(self, program: Any, tree: str, **more: Any) -> App:
+        async def run(text: str) -> str:
+            with dspy.context(lm=self.model):
+                return str((await program.acall(question=text)).answer)
+
+        def run_sync(text: str) -> str:
+            with dspy.context(lm=self.model):
+                return str(program(question=text).answer)
+
+        return App(run=run, run_sync=run_sync, tree=tree, **more)
+
+    # --- the table ------------------------------------------------------------------------
+    def single(self) -> App:
+        return self.alone(
+            self.predictor("writer"),
+            "invoke_agent Predict @Predict\n  chat @Predict",
+            says={"writer": [said(answer="A draft of {task}.")]},
+            names={"writer": "Predict"},
+        )
+
+    def team(self) -> App:
+        """A program of two predictors, one of them two levels down."""
+        build = self
+
+        class Team(dspy.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.write = dspy.ChainOfThought(build.signature("writer"))
+                self.check = build.predictor("checker")
+
+            def forward(self, question: str) -> Any:
+                self.write(question=question)
+                return self.check(question=question)
+
+            async def aforward(self, question: str) -> Any:
+                await self.write.acall(question=question)
+                return await self.check.acall(question=question)
+
+        tree = """
+            invoke_agent Team @Team
+              invoke_agent write.predict @Team/write.predict
+                chat @Team/write.predict
+              invoke_agent check @Team/check
+                chat @Team/check
+        """
+        says = {
+            "writer": [said(reasoning="So.", answer="A draft of {task}.")],
+            "checker": [said(answer="{task} is good.")],
+        }
+        names = {"writer": "write.predict", "checker": "check"}
+        return self.alone(Team(), tree, says=says, names=names)
+
+    def parallel(self) -> App:
+        build, roles = self, ("planner", "left", "right", "joiner")
+
+        class Fork(dspy.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = {name: build.predictor(name) for name in roles}
+
+            async def aforward(self, question: str) -> Any:
+                async def ask(name: str) -> Any:
+                    return await self.parts[name].acall(question=question)
+
+                await ask("planner")
+                await asyncio.gather(ask("left"), ask("right"))
+                return await ask("joiner")
+
+        agents = [f"parts[{name}]" for name in roles]
+        lines = [f"  invoke_agent {name} @Fork/{name}\n    chat @Fork/{name}" for name in agents]
+        program = Fork()
+
+        async def run(text: str) -> str:
+            with dspy.context(lm=self.model):
+                return str((await program.acall(question=text)).answer)
+
+        return App(
+            run=run,
+            tree="\n".join(["invoke_agent Fork @Fork", *lines]),
+            says={
+                name: [Turn(text=said(answer=f"{name} of {{task}}."), delay_s=0.05)]
+                for name in roles
+            },
+            names=dict(zip(roles, agents, strict=True)),
+        )
+
+    def parallel_tools(self) -> App:
+        """One after the other: ReAct asks for one at a time."""
+        tree = """
+            invoke_agent ReAct @ReAct
+              invoke_agent react @ReAct/react
+                chat @ReAct/react
+              execute_tool look @ReAct
+              invoke_agent react @ReAct/react
+                chat @ReAct/react
+              execute_tool count @ReAct
+              invoke_agent react @ReAct/react
+                chat @ReAct/react
+              execute_tool finish @ReAct
+              invoke_agent extract.predict @ReAct/extract.predict
+                chat @ReAct/extract.predict
+        """
+        asks = '{"what": "seven"}'
+        extracted = said(reasoning="So.", answer="Seven, for {task}.")
+        says = {"scout": [calls("look", asks), calls("count", asks), FINISH, extracted]}
+        return self.alone(self.react("scout", [look, count]), tree, says=says)
+
+    def agent_as_tool(self) -> App:
+        """A program in a tool of another one's."""
+        inner, model = self.predictor("expert"), self.model
+
+        def expert(task: str) -> str:
+            """Ask the expert."""
+            with dspy.context(lm=model):
+                return str(inner(question=task).answer)
+
+        tree = """
+            invoke_agent ReAct @ReAct
+              invoke_agent react @ReAct/react
+                chat @ReAct/react
+              execute_tool expert @ReAct
+                invoke_agent Predict @ReAct/Predict
+                  chat @ReAct/Predict
+              invoke_agent react @ReAct/react
+                chat @ReAct/react
+              execute_tool finish @ReAct
+              invoke_agent extract.predict @ReAct/extract.predict
+                chat @ReAct/extract.predict
+        """
+        says = {
+            "boss": [
+                calls("expert", '{"task": "help with {task}"}'),
+                FINISH,
+                said(reasoning="So.", answer="Thanks: {task}."),
+            ],
+            "expert": [said(answer="It is seven, {task}.")],
+        }
+        names = {"expert": "Predict"}
+        return self.alone(self.react("boss", [expert]), tree, says=says, names=names)
+
+    def model_error(self) -> App:
+        return self.alone(
+            self.predictor("writer"),
+            "invoke_agent Predict @Predict error\n  chat @Predict error",
+            names={"writer": "Predict"},
+            raises=Exception,
+        )
+
+
+class TestDSPy(FrameworkSuite):
+    name = "dspy"
+    scenarios = ("single", "team", "parallel", "parallel_tools", "agent_as_tool", "model_error")
+    modes = ("async", "sync")
+    outside = ("single", "team", "parallel_tools", "agent_as_tool", "model_error")
+
+    def build(self, scenario: str, model: Model) -> App:
+        built: App = getattr(Builder(model), scenario)()
+        return built
+
+    @contextmanager
+    def telling(self, provider: TracerProvider) -> Iterator[None]:
+        instrumentor = instrumentation.DSPyInstrumentor()
+        instrumentor.instrument(tracer_provider=provider)
+        try:
+            yield
+        finally:
+            instrumentor.uninstrument()
+
+    def patched(self) -> Any:
+        """OpenInference leaves functions of its own in place."""
+        files = [vars(owner)[name].__code__.co_filename for owner, name in METHODS]
+        return [file == hooks.__file__ for file in files]
+
+    def check_names(self, played: Played, app: App) -> None:
+        """Both predictors of a ReAct are given the instructions of the whole."""
+        for span in played.llm_spans:
+            prompt = str(span.attributes[c.INPUT_MESSAGES])
+            if "trajectory" in prompt:
+                name = "react" if "next_tool_name" in prompt else "extract.predict"
+                assert path_of(span) == f"ReAct/{name}"
+            else:
+                who = Part({}).who(prompt) or ""
+                assert agent_name(path_of(span)) == app.names.get(who, who)
+
+    @pytest.mark.parametrize("scenario", ["single", "team"])
+    def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
+        """OpenInference's spans name no agent; beside them its modules are heard too. Tools of this
+        DSPy fail where this OpenInference traces them and warnings are errors."""
+        with self.telling(PROVIDER), otel.instrument(PROVIDER), otel.instrument(self.name):
+            app = self.app(stage, scenario, mode)
+            played = play(stage, app, scenario, mode, through_gateway=True)
+            self.check(played, scenario, app, stage)
+
+
+pytest_generate_tests = columns(TestDSPy)

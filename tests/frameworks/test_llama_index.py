@@ -1,0 +1,218 @@
+"""LlamaIndex, whose spans name no agent: its runs and steps are heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
+
+from lightspan import otel
+from lightspan.testing.adapter_suite.plays import play
+from lightspan.testing.adapter_suite.scenarios import (
+    App,
+    Model,
+    broken,
+    count,
+    instructions,
+    look,
+)
+from lightspan.testing.stage import Stage, Turn
+
+pytest.importorskip("llama_index.core")
+instrumentation = pytest.importorskip("openinference.instrumentation.llama_index")
+
+pytestmark = [
+    # it looks at all attributes of its agents, those of Pydantic's past too
+    pytest.mark.filterwarnings(
+        r"ignore:(The|Accessing the) .* attribute.* is deprecated:DeprecationWarning"
+    ),
+]
+
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent  # noqa: E402
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step  # noqa: E402
+from llama_index.llms.openai import OpenAI  # noqa: E402
+from workflows import workflow as workflows  # noqa: E402
+
+
+class Asking(OpenAI):
+    """A model that LlamaIndex does not know by name."""
+
+    @property
+    def metadata(self) -> Any:
+        return super().metadata.model_copy(update={"is_function_calling_model": True})
+
+
+class Builder:
+    def __init__(self, model: Model) -> None:
+        limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
+        self.model = Asking(
+            "gpt-4o-mini",
+            async_http_client=openai.DefaultAsyncHttpxClient(limits=limits),
+            api_base=model.base_url,
+            api_key=model.api_key,
+            max_retries=model.max_retries,
+        )
+        self.stream = model.stream
+
+    def agent(self, name: str, tools: Sequence[Any] = (), **more: Any) -> Any:
+        return FunctionAgent(
+            name=name,
+            description="Ask it.",
+            system_prompt=instructions(name),
+            tools=list(tools),
+            llm=self.model,
+            streaming=self.stream,
+            **more,
+        )
+
+    def alone(self, workflow: Any, tree: str, **more: Any) -> App:
+        async def run(text: str) -> str:
+            handler = workflow.run(user_msg=text)
+            if self.stream:
+                async for _ in handler.stream_events():
+                    pass
+            return str(await handler)
+
+        return App(run=run, tree=tree, **more)
+
+    # --- the table ------------------------------------------------------------------------
+    def single(self) -> App:
+        return self.alone(self.agent("writer"), "invoke_agent writer @writer\n  chat @writer")
+
+    def parallel(self) -> App:
+        names = ("planner", "left", "right", "joiner")
+        planner, left, right, joiner = (self.agent(name) for name in names)
+
+        async def run(text: str) -> Any:
+            await planner.run(user_msg=text)
+            await asyncio.gather(left.run(user_msg=text), right.run(user_msg=text))
+            return await joiner.run(user_msg=text)
+
+        tree = "\n".join(f"invoke_agent {name} @{name}\n  chat @{name}" for name in names)
+        return App(run=run, tree=tree)
+
+    def parallel_tools(self) -> App:
+        tree = """
+            invoke_agent scout @scout
+              chat @scout
+              execute_tool look @scout
+              execute_tool count @scout
+              chat @scout
+        """
+        return self.alone(self.agent("scout", [look, count]), tree)
+
+    def handoff(self) -> App:
+        """Two agents of one workflow, which has no name of its own."""
+        workflow = AgentWorkflow(
+            [self.agent("triage", can_handoff_to=["expert"]), self.agent("expert", [look])],
+            root_agent="triage",
+        )
+        tree = """
+            invoke_agent triage @triage
+              chat @triage
+              execute_tool handoff @triage
+            invoke_agent expert @expert
+              chat @expert
+              execute_tool look @expert
+              chat @expert
+        """
+        to = '{"to_agent": "expert", "reason": "it knows"}'
+        looks = Turn(calls=[("look", '{"what": "seven"}')])
+        says = {"triage": [Turn(calls=[("handoff", to)])], "expert": [looks, "Done: {task}."]}
+        return self.alone(workflow, tree, says=says)
+
+    def agent_as_tool(self) -> App:
+        inner = self.agent("expert", [look])
+
+        async def expert(task: str) -> str:
+            """Ask the expert."""
+            return str(await inner.run(user_msg=task))
+
+        tree = """
+            invoke_agent boss @boss
+              chat @boss
+              execute_tool expert @boss
+                invoke_agent expert @boss/expert
+                  chat @boss/expert
+                  execute_tool look @boss/expert
+                  chat @boss/expert
+              chat @boss
+        """
+        return self.alone(self.agent("boss", [expert]), tree)
+
+    def unicode(self) -> App:
+        name = "Prüferin日本"
+        return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
+
+    def tool_error(self) -> App:
+        """The error is told the model, which goes on."""
+        tree = """
+            invoke_agent scout @scout
+              chat @scout
+              execute_tool broken @scout error
+              chat @scout
+        """
+        return self.alone(self.agent("scout", [broken]), tree)
+
+    def model_error(self) -> App:
+        tree = "invoke_agent writer @writer error\n  chat @writer error"
+        return self.alone(self.agent("writer"), tree, raises=Exception)
+
+
+class TestLlamaIndex(FrameworkSuite):
+    name = "llama-index"
+    scenarios = (
+        *("single", "parallel", "parallel_tools", "handoff", "agent_as_tool", "unicode"),
+        *("tool_error", "model_error"),
+    )
+    modes = ("async", "sync", "stream")
+    outside = ("single", "parallel_tools", "handoff", "agent_as_tool", "model_error")
+
+    def build(self, scenario: str, model: Model) -> App:
+        built: App = getattr(Builder(model), scenario)()
+        return built
+
+    @contextmanager
+    def telling(self, provider: TracerProvider) -> Iterator[None]:
+        instrumentor = instrumentation.LlamaIndexInstrumentor()
+        instrumentor.instrument(tracer_provider=provider)
+        try:
+            yield
+        finally:
+            instrumentor.uninstrument()
+
+    def patched(self) -> Any:
+        return vars(workflows.Workflow)["run"]
+
+    def test_an_app_that_is_traced_already(self, stage: Stage, scenario: str, mode: str) -> None:
+        """OpenInference's spans name no agent; beside them its runs and steps are heard too."""
+        with self.telling(PROVIDER), otel.instrument(PROVIDER), otel.instrument(self.name):
+            app = self.app(stage, scenario, mode)
+            played = play(stage, app, scenario, mode, through_gateway=True)
+            self.check(played, scenario, app, stage)
+
+    def test_a_workflow_of_ones_own(self, stage: Stage) -> None:
+        """Agents that its steps run; it has no name itself."""
+        writer = Builder(Model(base_url=stage.url)).agent("writer")
+
+        class Own(Workflow):
+            @step
+            async def work(self, ev: StartEvent) -> StopEvent:
+                return StopEvent(result=str(await writer.run(user_msg=ev.text)))
+
+        async def run(text: str) -> Any:
+            return await Own().run(text=text)
+
+        app = App(run=run, tree="invoke_agent writer @writer\n  chat @writer")
+        with otel.instrument(self.name):
+            played = play(stage, app, "single", "async", through_gateway=True)
+        self.check(played, "single", app, stage)
+
+
+pytest_generate_tests = columns(TestLlamaIndex)
