@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from lightspan.stores._lease_time import STAMP_S, Session, Told
+from lightspan.stores._lease_time import STAMP_S, Observer, Told
 
 SESSIONS = 3
 START = 1_700_000_000.0
@@ -22,7 +22,7 @@ class World:
         self.passed = 0.0
         self.set = START
         self.row = Told(0.0, 0, 0.0)
-        self.sessions = [Session() for _ in range(SESSIONS)]
+        self.sessions = [Observer() for _ in range(SESSIONS)]
 
     def look(self, number: int) -> float:
         """The time that the session sees; the row is written as a store does."""
@@ -43,7 +43,7 @@ def test_it_never_runs_faster_than_time(looks: list[tuple[float, float, int, boo
         world.passed += pause
         world.set += step
         if anew:
-            world.sessions[number] = Session()
+            world.sessions[number] = Observer()
         now = world.look(number)
         assert all(now - time <= world.passed - passed + 1e-5 for time, passed in seen)
         seen.append((now, world.passed))
@@ -60,7 +60,7 @@ def test_it_runs_as_time_does_while_somebody_looks(
         world.passed += pause
         world.set += step
         if anew:
-            world.sessions[number] = Session()
+            world.sessions[number] = Observer()
         world.look(number)
     for number in range(SESSIONS):  # whoever is there sees that the others are
         world.look(number)
@@ -80,6 +80,6 @@ def test_a_server_that_is_away_for_a_moment_costs_nothing() -> None:
     before = world.look(0)
     for _ in range(3):
         world.passed += 2.0
-        world.sessions[0] = Session()
+        world.sessions[0] = Observer()
         world.look(0)
     assert abs(world.look(0) - before - 6.0) < 1e-5

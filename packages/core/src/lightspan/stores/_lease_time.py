@@ -100,7 +100,7 @@ class Told(NamedTuple):
     """The server's clock when it was written."""
 
 
-class Session:
+class Observer:
     """What one session with a server knows of the store time."""
 
     def __init__(self) -> None:

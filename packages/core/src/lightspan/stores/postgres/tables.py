@@ -13,7 +13,7 @@ from psycopg import sql
 
 from lightspan.schema import clock as machine
 from lightspan.schema.records import Attempt
-from lightspan.stores._lease_time import STAMP_S, Clock, Session, Told
+from lightspan.stores._lease_time import STAMP_S, Clock, Observer, Told
 from lightspan.stores._sql import statements
 from lightspan.stores._sql.tables import Ends, ReadTables, SQLTables, WriteTables
 from lightspan.stores.postgres.server import Connection, Link
@@ -92,8 +92,8 @@ class PostgresWriteTables(_Session, WriteTables):
         """What the locked row says of the lease time."""
         self._tells: Told | None = None
         """What it is to say, if this transaction asked for the time."""
-        self._session = Session()
-        self._session_of: Connection | None = None
+        self._observer = Observer()
+        self._observes: Connection | None = None
         schema = sql.Literal(link.server.address.schema).as_string()
         self._tell = f" RETURNING pg_notify('{CHANNEL}', {schema})"
 
@@ -123,10 +123,10 @@ class PostgresWriteTables(_Session, WriteTables):
         return self._tells.time
 
     def _look(self) -> Told:
-        if self._session_of is not self._db:  # while there was none, nobody here could look
-            self._session, self._session_of = Session(), self._db
+        if self._observes is not self._db:  # while there was none, nobody here could look
+            self._observer, self._observes = Observer(), self._db
         passed = machine.elapsed() if self._clock is None else self._clock.elapsed()
-        return self._session.look(self._told, self.now(), passed)
+        return self._observer.look(self._told, self.now(), passed)
 
     def commit(self) -> None:
         last = [b"COMMIT"]
