@@ -130,17 +130,18 @@ class PostgresWriteTables(_Session, WriteTables):
 
     def commit(self) -> None:
         last = [b"COMMIT"]
-        if self._ends is not None and (self._ends != self._before or self._is_news()):
+        news = self._tells if self._is_news() else None
+        if self._ends is not None and (self._ends != self._before or news is not None):
             ends = f"change = {self._ends.change:d}, position = {self._ends.position:d}"
-            if self._tells is not None:
-                time, era, at = self._tells
+            if news is not None:
+                time, era, at = news
                 ends += f", lease_time = {time!r}, lease_era = {era:d}, lease_at = {at!r}"
             tell = self._tell if self.moved else ""
             last.insert(0, f"UPDATE ends SET {ends}{tell}".encode())
         self._send(last)
 
     def _is_news(self) -> bool:
-        """Whether the lease time is to be written though nothing moves."""
+        """Whether the lease time is to be written; each time would make every commit dearer."""
         last, now = self._told, self._tells
         if now is None:
             return False
