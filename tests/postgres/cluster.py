@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -44,9 +45,16 @@ class Cluster:
     Args:
         programs: the folder of PostgreSQL's.
         place: where the temporary folder is made; None for where it is fast.
+        environment: what the server is started with beside its own.
     """
 
-    def __init__(self, programs: Path, place: str | None = None) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        place: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         self._programs = programs
         self._user = _user()
         self.folder = Path(tempfile.mkdtemp(prefix="lightspan-pg-", dir=place or _place()))
@@ -91,6 +99,7 @@ class Cluster:
                 ],
                 cwd=self.folder,
                 user=self._user,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

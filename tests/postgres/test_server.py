@@ -397,7 +397,7 @@ async def test_texts_that_postgresql_does_not_take(url: str) -> None:
         assert (await store.attempt(attempt.attempt_id)).message == message
 
 
-async def test_leases_go_by_the_servers_clock(
+async def test_people_are_shown_the_servers_clock(
     cluster: Cluster, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightspan.schema.clock.now", lambda: 1.0)
@@ -413,7 +413,6 @@ async def test_leases_go_by_the_servers_clock(
             assert before is not None
             assert after is not None
             assert before[0] <= claim.attempt.started_at <= after[0]
-            assert claim.attempt.lease_until == claim.attempt.started_at + 60.0
             assert 0.0 <= peer.silent_s <= 60.0
             assert await store.expire() == 0
 

@@ -9,7 +9,7 @@ from tests.core.stores.served import Served
 
 from lightspan.stores.postgres.store import PostgresStore
 from lightspan.stores.remote.store import RemoteStore
-from lightspan.testing.store_suite import StoreSuite
+from lightspan.testing.store_suite import Clock, StoreSuite
 
 
 class TestPostgresStore(StoreSuite):
@@ -18,7 +18,7 @@ class TestPostgresStore(StoreSuite):
         self._make_url = make_url
         self._urls: dict[str, str] = {}
 
-    def make_store(self, name: str, clock: Callable[[], float]) -> PostgresStore:
+    def make_store(self, name: str, clock: Clock) -> PostgresStore:
         if name not in self._urls:
             self._urls[name] = self._make_url()
         return PostgresStore(self._urls[name], clock=clock)
@@ -37,7 +37,7 @@ class TestServedPostgres(StoreSuite):
         for served in self._servers:
             served.close()
 
-    def make_store(self, name: str, clock: Callable[[], float]) -> RemoteStore:
+    def make_store(self, name: str, clock: Clock) -> RemoteStore:
         if name not in self._urls:
             self._urls[name] = self._make_url()
         url = self._urls[name]

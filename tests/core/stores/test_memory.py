@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.memory import MemoryStore
-from lightspan.testing.store_suite import LEASE_S, StoreSuite, make_report, make_rollout
+from lightspan.testing.store_suite import LEASE_S, Clock, StoreSuite, make_report, make_rollout
 
 
 class TestMemoryStore(StoreSuite):
-    def make_store(self, name: str, clock: Callable[[], float]) -> MemoryStore:
+    def make_store(self, name: str, clock: Clock) -> MemoryStore:
         return MemoryStore(clock=clock)
 
 

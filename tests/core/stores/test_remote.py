@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from tests.core.stores.served import Served
 
 from lightspan.stores.remote.store import RemoteStore
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.store_suite import StoreSuite
+from lightspan.testing.store_suite import Clock, StoreSuite
 
 
 class TestRemoteStore(StoreSuite):
@@ -22,7 +22,7 @@ class TestRemoteStore(StoreSuite):
         for served in self._servers.values():
             served.close()
 
-    def make_store(self, name: str, clock: Callable[[], float]) -> RemoteStore:
+    def make_store(self, name: str, clock: Clock) -> RemoteStore:
         if name not in self._servers:
             path = self._folder / f"{name}.db"
             self._servers[name] = Served(lambda: SQLiteStore(path, clock=clock))

@@ -33,6 +33,7 @@ from lightspan.stores.memory import MemoryStore
 from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
 from lightspan.testing.store_suite import (
     LEASE_S,
+    Clock,
     StoreSuite,
     make_call,
     make_report,
@@ -48,7 +49,7 @@ class TestSQLiteStore(StoreSuite):
     def folder(self, tmp_path: Path) -> None:
         self._folder = tmp_path
 
-    def make_store(self, name: str, clock: Callable[[], float]) -> SQLiteStore:
+    def make_store(self, name: str, clock: Clock) -> SQLiteStore:
         return SQLiteStore(self._folder / f"{name}.db", clock=clock)
 
 
@@ -171,7 +172,12 @@ async def test_a_store_of_format_2_is_brought_up_to_date(tmp_path: Path) -> None
     path = tmp_path / "x.db"
     async with SQLiteStore(path) as store:
         assert await store.allot_version("sql", "run", 1) == 1
-    _execute(path, "ALTER TABLE policies DROP COLUMN request_id", "PRAGMA user_version = 2")
+    _execute(
+        path,
+        "ALTER TABLE policies DROP COLUMN request_id",
+        "DROP TABLE lease_time",
+        "PRAGMA user_version = 2",
+    )
     async with SQLiteStore(path) as store, SQLiteStore(path):
         request_id = new_id("version")
         asked = [await store.allot_version("sql", request_id=request_id) for _ in range(2)]

@@ -15,3 +15,5 @@ monotonic: Final = partial(time.monotonic)
 now: Final = partial(time.time)
 """Seconds since the epoch."""
 now_ns: Final = partial(time.time_ns)
+elapsed: Final = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""As `monotonic`, and where the system can tell it goes on while the machine is suspended."""

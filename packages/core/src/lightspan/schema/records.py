@@ -192,7 +192,8 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str | None = None
     """The latest attempt."""
     created_at: float = 0.0
-    """Seconds since the epoch by the store's clock."""
+    """In the store's own time, which began as seconds since the epoch and is never set
+    (`stores._lease_time`)."""
     finished_at: float | None = None
     change: int = 0
     """The cursor value of the latest status change (`Store.watch`)."""
@@ -226,7 +227,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     call_token: str = ""
     """Opens this attempt's model calls at the gateway, and nothing else."""
     lease_until: float = 0.0
-    """Seconds since the epoch by the store's clock."""
+    """In the store's own time, which began as seconds since the epoch and is never set
+    (`stores._lease_time`)."""
     started_at: float = 0.0
     ended_at: float | None = None
     reward: Reward | None = None

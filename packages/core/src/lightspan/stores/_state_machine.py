@@ -99,7 +99,8 @@ class Tables(Lookup, Protocol):
     def update_attempts(self, rows: Sequence[Attempt]) -> None: ...
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
-        """Running attempts whose lease ended at `now` or before, the earliest first."""
+        """Running attempts whose lease ended at `now`, in store time, or before, the earliest
+        first."""
         ...
 
 

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -56,6 +56,7 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
+from lightspan.stores._lease_time import Clock, MachineClock, Moment
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
@@ -80,8 +81,9 @@ class MemoryStore(Store):
     capabilities = StoreCapabilities(durable=False, multi_process=False)
     url = "memory:"
 
-    def __init__(self, *, clock: Callable[[], float] = clock.now) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or MachineClock()
+        self._ahead = self._clock() - self._clock.elapsed()
         self._lock = threading.Lock()
         self._signal = Signal()
         self._open = False
@@ -93,6 +95,9 @@ class MemoryStore(Store):
     async def close(self) -> None:
         self._open = False
         self._signal.notify()
+
+    def _now(self) -> Moment:
+        return Moment(self._clock(), self._clock.elapsed() + self._ahead)
 
     @contextmanager
     def _opened(self) -> Iterator[_MemoryTables]:
@@ -160,7 +165,7 @@ class MemoryStore(Store):
     ) -> list[Claim]:
         request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
         with self._opened() as tables:
-            now = self._clock()
+            now = self._now()
             _leases.expire(tables, len(tables.attempts), now)
             return _leases.claim(tables, request, now).claims
 
@@ -168,7 +173,7 @@ class MemoryStore(Store):
         check_lease(lease_s)
         with self._opened() as tables:
             items = [(ref, lease_s) for ref in attempts]
-            mine = _leases.heartbeat(tables, items, self._clock())
+            mine = _leases.heartbeat(tables, items, self._now())
         return [ref for ref, is_mine in zip(attempts, mine, strict=True) if not is_mine]
 
     async def report(self, reports: Sequence[Report]) -> list[bool]:
@@ -178,7 +183,7 @@ class MemoryStore(Store):
 
     async def expire(self) -> int:
         with self._opened() as tables:
-            return _leases.expire(tables, len(tables.attempts), self._clock())
+            return _leases.expire(tables, len(tables.attempts), self._now())
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         with self._opened() as tables:

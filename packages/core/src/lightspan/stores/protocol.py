@@ -82,7 +82,9 @@ class Store(Protocol):
     take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
     answered at first, but for `cancel`, `expire` and `prune`, which count what was left to do.
 
-    Time is the store's own clock, because the clocks of runners differ. A write under a lost epoch,
+    Time is the store's own, because the clocks of runners differ: what people are shown is
+    wall-clock time, and leases run on elapsed time that the store keeps (`stores._lease_time`), so
+    that no clock that is set ends or prolongs one. A write under a lost epoch,
     or to a sealed attempt, never changes state, reward or seal; its spans and token records are
     kept, marked `late`.
     """

@@ -36,6 +36,7 @@ from lightspan.stores._encoding import (
     unpack_rollout,
     unpack_span,
 )
+from lightspan.stores._lease_time import Moment
 from lightspan.stores._leases import attempt_of_token
 from lightspan.stores._sql.rows import (
     ALONE,
@@ -89,7 +90,7 @@ class SQLTables(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """The time by the store's clock."""
+        """Seconds since the epoch by the store's clock."""
 
     @abstractmethod
     def _queries(self) -> Mapping[str, str]:
@@ -144,6 +145,13 @@ class WriteTables(SQLTables, _state_machine.Tables):
 
     moved = False
     """True if this transaction changed the status of a rollout."""
+
+    @abstractmethod
+    def lease_time(self) -> float:
+        """The time by which leases run, in this transaction."""
+
+    def moment(self) -> Moment:
+        return Moment(self.now(), self.lease_time())
 
     @abstractmethod
     def _known_ends(self) -> Ends:

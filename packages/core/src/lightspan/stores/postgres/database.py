@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
+from lightspan.stores._lease_time import Clock
 from lightspan.stores._sql.database import OpenDatabase
 from lightspan.stores._sql.jobs import Work
 from lightspan.stores.postgres import migrations
@@ -37,7 +38,7 @@ class PostgresDatabase(OpenDatabase):
     def __init__(
         self,
         server: Server,
-        clock: Callable[[], float] | None,
+        clock: Clock | None,
         on_move: Callable[[], None],
         *,
         create: bool,

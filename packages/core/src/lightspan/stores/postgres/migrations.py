@@ -18,7 +18,7 @@ from lightspan.errors import NotFoundError, StoreFormatError
 from lightspan.stores._sql.statements import read_text, statements_of
 from lightspan.stores.postgres.address import Address
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The one that this lightspan reads and writes."""
 _PACKAGE: Final = "lightspan.stores.postgres"
 _TURN: Final = 0x6C737061

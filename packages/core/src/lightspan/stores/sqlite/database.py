@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from lightspan.stores._lease_time import Clock
 from lightspan.stores._sql.database import OpenDatabase
 from lightspan.stores._sql.jobs import Work
 from lightspan.stores.sqlite import file
@@ -24,7 +25,7 @@ class SQLiteDatabase(OpenDatabase):
         self,
         path: Path,
         power_loss: bool,
-        clock: Callable[[], float],
+        clock: Clock,
         on_move: Callable[[], None],
     ) -> None:
         self._path = path
@@ -38,7 +39,12 @@ class SQLiteDatabase(OpenDatabase):
         self.tables = SQLiteWriteTables(writing, clock)
         super().__init__(self.tables, self.tables, SQLiteReadTables(self._reading, clock))
         self._writer = Writer(
-            writing, path, self.tables.begin, self._committed, small_here=not power_loss
+            writing,
+            path,
+            self.tables.begin,
+            self._committed,
+            self.tables.rolled_back,
+            small_here=not power_loss,
         )
 
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:

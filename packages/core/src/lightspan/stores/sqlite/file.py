@@ -28,7 +28,7 @@ from lightspan.stores._sql.statements import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """'lspa': how a store is told from any other SQLite file."""
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 OLDEST_VERSION: Final = 2
 """What is brought up to date, by `migrations`, when it is opened."""
 _PACKAGE: Final = "lightspan.stores.sqlite"

@@ -9,11 +9,10 @@ What was acknowledged survives `kill -9`; with `power_loss=True` it survives a p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lightspan.schema import clock
+from lightspan.stores._lease_time import Clock, MachineClock
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.sqlite.database import SQLiteDatabase
@@ -31,11 +30,11 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
         path: str | os.PathLike[str],
         *,
         power_loss: bool = False,
-        clock: Callable[[], float] = clock.now,
+        clock: Clock | None = None,
     ) -> None:
         self.path: Final = Path(path).absolute()
         self._power_loss = power_loss
-        self._clock = clock
+        self._clock = clock or MachineClock()
         super().__init__(str(self.path), _POLLS_S)
 
     @property

@@ -70,6 +70,7 @@ class Writer(Committer):
         path: the file, for errors.
         on_begin: called in each transaction before its work.
         on_commit: called after each transaction, in the thread that wrote.
+        on_rollback: called after each one that was undone.
         small_here: write small groups in the event loop's thread.
     """
 
@@ -79,6 +80,7 @@ class Writer(Committer):
         path: Path,
         on_begin: Callable[[], None],
         on_commit: Callable[[], None],
+        on_rollback: Callable[[], None],
         *,
         small_here: bool = True,
     ) -> None:
@@ -87,6 +89,7 @@ class Writer(Committer):
         self._path = path
         self._on_begin = on_begin
         self._on_commit = on_commit
+        self._on_rollback = on_rollback
         self._turn = threading.Lock()
         """Whoever holds it uses the connection."""
         self._log_pages = 0
@@ -234,6 +237,7 @@ class Writer(Committer):
             self._db.execute("COMMIT")
         except BaseException:
             file.roll_back(self._db)
+            self._on_rollback()
             raise
         if self._db.total_changes > changes:
             self._log_pages += _PAGES + 2 * sum(job.cost for job in jobs)

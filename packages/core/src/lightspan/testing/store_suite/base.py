@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
@@ -36,16 +36,33 @@ LEASE_S = 60.0
 
 
 class Clock:
-    """A clock that moves when told."""
+    """A machine's clock that moves when told. It may be set, too, and the machine restarted."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
+        self.boot = "the first"
+        self._elapsed = 1_000.0
 
     def __call__(self) -> float:
         return self.now
 
+    def elapsed(self) -> float:
+        """Seconds since the machine has started, more or less."""
+        return self._elapsed
+
     def advance(self, seconds: float) -> None:
+        """So much time passes."""
         self.now += seconds
+        self._elapsed += seconds
+
+    def step(self, seconds: float) -> None:
+        """Somebody sets the clock; no time passes."""
+        self.now += seconds
+
+    def restart(self) -> None:
+        """The machine starts again, at once."""
+        self.boot = f"after {self.boot}"
+        self._elapsed = 1.0
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:
@@ -171,7 +188,7 @@ class StoreTests:
 
     _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
-    def make_store(self, name: str, clock: Callable[[], float]) -> Store:
+    def make_store(self, name: str, clock: Clock) -> Store:
         """A store, not opened. Where stores are durable one name means one content."""
         raise NotImplementedError
 
