@@ -129,6 +129,7 @@ class _Joiner:
             lease_s=options.lease_s,
             sys_path=[*options.app_dirs, *sys.path],
             joins=True,
+            elsewhere=True,
         )
         self._runs = []
         try:
