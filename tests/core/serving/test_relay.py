@@ -11,19 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 from yarl import URL
 
+import lightspan
 from lightspan.gateway import Gateway
+from lightspan.runners.app import as_app
+from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import conventions as c
-from lightspan.schema.records import AttemptStatus, Claim, Outcome
+from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatus
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
+from lightspan.stores.remote.address import relay_of
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan.testing.conditions import until
 from lightspan.testing.scripted_engine import (
     Gate,
     Say,
@@ -33,7 +39,7 @@ from lightspan.testing.scripted_engine import (
 )
 from lightspan.testing.store_suite import make_report, make_rollout
 
-BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOKENIZER = tiny_chat_tokenizer()
 
 
@@ -45,16 +51,21 @@ class Training:
         self.engine = engine
         self.gateway = gateway
 
-    async def claim(self, name: str, url: str | None = None) -> Claim:
-        """A new attempt of its own; `url` is what it registers in place of its address."""
+    async def enqueue(self, name: str, url: str | None = None, run_id: str = "") -> str:
+        """A rollout; `url` is what is registered in place of the gateway's address."""
         routing = Routing(
             gateway_url=self.gateway.url if url is None else url,
             default=Target(route=Route.POLICY, policy="policy"),
         )
         resources_id = await self.store.put_resources({ROUTING: routing})
-        rollout = make_rollout(name, run_id=f"run of {name}", resources_id=resources_id)
-        await self.store.enqueue([rollout])
-        [claim] = await self.store.claim("runner", 1, 60.0, rollout.run_id)
+        fields = {"run_id": run_id, "resources_id": resources_id, "max_infrastructure_tries": 99}
+        await self.store.enqueue([make_rollout(name, **fields)])
+        return name
+
+    async def claim(self, name: str, url: str | None = None) -> Claim:
+        """A new attempt of a rollout of its own."""
+        await self.enqueue(name, url, f"run of {name}")
+        [claim] = await self.store.claim("runner", 1, 60.0, f"run of {name}")
         return claim
 
 
@@ -382,3 +393,65 @@ async def test_one_reported_lost_opens_nothing(place: Place) -> None:
         await place.store.report([report])
         status, message = await place.said(claim)
         assert (status, message.endswith("has ended (lost)")) == (403, True)
+
+
+@lightspan.rollout
+async def asks(task: Any) -> float:
+    """One call by a client that asks once."""
+    url = "http://127.0.0.1:9/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        reply = await client.chat.completions.create(model="any", messages=BODY["messages"])
+    return float(reply.choices[0].message.content or "nan")
+
+
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    """A runner that knows the store's server alone."""
+    config = RunnerConfig(slots=1, name="far", relay=relay_of(place.served.url))
+    runner = Runner(place.store, as_app(asks), config)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield
+    finally:
+        runner.stop()
+        await task
+
+
+async def _ended(store: Store, count: int) -> None:
+    while (await store.count()) != {RolloutStatus.SUCCEEDED: count}:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_runner_waits_for_a_gateway_that_is_gone(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That the server is there does not mislead it: one attempt is lost, not one after another."""
+    async with training(place.store, "7") as run:
+        port = int(run.gateway.url.rpartition(":")[2])
+        await run.gateway.close()
+        names = [await run.enqueue(f"ro-{number}") for number in range(4)]
+        async with running(place):
+            await until(lambda: "nothing is claimed until it does" in caplog.text)
+            [attempt] = await place.store.attempts(names)
+            assert attempt.outcome is Outcome.INFRASTRUCTURE
+            engine = ScriptedEngine(TOKENIZER, "7")
+            async with Gateway(place.store, engine, port=port):
+                await _ended(place.store, 4)
+    assert len(await place.store.attempts(names)) == 4 + 1
+
+
+async def test_a_server_that_is_busy_is_not_the_app_s_failure(place: Place) -> None:
+    """Its attempt is lost and run again, when there is room."""
+    relay = place.served.server._relay
+    relay._gate._most = 0
+    async with training(place.store, "7") as run:
+        name = await run.enqueue("ro-0")
+        async with running(place):
+            while not any(a.sealed for a in await place.store.attempts([name])):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            relay._gate._most = 1
+            await _ended(place.store, 1)
+        first, *others = await place.store.attempts([name])
+    assert (first.status, first.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+    assert "the store's server is busy" in first.message
+    assert {each.status for each in others[:-1]} <= {AttemptStatus.LOST}
