@@ -96,7 +96,7 @@ def _evaluated(
     trainer = Trainer(
         rl(),
         folder=folder,
-        runners=ExternalRunners(2, timeout_s=60),
+        runners=ExternalRunners(2, timeout_s=240),
         store=url,
         validate_temperature=0.0,
         gateway="127.0.0.2" if port else None,  # an address that only the server is told
@@ -115,6 +115,7 @@ def _evaluated(
     return asyncio.run(_records(url, trainer.folder.read_config()["run_id"]))
 
 
+@pytest.mark.timeout(300)
 def test_the_store_s_server_is_all_that_a_runner_reaches(
     rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
