@@ -16,7 +16,7 @@ from tests.core.gateway.posting import ask
 
 from lightspan.errors import ConfigError
 from lightspan.gateway import Gateway, bodies, connections, http_server
-from lightspan.gateway.connections import MOST, most_connections
+from lightspan.gateway.connections import MOST, most_connections, read_place
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
 from lightspan.testing.gateway_suite import Rig, make_rig
@@ -247,6 +247,33 @@ async def test_a_port_that_is_taken_is_named(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:.*; give another"):
             await Gateway(store, port=port_of(rig)).start()
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("10.0.0.5", ("10.0.0.5", 0)),
+        ("trainer.example:8100", ("trainer.example", 8100)),
+        ("[fd00::5]:8100", ("fd00::5", 8100)),
+    ],
+)
+def test_where_a_gateway_is_to_listen(text: str, place: tuple[str, int]) -> None:
+    assert read_place(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "http://10.0.0.5", "10.0.0.5/x", "me@10.0.0.5", "10.0.0.5:99999", "[x", ":80", "h:p", 7],
+)
+def test_what_is_no_place(text: Any) -> None:
+    with pytest.raises(ConfigError, match=r'^gateway=.* is no address: give "HOST"'):
+        read_place(text)
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0", "0.0.0.0:80", "[::]:80"])
+def test_every_address_is_none_to_be_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"others have to be told one"):
+        read_place(text)
 
 
 async def test_both_addresses_of_a_name_have_one_port(store: Store) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 import pytest
 from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, serving
 
+from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import PeerRole, RolloutStatus
@@ -353,6 +355,28 @@ async def test_a_client_that_says_no_version(served: Served) -> None:
     answer = await asyncio.to_thread(ask, served.url, "/store/v1/count", packed(), **headers)
     assert answer.status == 409
     assert f"speaks protocol {PROTOCOL_VERSION}, the client's none" in answer.message
+
+
+async def test_a_runner_of_another_version(
+    served: Served, open_as: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions are named, and what to do, before anything is claimed."""
+    monkeypatch.setattr("lightspan.stores.remote.connection.PROTOCOL_VERSION", 7)
+    monkeypatch.setattr("lightspan.stores.remote.connection.__version__", "9.8.7")
+    with pytest.raises(StoreError) as raised:
+        await open_as(RUNNER).open()
+    said = str(raised.value)
+    assert f"the server's lightspan {__version__} speaks protocol {PROTOCOL_VERSION}" in said
+    assert f"this one (9.8.7 of {sys.executable}) speaks 7" in said
+    assert "install the same version of lightspan on both sides" in said
+
+
+async def test_a_runner_hears_of_no_path_of_another_machine(open_as: Any) -> None:
+    trainers = make_peer("run-1", role=PeerRole.TRAINER, run_id="run-1", python="of-ada/python")
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.announce(trainers)
+        assert [peer.python for peer in await store.peers()] == [""]
+        assert [peer.python for peer in await trainer.peers()] == ["of-ada/python"]
 
 
 async def test_a_body_that_says_no_size(tmp_path: Path) -> None:

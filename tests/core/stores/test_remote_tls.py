@@ -14,12 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.core.stores.served import serving
 
 from lightspan.errors import StoreError
+from lightspan.gateway import Gateway
+from lightspan.schema.records import PeerRole
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.reward import Reward
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan.testing.store_suite import make_peer, make_rollout
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
 
@@ -110,3 +118,68 @@ async def test_https(tmp_path: Path, certificate: Path) -> None:
             check=False,
         )
     assert done.stdout == "{}\n", done.stderr
+
+
+ASKS = """
+import openai
+from lightspan import agent, rollout
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
+messages = [{"role": "user", "content": "hello"}]
+
+def said(reply):
+    return float(reply.choices[0].message.content)
+
+@rollout
+def asks(task, llm):
+    own = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key, max_retries=0)
+    with agent("writer"):
+        by_shim = client.chat.completions.create(model="any", messages=messages)
+        by_url = own.chat.completions.create(model="any", messages=messages)
+    return said(by_shim) + said(by_url) + 100 * llm.base_url.startswith("https://127.0.0.1:")
+
+@rollout
+async def asks_async(task, llm):
+    async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused") as client:
+        with agent("writer"):
+            return said(await client.chat.completions.create(model="any", messages=messages))
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("app", "reward"), [("asks", 114.0), ("asks_async", 7.0)])
+async def test_model_calls_of_a_runner_behind_https(
+    tmp_path: Path, certificate: Path, app: str, reward: float
+) -> None:
+    """What carries them trusts whom the store's client trusts."""
+    (tmp_path / "far_app.py").write_text(ASKS)
+    environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+    command = [sys.executable, "-m", "lightspan.cli", "runner", f"far_app:{app}"]
+    engine = ScriptedEngine(tiny_chat_tokenizer(), "7")
+    trainer = make_peer("run-1", role=PeerRole.TRAINER, app=f"far_app:{app}", run_id="run-1")
+    with (
+        serving(lambda: SQLiteStore(tmp_path / "store.db")) as served,
+        encrypted(served.url, certificate) as url,
+    ):
+        async with open_store(served.url) as store, Gateway(store, engine) as gateway:
+            target = Target(route=Route.POLICY, policy="policy")
+            routing = Routing(gateway_url=gateway.url, default=target)
+            resources_id = await store.put_resources({ROUTING: routing})
+            fields = {"run_id": "run-1", "app": f"far_app:{app}", "resources_id": resources_id}
+            await store.announce(trainer)
+            await store.enqueue([make_rollout("ro-1", **fields)])
+            runner = await asyncio.create_subprocess_exec(
+                *(*command, "--store", url, "--app-dir", str(tmp_path)), env=environment
+            )
+            try:
+                cursor = 0
+                while not all(state.status.final for state in await store.rollouts()):
+                    cursor = (await store.watch(cursor, timeout_s=5.0)).cursor
+                await store.announce(msgspec.structs.replace(trainer, complete=True))
+                assert await runner.wait() == 0
+            finally:
+                if runner.returncode is None:
+                    runner.kill()
+                    await runner.wait()
+            [attempt] = await store.attempts(["ro-1"])
+    assert attempt.reward == Reward(reward), attempt.message

@@ -74,6 +74,9 @@ class Trainer:
         reward: who says what rollouts are worth, in place of the app: a `Judge`, a function of
             `task`, `answer`, `episode` or `episodes` (`docs/rewards.md`), or the name of one
             (`module:name`), which this process imports. What the app says is kept beside it.
+        gateway: where model calls come in, `"HOST"` or `"HOST:PORT"`: an address of this machine
+            that the server of the store reaches, where that is another machine's. None: a loopback
+            address.
 
     Raises:
         ConfigError: an option that cannot be honoured.

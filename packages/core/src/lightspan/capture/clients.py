@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ssl
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
         if key not in state.clients:
             if not state.clients:
                 atexit.register(close)
-            http = sdk.module().DefaultHttpxClient(trust_env=False)
+            http = sdk.module().DefaultHttpxClient(trust_env=False, **_trust(origin))
             kind, _ = next(sdk.kinds())
             state.clients[key] = _bare(sdk, kind, origin, http)
         return state.clients[key]
@@ -67,11 +68,17 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
     key = (sdk.name, origin)
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
-        http = sdk.module().DefaultAsyncHttpxClient(trust_env=False)
+        http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_trust(origin))
         _, kind = next(sdk.kinds())
         clients[key] = made = AsyncClient(_bare(sdk, kind, origin, http))
         await made.open()
     return clients[key].client
+
+
+def _trust(origin: str) -> dict[str, Any]:
+    """Whom a client trusts: the system's authorities and the one in `SSL_CERT_FILE`, as the store's
+    client does. httpx has a list of its own and, without `trust_env`, looks at no variable."""
+    return {"verify": ssl.create_default_context()} if origin.startswith("https://") else {}
 
 
 def _bare(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:

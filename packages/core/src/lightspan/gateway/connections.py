@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -169,7 +170,29 @@ def most_connections() -> int:
     return MOST if files == resource.RLIM_INFINITY else max(1, min(MOST, files * 2 // 5))
 
 
-# --- ports ----------------------------------------------------------------------------------
+# --- places -----------------------------------------------------------------------------------
+def read_place(text: str) -> tuple[str, int]:
+    """Interface and port of `HOST` or `HOST:PORT`; without a port 0, which takes a free one.
+
+    Raises:
+        ConfigError: it is none, or no address that others could be told.
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", parts.port or 0
+        is_place = parts.netloc == text and "@" not in text and bool(host)
+    except (TypeError, ValueError):
+        host, port, is_place = "", 0, False
+    if not is_place:
+        raise ConfigError(f'gateway={text!r} is no address: give "HOST" or "HOST:PORT"')
+    if host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"gateway={text!r} is every address of this machine, and others have to be told one: "
+            "give the one by which the store's server reaches it"
+        )
+    return host, port
+
+
 def check_port(host: str, port: int) -> None:
     """Whether one could listen there now.
 

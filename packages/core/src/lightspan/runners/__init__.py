@@ -5,7 +5,7 @@
 return value or exception means. `protocol` says what a set of runners is: `local` processes of this
 machine (`worker` inside them, `interpreters` for those of the app's own Python), or `external` ones
 that somebody starts by hand. Such a one is a `joiner`; it and the trainer find each other in the
-store by `peers`.
+store by `peers`, and `reachability` says whether its gateway is there.
 
 An app may block, hang or kill the process it runs in. A `guard` in the process sees what blocks its
 loop, `pace` what attempts lose by that, `descriptors` what was closed; `local` sees what is dead or

@@ -23,6 +23,7 @@ from lightspan.runners.command.command import Command
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
 from lightspan.runners.pace import Pace
+from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
@@ -80,7 +81,7 @@ class Host(Protocol):
         """Claim nothing more of this run: it asks for another app."""
         ...
 
-    def doubt(self, gateway_url: str) -> None:
+    def doubt(self, way: Way) -> None:
         """An attempt was lost for want of its gateway."""
         ...
 
@@ -145,7 +146,9 @@ class AttemptRun:
             await asyncio.shield(self.finish(STOPPED))
             raise
         if ending.outcome is Outcome.INFRASTRUCTURE and self._scope and self._scope.gateway_url:
-            self._host.doubt(self._scope.gateway_url)
+            relayed = bool(self._host.config.relay)
+            token = self._scope.call_token if relayed else ""
+            self._host.doubt(Way(self._scope.gateway_url, token))
         await self.finish(ending)
 
     async def _prepared_and_executed(self) -> Ending:
@@ -244,11 +247,12 @@ class AttemptRun:
         rollout, attempt = self.claim.rollout, self.claim.attempt
         resources = await self._host.resources_of(rollout.resources_id)
         routing = routing_of(resources)
+        gateway = routing.gateway_url
         scope = Scope(
             rollout_id=rollout.rollout_id,
             attempt_id=attempt.attempt_id,
             mode=rollout.mode,
-            gateway_url=routing.gateway_url or None,
+            gateway_url=(gateway and self._host.config.relay) or gateway or None,
             call_token=attempt.call_token,
             routing=routing,
             instructions=instructions_in(resources),

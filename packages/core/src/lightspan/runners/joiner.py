@@ -129,6 +129,7 @@ class _Joiner:
             lease_s=options.lease_s,
             sys_path=[*options.app_dirs, *sys.path],
             joins=True,
+            elsewhere=True,
         )
         self._runs = []
         try:
@@ -185,9 +186,8 @@ class _Joiner:
         for peer in seen.live:
             if peer.run_id not in self._runs:
                 self._waiting = ""
-                self._say(
-                    f"joined training {peer.run_id} (lightspan {peer.lightspan} of {peer.python})"
-                )
+                of = f" of {peer.python}" if peer.python else ""
+                self._say(f"joined training {peer.run_id} (lightspan {peer.lightspan}{of})")
         if runs != self._runs:
             self._runs = runs
             self._runners.work_for(runs)

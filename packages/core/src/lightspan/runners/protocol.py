@@ -31,6 +31,9 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Put the call token into the environment too (`RunnerConfig.environment`)."""
     faults: str = ""
     """The file where the process notes where it crashed."""
+    elsewhere: bool = False
+    """Not on the trainer's machine: a store that is served has model calls handed on to the
+    trainer's gateway, which has an address of its own machine."""
     joins: bool = False
     """Work for no run before being told which, and say how many attempts were claimed."""
 

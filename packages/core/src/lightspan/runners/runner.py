@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from lightspan.capture import threads, wire
 from lightspan.errors import StoreError
@@ -28,6 +27,7 @@ from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import Ending
 from lightspan.runners.pace import Pace
+from lightspan.runners.reachability import PROBE_S, Way
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, new_id
 from lightspan.schema.resources import NamedResources
@@ -37,8 +37,6 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S: Final = 1.0
-_PROBE_S: Final = 0.5
-"""How often a gateway that did not answer is tried."""
 _PATIENCE_S: Final = 20.0
 """For so long: a trainer that is gone is known to be by then, and attempts of one that is not have
 to fail where its gateway cannot be reached from here."""
@@ -72,6 +70,9 @@ class RunnerConfig:
     environment: bool = False
     """With one slot: put the call token and the gateway's address into the environment
     (`TOKEN_VARIABLE`, `GATEWAY_VARIABLE`), for programs that the app starts."""
+    relay: str = ""
+    """Where model calls go in place of the gateway's own address, which is of another machine
+    (`lightspan.stores.remote.address.relay_of`)."""
 
 
 class Runner:
@@ -110,7 +111,7 @@ class Runner:
         self._main: asyncio.Task[Any] | None = None
         self._failing_since: float | None = None
         """When the store last stopped taking what it is told, by `clock.monotonic`."""
-        self._doubted: tuple[str, float] | None = None
+        self._doubted: tuple[Way, float] | None = None
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
         self._leaving = False
@@ -210,7 +211,7 @@ class Runner:
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
             if free and not await self._can_reach_gateway():
-                await within(_PROBE_S, self._stopping)
+                await within(PROBE_S, self._stopping)
                 continue
             claims = await self._claim(free) if free else []
             if claims:
@@ -222,18 +223,19 @@ class Runner:
             else:
                 await self._freed.wait()
 
-    def doubt(self, gateway_url: str) -> None:
+    def doubt(self, way: Way) -> None:
         """An attempt was lost for want of its gateway: see that it is there before others are lost
         in the same way, as where the trainer was killed a moment ago."""
-        self._doubted = self._doubted or (gateway_url, clock.monotonic())
+        self._doubted = self._doubted or (way, clock.monotonic())
 
     async def _can_reach_gateway(self) -> bool:
         if self._doubted is None:
             return True
-        url, since = self._doubted
-        if clock.monotonic() - since < _PATIENCE_S and not await _listens(url):
+        way, since = self._doubted
+        if clock.monotonic() - since < _PATIENCE_S and not await way.is_open():
             if not self._has_told_doubt:
-                log.warning("the gateway %s does not answer: nothing is claimed until it does", url)
+                text = "the gateway %s does not answer: nothing is claimed until it does"
+                log.warning(text, way.url)
             self._has_told_doubt = True
             return False
         self._doubted, self._has_told_doubt = None, False
@@ -351,18 +353,6 @@ class Runner:
         if resources_id not in self._resources:
             self._resources[resources_id] = await self.store.get_resources(resources_id)
         return self._resources[resources_id]
-
-
-async def _listens(url: str) -> bool:
-    """Whether somebody accepts connections there."""
-    parts = urlsplit(url)
-    try:
-        async with asyncio.timeout(_PROBE_S):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    except (OSError, ValueError):
-        return False
-    writer.close()
-    return True
 
 
 def _pause_after(idle_s: float, shortest_s: float) -> float:

@@ -37,7 +37,7 @@ from lightspan.schema.records import Claim
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import keep_time
 from lightspan.stores.known_secrets import keep_secrets
-from lightspan.stores.remote.address import names_server, take_key
+from lightspan.stores.remote.address import names_server, relay_of, take_key
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -180,6 +180,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
         grace_s=plan.grace_s,
         guarded=True,
         environment=plan.environment,
+        relay=relay_of(plan.store_url) if plan.elsewhere else "",
     )
     async with open_store(plan.store_url) as store:
         if isinstance(path := getattr(store, "path", None), Path):

@@ -135,6 +135,10 @@ NO_PARENT: Final = "0000000000000001"
 """The parent in `traceparent` where there is none (it may not be all zeros)."""
 HEADER_PROTOCOL: Final = "x-lightspan-protocol"
 PROTOCOL_VERSION: Final = 1
+HEADER_VERSION: Final = "x-lightspan-version"
+"""Of the lightspan that answers, for people."""
+BUSY_RELAY: Final = "lightspan_busy"
+"""The code of a refusal by a store's server that has no room for a model call now."""
 ROUTING_PATH: Final = "/lightspan/routing"
 """Where a server says which agents it answers."""
 

@@ -205,7 +205,9 @@ class Session:
             )
 
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
-        gateway = await self._stack.enter_async_context(Gateway(self.store, engine))
+        host, port = self.settings.gateway_place
+        gateway = Gateway(self.store, engine, host=host, port=port)
+        await self._stack.enter_async_context(gateway)
         routing = routing.naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)

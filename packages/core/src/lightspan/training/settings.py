@@ -16,6 +16,7 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ConfigError
+from lightspan.gateway.connections import read_place
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.ranks.torchrun import started
@@ -71,6 +72,7 @@ class TrainerSettings:
     reporter: Reporter | None = None
     lease_s: float = 30.0
     reward: Scorer | Callable[..., Any] | str | None = None
+    gateway: str | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 0:
@@ -103,6 +105,8 @@ class TrainerSettings:
             )
         if self.engine is None or self.is_our_learner:
             check_device_name(self.device)
+        if self.gateway is not None:
+            read_place(self.gateway)
         self._check_ranks()
         self._check_policies()
         if self.reward is not None:
@@ -113,6 +117,11 @@ class TrainerSettings:
             object.__setattr__(self, "store", public_url(self.store))
         for name in ("engine_options", "learner_options"):  # the user's own may change later
             object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+    @property
+    def gateway_place(self) -> tuple[str, int]:
+        """Interface and port of the gateway; port 0 is a free one."""
+        return ("127.0.0.1", 0) if self.gateway is None else read_place(self.gateway)
 
     @property
     def is_our_learner(self) -> bool:

@@ -2,7 +2,7 @@
 
 A runner looks for attempts under way, to report those of its processes that died
 (`runners.deaths`). What others did is none of its business: no finished attempt, no production, no
-call token.
+call token, no path of another machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
     Mode,
+    Peer,
     PeerRole,
     RolloutState,
     RolloutStatus,
@@ -61,9 +62,15 @@ def _under_way(attempts: list[Attempt]) -> list[Attempt]:
     ]
 
 
+def _without_paths(peers: list[Peer]) -> list[Peer]:
+    """Where the others have their Python is of their machines."""
+    return [msgspec.structs.replace(peer, python="") for peer in peers]
+
+
 _SHOWN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "rollouts": _trained,
     "attempts": _under_way,
+    "peers": _without_paths,
 }
 
 

@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 import msgspec
 from aiohttp import web
 
+from lightspan import __version__
 from lightspan.errors import DataError, LightspanError, StoreClosedError, StoreError
 from lightspan.gateway.refusal import ApiError
-from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.serving.store.gate import COME_AGAIN_S, Full
 from lightspan.stores.remote.errors import Failure
 from lightspan.stores.remote.operations import CONTENT_TYPE
@@ -31,7 +32,8 @@ class Reply(NamedTuple):
     headers: Mapping[str, str] = _NOTHING
 
     def response(self) -> web.Response:
-        headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), **self.headers}
+        ours = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), HEADER_VERSION: __version__}
+        headers = {**ours, **self.headers}
         return web.Response(
             body=self.body, status=self.status, content_type=CONTENT_TYPE, headers=headers
         )

@@ -37,6 +37,7 @@ from lightspan.serving.store.gate import Gate, Place
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.limits import check_runner, shown_to_runner
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
+from lightspan.serving.store.relay import Relay
 from lightspan.serving.store.replies import replied
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.operations import (
@@ -104,12 +105,14 @@ class StoreServer(HttpServer):
         self._reading = Workers("store-bodies")
         self._answering = Workers("store-answers")
         self._metrics = Metrics()
+        self._relay = Relay(store, partial(self._metrics.count, "gateway"))
         self._stopping = asyncio.Event()
 
     async def close(self) -> None:
         """Do what is under way, send away who waits, and stop listening. Idempotent."""
         self._stopping.set()
         await super().close()
+        await self._relay.close()
         self._reading.close()
         self._answering.close()
 
@@ -122,6 +125,7 @@ class StoreServer(HttpServer):
             web.get(PATH, self._guarded(self._greet)),
             post(PATH, self._guarded(self._do_together)),
             post(f"{PATH}/{{operation}}", self._guarded(self._do)),
+            *self._relay.routes(),
             web.route("*", "/{path:.*}", self._guarded(self._not_found), expect_handler=go_on),
         ]
 
@@ -148,6 +152,7 @@ class StoreServer(HttpServer):
             "work": self._gate.inside,
             "keep": self._vital.inside,
             "wait": self._waiting.inside,
+            "gateway": self._relay.inside,
         }
         return self._metrics.text(inside, await self._store.count()).encode()
 

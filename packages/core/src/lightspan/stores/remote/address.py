@@ -17,6 +17,8 @@ from lightspan.stores.known_secrets import keep_secrets, secrets_of
 
 SCHEMES: Final = ("http://", "https://")
 KEY_VARIABLE: Final = "LIGHTSPAN_STORE_KEY"
+RELAY_PATH: Final = "/gateway"
+"""Where a server hands model calls on to the gateway of their attempt's training."""
 _OPTION: Final = "api_key_env"
 _FORM: Final = f"write https://HOST:PORT, or https://HOST:PORT?{_OPTION}=NAME"
 _KEY: Final = "api_key"
@@ -94,6 +96,12 @@ def read_address(url: str) -> RemoteAddress:
     base += parts.path.rstrip("/")
     option = f"?{_OPTION}={variable}" if variable else ""
     return RemoteAddress(base + option, base, variable or KEY_VARIABLE, bool(variable))
+
+
+def relay_of(url: str) -> str:
+    """Where model calls go in place of a trainer's gateway that cannot be reached from here: to the
+    store's own server. Empty for a store that none serves."""
+    return f"{read_address(url).base}{RELAY_PATH}" if names_server(url) else ""
 
 
 def take_key(url: str) -> None:

@@ -36,7 +36,7 @@ from lightspan.errors import (
     StoreFormatError,
 )
 from lightspan.schema import clock
-from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
+from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.schema.texts import clean_text
 from lightspan.stores.protocol import PAUSES_S
 from lightspan.stores.remote.address import RemoteAddress
@@ -105,6 +105,8 @@ class Received(NamedTuple):
     body: bytes
     location: str = ""
     """Where it sends whoever asks, if it does."""
+    version: str = ""
+    """Of the server's lightspan, if it says so."""
 
 
 class ServerConnection:
@@ -288,6 +290,7 @@ class ServerConnection:
                     _wait_s(response.headers.get("Retry-After", "")),
                     await response.read(),
                     response.headers.get("Location", ""),
+                    clean_text(response.headers.get(HEADER_VERSION, ""))[:40],
                 )
         except aiohttp.ClientConnectorCertificateError as error:
             raise StoreError(
@@ -331,7 +334,7 @@ class ServerConnection:
         if status in _BUSY:
             raise NotAnswered(self._refused(name, received), received.wait_s)
         if received.is_ours and received.protocol != str(PROTOCOL_VERSION):
-            raise self._other_version(received.protocol, "")
+            raise self._other_version(received.protocol, received.version)
         if 300 <= status < 400 and received.location:
             raise self._sent_away(received)
         if received.is_ours or status == 413:
@@ -392,7 +395,7 @@ class ServerConnection:
         )
 
     def _other_version(self, protocol: str, version: str) -> StoreFormatError:
-        theirs = f"lightspan {version}" if version else "the server's lightspan"
+        theirs = f"the server's lightspan {version}" if version else "the server's lightspan"
         return StoreFormatError(
             f"store {self._address.url}: {theirs} speaks protocol {protocol}, this one "
             f"({__version__} of {sys.executable}) speaks {PROTOCOL_VERSION}: install the same "
