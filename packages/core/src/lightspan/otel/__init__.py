@@ -9,7 +9,8 @@ otel.agents()                         # whom `optimize=` may name, as far as the
 `identity` says what a span says of an agent, `notes` are taken of the spans that are open (by the
 `processor` in a provider of the app's, and by the `tracer` of ours), the `resolver` makes agents of
 them, `frameworks` are switched on by name and `install` does all that. `translation` is between
-OpenTelemetry's spans and ours, whole ones.
+OpenTelemetry's spans and ours, whole ones. What others send: `otlp` decodes it, `vocabulary` has
+their words for ours, `arrivals` keeps it.
 """
 
 from __future__ import annotations

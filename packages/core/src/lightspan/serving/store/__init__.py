@@ -2,5 +2,6 @@
 
 `server` answers what `lightspan.stores.remote.operations` lists, `keys` knows who asks, `limits`
 what a runner may ask and see, `gate` lets in as many as there is room for, `replies` says what came
-of it, `metrics` counts, and `process` runs it until it is told to stop.
+of it, `telemetry` takes OpenTelemetry's traces, `metrics` counts, and `process` runs it until it is
+told to stop.
 """
