@@ -193,3 +193,18 @@ def test_a_tool(said: dict[str, Any]) -> None:
 def test_an_error_that_an_event_tells_of() -> None:
     event = SpanEvent("exception", 1, {c.EXCEPTION_TYPE: "ValueError"})
     assert translated(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
+
+
+def test_what_a_sender_may_not_say() -> None:
+    """What only gateway and runners know, and what a reader would stumble over."""
+    said = {
+        "gen_ai.operation.name": "chat",
+        c.CALL_ID: "call-of-another",
+        c.CALL_OUTCOME: "none of ours",
+        c.SAMPLING_OVERRIDES: "no JSON",
+        c.TOOL_DEFINITIONS: "no JSON",
+        c.AGENT_PATH: "boss/writer",
+    }
+    found = translated(span(said, sequence_start=1, sequence_end=2))
+    assert found.attributes == {"gen_ai.operation.name": "chat", c.AGENT_PATH: "boss/writer"}
+    assert (found.sequence_start, found.sequence_end) == (None, None)

@@ -272,6 +272,26 @@ def test_a_span_that_is_none_is_left_out_by_itself(served: Served, url: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"endTimeUnixNano": str(2**64 - 1)}, "beyond what 63 bits hold"),
+        ({"attributes": attributes({c.SPAN_SCHEMA: "999"})}, "it has schema 999"),
+        ({"attributes": attributes({c.SPAN_SCHEMA: "x"})}, "invalid literal"),
+        ({"status": {"code": 7}}, "7 is not a valid StatusCode"),
+    ],
+)
+def test_a_span_that_nobody_could_read(
+    served: Served, url: str, changes: dict[str, Any], said: str
+) -> None:
+    status, _, answer = send(served, body({**SPANS[1], **changes}, SPANS[0]))
+    assert status == 200
+    assert said in json.loads(answer)["partialSuccess"]["errorMessage"]
+    _, _, spans = asyncio.run(stored(url))
+    assert [span.span_id for span in spans] == [ROOT]
+    assert "1 attempts by service: desk 1" in inspect_store(url, query=Query())
+
+
+@pytest.mark.parametrize(
     ("sent", "kind", "packing", "status", "said"),
     [
         (b"{", JSON, "", 400, "the body is no JSON"),

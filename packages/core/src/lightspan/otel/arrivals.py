@@ -82,7 +82,7 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
     """Keep spans beside an attempt, late: nobody knows that its runner sent them, so nothing is
     ever trained of them."""
     attempt = await store.attempt(attempt_id)
-    kept = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
+    kept = [translated(span).replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
     await store.add_spans(AttemptRef(attempt_id, attempt.epoch), kept)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.otel.translation import decode_attributes, decode_span
-from lightspan.schema.spans import Span
+from lightspan.schema.spans import SCHEMA_VERSION, Span
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -24,6 +24,7 @@ CONTENT_TYPES: Final = (PROTOBUF, JSON)
 _REMOTE: Final = 0x300
 """Flags of a span that knows of its parent whether another process made it, and it did."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+_NEVER: Final = 2**63
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
@@ -78,6 +79,11 @@ def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
     if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
         raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
     span = decode_span(sent, resource)
+    if span.schema > SCHEMA_VERSION:  # who reads its store could not read on
+        raise DataError(f"it has schema {span.schema}; this lightspan reads up to {SCHEMA_VERSION}")
+    times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
+    if max(times) >= _NEVER:
+        raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
     return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
 
 

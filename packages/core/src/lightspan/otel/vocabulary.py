@@ -29,6 +29,11 @@ _TOLD_TWICE: Final = (
     *("gen_ai.prompt.", "gen_ai.completion."),
 )
 
+_OURS: Final = (
+    *(c.AGENT_PATH, c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.FEEDBACK, c.ANNOTATION),
+    *("lightspan.reward.", c.MESSAGE_BODY, c.OBJECT_TYPE, c.OBJECT_JSON),
+)
+"""Of our own attributes those that anybody may say."""
 _REASONS: Final = {
     **dict.fromkeys(("tool_call", "tool_use"), "tool_calls"),
     **dict.fromkeys(("stop", "end_turn", "stop_sequence"), "stop"),
@@ -41,11 +46,12 @@ Said = Mapping[str, Any]
 
 def translated(span: Span) -> Span:
     """The span with what it says of a call, a tool, a run or an error in our attributes too."""
-    said = span.attributes
+    said = {key: value for key, value in span.attributes.items() if _may_be_said(key)}
     more: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
         more = _call(said)
-        said = {key: said[key] for key in said if not key.startswith(_TOLD_TWICE)}
+        told = (*_TOLD_TWICE, c.TOOL_DEFINITIONS)
+        said = {key: said[key] for key in said if not key.startswith(told)}
     elif span.kind is SpanKind.TOOL:
         more = {
             c.TOOL_NAME: tool_name(span.name, said),
@@ -61,7 +67,14 @@ def translated(span: Span) -> Span:
     if c.ERROR_TYPE not in said:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
         more[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
-    return span.replace(attributes={**said, **clean_attributes(more)})
+    attributes = {**said, **clean_attributes(more)}
+    return span.replace(attributes=attributes, sequence_start=None, sequence_end=None)
+
+
+def _may_be_said(key: str) -> bool:
+    """Whether a sender may say it. What gateway and runners alone know of a call is none of that:
+    readers take it for true, and for well formed."""
+    return not key.startswith("lightspan.") or key.startswith(_OURS)
 
 
 def _first(said: Said, *keys: str) -> Any:
