@@ -21,7 +21,7 @@ from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError
 from lightspan.lightning import build_episode
 from lightspan.production.feedback import Rated
-from lightspan.production.journal import Parcel, _write, parcel_of, report_of
+from lightspan.production.journal import Parcel, parcel_of, report_of, write_parcel
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import AttemptStatus, Json, Outcome, Report, Rollout
 from lightspan.schema.spans import Attributes, Span, SpanKind
@@ -105,7 +105,7 @@ def write(url: str, *parcels: Parcel) -> None:
     async def write_all() -> None:
         async with open_store(url) as store:
             for parcel in parcels:
-                await _write(store, parcel)
+                await write_parcel(store, parcel)
 
     asyncio.run(write_all())
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+import msgspec
+
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call, Episode, build_episode
+from lightspan.otel.arrivals import gathered, was_sent
 from lightspan.schema import conventions as c
 from lightspan.schema.checks import check_number, is_number
 from lightspan.schema.records import Attempt, Mode, RolloutState
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores.protocol import Store
 
+WITHOUT_TOKENS: Final = "its spans were sent by OpenTelemetry: no tokens are known of its calls"
 PORTION: Final = 128
 """Attempts that are in memory at once."""
 
@@ -103,8 +107,11 @@ async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAtt
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt in attempts:
             state = portion[attempt.rollout_id]
-            settled = settle_feedback(spans[attempt.attempt_id])
-            episode = build_episode(attempt, state.rollout, settled, [])
+            rollout, known = gathered(state.rollout, attempt, spans[attempt.attempt_id])
+            episode = build_episode(attempt, rollout, settle_feedback(known), [])
+            if was_sent(attempt):
+                episode = replace(episode, notes=(*episode.notes, WITHOUT_TOKENS))
+            state = msgspec.structs.replace(state, rollout=rollout)
             yield RecordedAttempt(state, attempt, episode)
 
 

@@ -102,7 +102,7 @@ def _too_large(most: int) -> ApiError:
 def _decoded(parts: list[bytes], packing: str, dialect: str, most: int) -> Body:
     data = b"".join(parts)  # which lets other threads go on if it is large
     if packing not in ("", "identity"):
-        data = _unpacked(data, packing, most)
+        data = unpacked(data, packing, most)
     if len(data) > MOST_MARKS and _has_too_many(data):
         raise bad_request(
             f"the request body has more than {MOST_MARKS:,} quotes, commas and opening brackets "
@@ -164,7 +164,7 @@ NOTHING: Final = _body_of({}, _CHAT, 0)
 """Of a request whose body could not be read."""
 
 
-def _unpacked(data: bytes, packing: str, most: int) -> bytes:
+def unpacked(data: bytes, packing: str, most: int) -> bytes:
     """A packed body, at most so many bytes of it; zlib lets other threads go on meanwhile."""
     if packing not in _PACKED:
         raise ApiError(

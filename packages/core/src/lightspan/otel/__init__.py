@@ -10,6 +10,7 @@ otel.agents()                         # whom `optimize=` may name, as far as the
 `processor` in a provider of the app's, and by the `tracer` of ours), the `resolver` makes agents of
 them, `frameworks` are switched on by name, by `hooks` of their own where their spans name nobody,
 and `install` does all that. `translation` is between OpenTelemetry's spans and ours, whole ones.
+What others send: `otlp` decodes it, `vocabulary` has their words for ours, `arrivals` keeps it.
 """
 
 from __future__ import annotations

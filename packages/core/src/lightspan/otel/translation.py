@@ -29,6 +29,7 @@ from lightspan.capture.scope import Acting, acting, pushed
 from lightspan.errors import DataError, LightspanError
 from lightspan.otel.notes import kept_whole, note_by_ids
 from lightspan.schema import conventions as c
+from lightspan.schema.messages import dump_json
 from lightspan.schema.spans import (
     SCHEMA_VERSION,
     Attributes,
@@ -277,16 +278,17 @@ def decode_otlp(data: bytes) -> list[Span]:
 
 def _decoded(traces: TracesData) -> Iterable[Span]:
     for resource_spans in traces.resource_spans:
-        resource = _decode_attributes(resource_spans.resource.attributes)
+        resource = decode_attributes(resource_spans.resource.attributes)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
-                yield _decode_span(span, resource)
+                yield decode_span(span, resource)
 
 
-def _decode_span(span: Any, resource: Attributes) -> Span:
+def decode_span(span: Any, resource: Attributes) -> Span:
+    """One span of OTLP's protobuf as ours, with the attributes of what made it."""
     status = _STATUS_IN[StatusCode(span.status.code)]
     return _from_parts(
-        _decode_attributes(span.attributes),
+        decode_attributes(span.attributes),
         span_id=span.span_id.hex(),
         trace_id=span.trace_id.hex(),
         parent_id=span.parent_span_id.hex() or None,
@@ -296,19 +298,26 @@ def _decode_span(span: Any, resource: Attributes) -> Span:
         status=status,
         status_message=span.status.message,
         events=[
-            SpanEvent(event.name, event.time_unix_nano, _decode_attributes(event.attributes))
+            SpanEvent(event.name, event.time_unix_nano, decode_attributes(event.attributes))
             for event in span.events
         ],
         links=[
-            SpanLink(link.trace_id.hex(), link.span_id.hex(), _decode_attributes(link.attributes))
+            SpanLink(link.trace_id.hex(), link.span_id.hex(), decode_attributes(link.attributes))
             for link in span.links
         ],
         resource=dict(resource),
     )
 
 
-def _decode_attributes(pairs: Any) -> Attributes:
-    return clean_attributes({pair.key: _decode_value(pair.value) for pair in pairs})
+def decode_attributes(pairs: Any) -> Attributes:
+    """Attributes of OTLP's protobuf. What is nested becomes JSON."""
+    return clean_attributes({pair.key: _flat(_decode_value(pair.value)) for pair in pairs})
+
+
+def _flat(value: Any) -> Any:
+    items = value if isinstance(value, list) else [value]
+    nested = any(isinstance(item, dict | list) for item in items)
+    return dump_json(value) if nested else value
 
 
 def _decode_value(value: Any) -> Any:

@@ -326,7 +326,7 @@ class Journal:
             return [*parcels], error
         finally:
             self._opened.set()
-        writes = (_write(store, parcel) for parcel in parcels)
+        writes = (write_parcel(store, parcel) for parcel in parcels)
         results = await asyncio.gather(*writes, return_exceptions=True)
         again: list[Parcel] = []
         trouble: Exception | None = None
@@ -370,7 +370,7 @@ class Journal:
             ),
         )
         try:
-            await _write(store, parcel)
+            await write_parcel(store, parcel)
         except Exception:  # it failed again: told next time
             with self._changed:
                 now = self._missing
@@ -391,8 +391,8 @@ class Journal:
             log.warning("lightspan: %s (recording %r to %s)", text, self._service, self._url)
 
 
-async def _write(store: Store, parcel: Parcel) -> None:
-    """Every step may be repeated."""
+async def write_parcel(store: Store, parcel: Parcel) -> None:
+    """Write a parcel to an open store. Every step may be repeated."""
     if parcel.claim is not None:
         await store.start([parcel.claim])
     for piece in _pieces(parcel.spans):
@@ -428,4 +428,4 @@ def _at_end_of_child(journal: Journal) -> None:
         util.Finalize(None, journal.close, exitpriority=0)
 
 
-__all__ = ["Journal", "Parcel", "more_of", "parcel_of", "report_of", "text_size"]
+__all__ = ["Journal", "Parcel", "more_of", "parcel_of", "report_of", "text_size", "write_parcel"]

@@ -39,6 +39,7 @@ from lightspan.serving.store.limits import check_runner, shown_to_runner
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
 from lightspan.serving.store.relay import Relay
 from lightspan.serving.store.replies import replied
+from lightspan.serving.store.telemetry import PATH as TRACES, Telemetry
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.operations import (
     OPERATIONS,
@@ -104,6 +105,7 @@ class StoreServer(HttpServer):
         self._vital = Gate(most_requests, max_body)
         self._reading = Workers("store-bodies")
         self._answering = Workers("store-answers")
+        self._telemetry = Telemetry(store, self._gate, self._reading)
         self._metrics = Metrics()
         self._relay = Relay(store, partial(self._metrics.count, "gateway"))
         self._stopping = asyncio.Event()
@@ -122,6 +124,7 @@ class StoreServer(HttpServer):
         return [
             web.get("/health", self._health),
             web.get("/metrics", self._measured),
+            post(TRACES, self._traced),
             web.get(PATH, self._guarded(self._greet)),
             post(PATH, self._guarded(self._do_together)),
             post(f"{PATH}/{{operation}}", self._guarded(self._do)),
@@ -146,8 +149,9 @@ class StoreServer(HttpServer):
         return web.Response(body=reply.body, headers={"Content-Type": METRICS_TYPE})
 
     async def _metrics_for(self, request: web.Request) -> bytes:
-        if self._role_of(request) is Role.RUNNER:
-            raise ApiError(403, "the key is a runner's, who may not ask for metrics")
+        role = self._role_of(request)
+        if role in (Role.RUNNER, Role.TRACER):
+            raise ApiError(403, f"the key is a {role}'s, who may not ask for metrics")
         inside = {
             "work": self._gate.inside,
             "keep": self._vital.inside,
@@ -155,6 +159,18 @@ class StoreServer(HttpServer):
             "gateway": self._relay.inside,
         }
         return self._metrics.text(inside, await self._store.count()).encode()
+
+    async def _traced(self, request: web.Request) -> web.Response:
+        """OTLP, whose senders know nothing of our protocol."""
+        begun = clock.monotonic()
+        role: Role | ApiError
+        try:
+            role = self._role_of(request)
+        except ApiError as error:
+            role = error
+        response = await self._telemetry.answer(request, role)
+        self._count("traces", response.status, begun)
+        return response
 
     async def _greet(self, request: web.Request) -> bytes:
         return _encoder.encode(
@@ -207,6 +223,8 @@ class StoreServer(HttpServer):
     def _admitted(self, request: web.Request) -> Role:
         """The same, of a lightspan of this version. Raises `ApiError` or `StoreFormatError`."""
         role = self._role_of(request)
+        if role is Role.TRACER:
+            raise ApiError(403, f"the key is a tracer's, who may only send traces, to {TRACES}")
         protocol = request.headers.get(HEADER_PROTOCOL, "none")
         if protocol != str(PROTOCOL_VERSION):
             raise StoreFormatError(
@@ -267,7 +285,7 @@ class StoreServer(HttpServer):
         return guarded
 
     def _count(self, name: str, status: int, begun: float) -> None:
-        known = name if name in OPERATIONS else "other"
+        known = name if name in OPERATIONS or name == "traces" else "other"
         self._metrics.count(known, status, clock.monotonic() - begun)
 
 

@@ -41,7 +41,8 @@ _encoder = msgspec.msgpack.Encoder()
 _asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
 
-EVERY_ROLE: Final = frozenset(Role)
+EVERY_ROLE: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.RUNNER})
+"""Who may ask a store at all."""
 NO_RUNNER: Final = frozenset({Role.ADMIN, Role.TRAINER})
 
 

@@ -11,6 +11,7 @@ class Role(StrEnum):
     ADMIN = "admin"
     TRAINER = "trainer"
     RUNNER = "runner"
+    TRACER = "tracer"
 
     @property
     def may(self) -> str:
@@ -22,4 +23,5 @@ _MAY = {
     Role.ADMIN: "who may do everything",
     Role.TRAINER: "trainers, which ask for rollouts and read what became of them",
     Role.RUNNER: "runners, which claim, record and report",
+    Role.TRACER: "apps and collectors, which send OpenTelemetry's traces and read nothing",
 }
