@@ -68,14 +68,16 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return torch.optim.AdamW(kept, lr=self.optimizer_config.lr, betas=betas)
 
     def optimizer_step(self) -> float:
-        total = torch.tensor([self.loss_sum()], dtype=torch.float64, device=self._device())
+        total = torch.tensor([self.loss_sum()], dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(total)
         if not math.isfinite(float(total)):
             self.optimizer_zero_grad()
             return math.nan
         return float(super().optimizer_step())
 
-    def _device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's shard is."""
         device: torch.device = next(iter(self.module.parameters())).device
         return device
 
@@ -218,8 +220,11 @@ class Model:
         return float(metrics["grad_norm"])
 
     def _tokens(self, rows: Sequence[Row]) -> int:
-        """Of a forward pass: a longer row is one by itself, and verl refuses to make it so."""
-        return max(self._budget, *(len(row.ids) for row in rows))
+        """Of a forward pass. The longest row of any rank is one by itself, where it is longer than
+        the budget: verl refuses to make it so, and wants one number on all ranks."""
+        longest = torch.tensor([len(row.ids) for row in rows], device=self._engine.device).max()
+        torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
+        return max(self._budget, int(longest))
 
 
 def _model_config(path: str, lora: LoRA | None, gradient_checkpointing: bool) -> Any:
