@@ -19,7 +19,7 @@ import pytest
 from lightspan.testing.tiny import tiny_model
 
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_verl.py"
-STEPS = 10
+STEPS = 20
 LATEST_S = 900.0
 
 pytestmark = pytest.mark.timeout(1500)
