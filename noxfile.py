@@ -718,6 +718,16 @@ def tests_vllm(session: nox.Session) -> None:
     run_pytest(session, "tests/vllm_servers", python=learning_python())
 
 
+@nox.session(requires=["learning"], default=False)
+def tests_verl(session: nox.Session) -> None:
+    """Test the verl learner against real verl on the CPU, whose environment the session makes."""
+    install_torch(session)
+    session.install("-r", "constraints/verl.txt")
+    session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
+    report_versions(session, learning_python())
+    run_pytest(session, "tests/verl_ranks", python=learning_python())
+
+
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""

@@ -141,7 +141,8 @@ ABSENT: dict[str, Callable[[], bool]] = {
         "on the same machine" in row_of(README, "| environments")[1]
     ),
     "Ray": lambda: not is_there("runners.ray"),
-    "verl; vLLM on a GPU": lambda: not is_there("learners.verl") and "not yet run on one" in README,
+    "vLLM on a GPU": lambda: "not yet run on one" in README,
+    "verl on a GPU": lambda: "**Not yet run on a GPU**" in (ROOT / "docs/verl.md").read_text(),
 }
 """What the README says is not there → how one sees that."""
 

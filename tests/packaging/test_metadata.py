@@ -145,6 +145,7 @@ def test_latest_constraints_agree() -> None:
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
     apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
+    apart.add("verl.txt")  # and so has it
     for name in CONSTRAINTS:
         if not name.endswith("-oldest.txt") and name not in apart:
             for pinned, version in pins(name).items():

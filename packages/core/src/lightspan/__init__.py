@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lightspan.engines.vllm.description import VLLM
     from lightspan.learners.description import Torch
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
+    from lightspan.learners.verl.description import Verl
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
     from lightspan.production.connect import connect
@@ -75,6 +76,7 @@ _HOME = {
     "PromptTemplate": "lightspan.schema.prompts",
     "SFT": "lightspan.algorithms.sft",
     "Torch": "lightspan.learners.description",
+    "Verl": "lightspan.learners.verl.description",
     "Trainer": "lightspan.trainer",
     "VLLM": "lightspan.engines.vllm.description",
     "agent": "lightspan.capture.emit",
@@ -122,6 +124,7 @@ __all__ = [
     "PromptTemplate",
     "Torch",
     "Trainer",
+    "Verl",
     "__version__",
     "agent",
     "connect",

@@ -56,7 +56,8 @@ class Trainer:
         engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
             started and ended with the run.
         learner: None for torch in this process; `Torch(ranks=2)` for several devices of this
-            machine, or for others than the engine's (`docs/devices.md`).
+            machine, or for others than the engine's (`docs/devices.md`); `Verl(python=…)` for
+            verl's FSDP2, in an environment of its own (`docs/verl.md`).
         store: URL; None for a SQLite file in the folder.
         device: of engine and learner, such as `"cuda"`; `Torch(devices=…)` has its own.
         engine_options: further arguments of the embedded engine.

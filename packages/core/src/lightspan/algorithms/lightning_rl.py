@@ -324,10 +324,11 @@ class LightningRL(LightningSettings, Algorithm):
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         asked = {
             'a critic (estimator="ppo")': self.critic is not None and not learner.values,
-            "LoRA": any(spec.lora for spec in self._specs.values()) and not learner.lora,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
+        adapters = [spec.lora for spec in self._specs.values()]
         refused = learner.refusals(self.loss)
+        refused += learner.unsupported(self.optimizer, adapters)
         refused += [name for name, is_refused in asked.items() if is_refused]
         if refused:
             raise UnsupportedError(
@@ -554,6 +555,7 @@ class LightningRL(LightningSettings, Algorithm):
         before = await world.learn(partial(world.learner.score, probe))
         results = []
         for part, logprobs in zip(parts, old, strict=True):
+            world.learner.capabilities.check_temperatures(part.rows)
             update = partial(world.learner.update, part.rows, self.loss, old_logprobs=logprobs)
             results.append(await world.learn(update))
         merged = merge_updates(results)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, compress, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -20,8 +19,10 @@ from lightspan.learners import losses
 from lightspan.learners.calls import number_calls
 from lightspan.learners.masks import Replays, forbidden, mask_table
 from lightspan.learners.models import TrainedModel
+from lightspan.learners.objective import TokenValues, policy_losses
 from lightspan.learners.passes import Head, Pass
 from lightspan.learners.protocol import Loss, PolicyLoss
+from lightspan.learners.tallies import Tally
 from lightspan.lightning.rows import Row
 
 LOGITS: Final = 2**24
@@ -112,6 +113,22 @@ class Tokens:
             cap = loss.importance_cap
             self.call_importance = losses.call_importance_weight(old, self.behaviour, calls, cap)
 
+    def values(self, entries: Tensor) -> TokenValues:
+        """What the loss of these tokens depends on, beside the model."""
+
+        def chosen(of_all: Tensor | None) -> Tensor | None:
+            return None if of_all is None else of_all[entries]
+
+        return TokenValues(
+            behaviour=self.behaviour[entries],
+            advantages=self.advantages[entries],
+            fresh=self.fresh[entries],
+            old=chosen(self.old),
+            base=chosen(self.base),
+            call_ratios=chosen(self.call_ratios),
+            call_importance=chosen(self.call_importance),
+        )
+
     def by_row(self, values: Tensor) -> list[list[float]]:
         """[N] values as a list per row."""
         flat = values.tolist()
@@ -175,65 +192,6 @@ class _Part(NamedTuple):
     def logprobs(self, distributions: Tensor, tokens: Tokens) -> Tensor:
         """[n]"""
         return distributions[self.which, tokens.targets[self.entries]]
-
-
-class Tally:
-    """Sums over the tokens of one policy's update."""
-
-    def __init__(self, policy_gradient: bool, rows: int) -> None:
-        self._policy_gradient = policy_gradient
-        self._sums: dict[str, float] = defaultdict(float, rows=float(rows))
-        self._peaks: dict[str, float] = defaultdict(float)
-
-    def add(self, name: str, values: Tensor) -> None:
-        self._sums[name] += float(values.detach().double().sum())
-
-    def count(self, tokens: int) -> None:
-        self._sums["tokens"] += tokens
-
-    def peak(self, name: str, values: Tensor) -> None:
-        if values.numel():
-            self._peaks[name] = max(self._peaks[name], float(values.detach().max()))
-
-    def add_gap(self, gap: Tensor, fresh: Tensor) -> None:
-        """The engine/learner difference, over all tokens and over the fresh ones. Only the latter
-        shows whether both run the same model; the rest is what was learned since."""
-        for name, values in (("stale", gap), ("fresh", gap[fresh])):
-            self.add(f"{name}_gap", values)
-            self.peak(f"{name}_gap", values)
-            self._sums[f"{name}_tokens"] += values.numel()
-
-    @property
-    def so_far(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(sums, peaks)"""
-        return dict(self._sums), dict(self._peaks)
-
-    def replace(self, parts: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> None:
-        """Make this the tally of several, each (sums, peaks), in an order that is the same wherever
-        this is done."""
-        self._sums.clear()
-        self._peaks.clear()
-        for sums, peaks in parts:
-            for name, value in sums.items():
-                self._sums[name] += value
-            for name, value in peaks.items():
-                self._peaks[name] = max(self._peaks[name], value)
-
-    def metrics(self) -> dict[str, float]:
-        count = max(self._sums["tokens"], 1.0)
-        metrics = {"loss": self._sums["loss"], "tokens": self._sums["tokens"]}
-        metrics["entropy"] = self._sums["entropy"] / count
-        metrics["rows"] = self._sums["rows"]
-        if self._policy_gradient:
-            for name in ("kl", "clip_fraction", "ratio_mean"):
-                metrics[name] = self._sums[name] / count
-            metrics["ratio_max"] = self._peaks["ratio_max"]
-            kind = "fresh" if self._sums["fresh_tokens"] else "stale"
-            gap_tokens = max(self._sums[f"{kind}_tokens"], 1.0)
-            metrics["logprob_gap_mean"] = self._sums[f"{kind}_gap"] / gap_tokens
-            metrics["logprob_gap_max"] = self._peaks[f"{kind}_gap"]
-            metrics["fresh_tokens"] = self._sums["fresh_tokens"]
-        return metrics
 
 
 def training_head(
@@ -317,45 +275,8 @@ def _policy_loss(
     tally: Tally,
 ) -> Tensor:
     """[n] losses; see `lightspan.learners.losses`."""
-    entries = part.entries
-    behaviour = tokens.behaviour[entries]
-    tally.add_gap((logprobs.detach() - behaviour).abs(), tokens.fresh[entries])
-    old = behaviour if tokens.old is None else tokens.old[entries]
-    clipped = _of_form(tokens, part, loss, logprobs, old)
-    per_token = clipped.loss
-    if tokens.call_importance is not None:
-        per_token = per_token * tokens.call_importance[entries]
-    elif tokens.old is not None and loss.importance_cap is not None:
-        weight = losses.importance_weight(old, behaviour, loss.importance_cap)
-        per_token = per_token * weight
-    if tokens.base is not None:
-        divergence = losses.kl_divergence(logprobs, tokens.base[entries], loss.kl_estimator)
-        per_token = per_token + loss.kl * divergence
-        tally.add("kl", divergence)
     # entropy is always reported, but a graph as large as the logits is kept only for a bonus
     with torch.set_grad_enabled(loss.entropy != 0):
         spread = losses.entropy(distributions if loss.entropy else distributions.detach())
         spread = spread[part.which]
-    if loss.entropy:
-        per_token = per_token - loss.entropy * spread
-    tally.add("entropy", spread)
-    tally.add("clip_fraction", clipped.clipped)
-    tally.add("ratio_mean", clipped.ratio)
-    tally.peak("ratio_max", clipped.ratio)
-    return per_token
-
-
-def _of_form(
-    tokens: Tokens, part: _Part, loss: PolicyLoss, logprobs: Tensor, old: Tensor
-) -> losses.ClippedLoss:
-    """The loss by its form."""
-    advantages = tokens.advantages[part.entries]
-    low, high = loss.clip_low, loss.clip_high
-    if tokens.call_ratios is not None:
-        ratios = tokens.call_ratios[part.entries]
-        return losses.gspo_loss(logprobs, ratios, advantages, clip_low=low, clip_high=high)
-    if loss.form == "cispo":
-        return losses.cispo_loss(logprobs, old, advantages, clip_low=low, clip_high=high)
-    return losses.clipped_ratio_loss(
-        logprobs, old, advantages, clip_low=low, clip_high=high, dual_clip=loss.dual_clip
-    )
+    return policy_losses(loss, tokens.values(part.entries), logprobs, spread, tally)

@@ -438,10 +438,7 @@ class Stepper:
 
     @property
     def _factor(self) -> float:
-        """What the learning rate is multiplied by in the coming step."""
-        warmup = min(1.0, (self.steps + 1) / max(1, self._settings.warmup_steps))
-        decay = self._settings.decay_steps
-        return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - self.steps / decay)
+        return rate_factor(self._settings, self.steps)
 
     def zero_grad(self) -> None:
         for parameter in self._parameters.values():
@@ -502,6 +499,13 @@ class Stepper:
         for optimizer in self._optimizers:
             for parameter, state in optimizer.state.items():
                 yield names[id(parameter)], state
+
+
+def rate_factor(settings: Optimizer, steps: int) -> float:
+    """What the learning rate is multiplied by in the step after so many."""
+    warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))
+    decay = settings.decay_steps
+    return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - steps / decay)
 
 
 def _hidden_matrices(model: TrainedModel) -> set[str]:

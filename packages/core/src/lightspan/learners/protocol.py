@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runti
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError, UnsupportedError, short_tracebacks
 from lightspan.lightning.values import DEFAULT_LAMBDA
 from lightspan.schema.checks import check_choice, check_kind, check_number, check_whole
 
@@ -232,7 +232,12 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     kl: bool = True
     entropy: bool = True
     lora: bool = True
+    lora_dropout: bool = True
+    """Whether adapters may have a dropout (`LoRA.dropout`)."""
     mixed_temperatures: bool = True
+    """Whether tokens of one batch may have been sampled at different temperatures."""
+    optimizers: tuple[Literal["adamw", "muon"], ...] = ("adamw", "muon")
+    """Which of `Optimizer.name`."""
     trainable_truncation: bool = False
     """Whether it computes the log-probabilities of calls sampled under top-p or top-k as the engine
     did: over the kept tokens alone. They are trained where the engine declares it too (design law
@@ -245,6 +250,41 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Which forms of `PolicyLoss` it computes."""
     importance_levels: tuple[ImportanceLevel, ...] = ("token",)
     """Which levels of importance weights."""
+
+    def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
+        """What of how a training is set up it does not support, in words.
+
+        Args:
+            adapters: those of each policy.
+        """
+        given = [lora for lora in adapters if lora is not None]
+        dropout = max((lora.dropout for lora in given), default=0.0)
+        refused = {
+            "LoRA": bool(given) and not self.lora,
+            f"LoRA(dropout={dropout:g})": dropout > 0 and not self.lora_dropout,
+            f"Optimizer(name={optimizer.name!r})": optimizer.name not in self.optimizers,
+        }
+        return [name for name, is_refused in refused.items() if is_refused]
+
+    def check_temperatures(self, rows: Sequence[Row]) -> None:
+        """Raise `UnsupportedError` if tokens that are trained together were sampled at different
+        temperatures, and the learner does not compute that."""
+        if self.mixed_temperatures:
+            return
+        found = sorted(
+            {
+                at
+                for row in rows
+                for at, mask in zip(row.temperatures, row.mask, strict=True)
+                if mask
+            }
+        )
+        if len(found) > 1:
+            raise UnsupportedError(
+                f"the learner does not support tokens of different temperatures in one update "
+                f"(mixed_temperatures), and these were sampled at {found}: sample all at one, or "
+                "use the torch learner"
+            )
 
     def refusals(self, loss: Loss) -> list[str]:
         """What of a loss it does not support, in words."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lightspan.learners.heads import Tally
+from lightspan.learners.tallies import Tally
 
 
 class Sums:

@@ -43,7 +43,7 @@ from lightspan.learners.critic import (
     first_tokens,
     targets_of,
 )
-from lightspan.learners.heads import Tally, Tokens, logits_of, scoring_head, training_head
+from lightspan.learners.heads import Tokens, logits_of, scoring_head, training_head
 from lightspan.learners.inputs import check_loss, check_names, check_rows, ordered
 from lightspan.learners.masks import Replays
 from lightspan.learners.models import (
@@ -68,6 +68,7 @@ from lightspan.learners.protocol import (
 )
 from lightspan.learners.saved import FORMAT, check_manifest, compact, read
 from lightspan.learners.sums import Sums, over_policies
+from lightspan.learners.tallies import Tally
 from lightspan.learners.trees import Tree, plain as each_by_itself, share
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey

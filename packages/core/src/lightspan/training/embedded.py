@@ -12,6 +12,7 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import UnsupportedError
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
+from lightspan.learners.verl.description import Verl
 from lightspan.schema.routing import BASE_POLICY, Route, Routing
 from lightspan.training.settings import TrainerSettings
 
@@ -20,7 +21,7 @@ def make_learner(settings: TrainerSettings) -> Learner:
     """The learner that was given, or one that was described, or a torch learner: with the
     algorithm's policies."""
     given = settings.learner
-    if given is not None and not isinstance(given, Torch):
+    if given is not None and not isinstance(given, Torch | Verl):
         return given
     algorithm = settings.algorithm
     specs = algorithm.policies()
@@ -31,6 +32,10 @@ def make_learner(settings: TrainerSettings) -> Learner:
         "seed": algorithm.seed,
         "critic": algorithm.critic,
     }
+    if isinstance(given, Verl):
+        from lightspan.learners.verl.learner import described as of_verl
+
+        return of_verl(given, models, device=settings.device, **options)
     if given is not None:
         from lightspan.learners.ranks.learner import described
 
@@ -44,8 +49,9 @@ def make_learner(settings: TrainerSettings) -> Learner:
 def close_learner(learner: Learner) -> None:
     """End the processes of a learner that `make_learner` described."""
     from lightspan.learners.ranks.learner import RanksLearner
+    from lightspan.learners.verl.learner import VerlLearner
 
-    if isinstance(learner, RanksLearner):
+    if isinstance(learner, RanksLearner | VerlLearner):
         learner.close()
 
 

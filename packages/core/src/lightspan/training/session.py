@@ -21,6 +21,7 @@ from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
+from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import Health
@@ -254,9 +255,9 @@ class Session:
         await self.publish()
 
     async def _open_learner(self) -> None:
-        described = isinstance(self.settings.learner, Torch)
+        described = isinstance(self.settings.learner, Torch | Verl)
         devices = self.settings.learner_devices if described else ()
-        if len(devices) > 1:
+        if len(devices) > 1 or isinstance(self.settings.learner, Verl):
             self.reporter.line(
                 f"starting {len(devices)} ranks of the learner: {', '.join(devices)}"
             )

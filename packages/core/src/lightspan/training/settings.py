@@ -20,6 +20,7 @@ from lightspan.gateway.connections import read_place
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.ranks.torchrun import started
+from lightspan.learners.verl.description import Verl
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
@@ -60,7 +61,7 @@ class TrainerSettings:
     validate_temperature: float | None = None
     checkpoint_every: int = 1
     engine: TokenEngine | VLLM | None = None
-    learner: Learner | Torch | None = None
+    learner: Learner | Torch | Verl | None = None
     store: str | None = None
     device: str = "cpu"
     engine_options: Mapping[str, Any] | None = None
@@ -94,10 +95,11 @@ class TrainerSettings:
             raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
             raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
-        if isinstance(self.learner, Torch) and self.learner_options:
+        if isinstance(self.learner, Torch | Verl) and self.learner_options:
+            kind = type(self.learner).__name__
             raise ConfigError(
-                f"learner_options={self.learner_options!r:.80} beside learner=Torch(…): give them "
-                "to it, such as Torch(token_budget=…)"
+                f"learner_options={self.learner_options!r:.80} beside learner={kind}(…): give them "
+                f"to it, such as {kind}(token_budget=…)"
             )
         if self.learner is not None and self.learner_options:
             raise ConfigError(
@@ -126,11 +128,13 @@ class TrainerSettings:
     @property
     def is_our_learner(self) -> bool:
         """Whether the trainer makes the learner."""
-        return self.learner is None or isinstance(self.learner, Torch)
+        return self.learner is None or isinstance(self.learner, Torch | Verl)
 
     @property
     def learner_devices(self) -> tuple[str, ...]:
         """The device of each rank of a learner that the trainer makes."""
+        if isinstance(self.learner, Verl):
+            return self.learner.placed(self.device)
         return self.described.placed(self.device, started=started())
 
     @property
@@ -141,7 +145,10 @@ class TrainerSettings:
     def _check_ranks(self) -> None:
         if isinstance(self.learner, Torch):
             self.learner.placed(self.device, started=started())
-        elif started():
+            return
+        if isinstance(self.learner, Verl):
+            self.learner.placed(self.device)
+        if started():
             raise ConfigError(
                 f"torchrun has started {started()} processes, and this learner needs one: give "
                 "learner=Torch() to the Trainer, a rank for each process, or start the script "

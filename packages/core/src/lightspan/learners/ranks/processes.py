@@ -85,7 +85,7 @@ class Processes:
         where = f"rank {rank} of the learner ({self.devices[rank]}, process {child.pid})"
         said = self._log(rank).read_text(errors="replace").strip().splitlines()[-_SHOWN:]
         words = "; it said at the end:\n" + "\n".join(said) if said else ""
-        return f"{where} {_how(child.returncode)}{words}"
+        return f"{where} {how_it_ended(child.returncode)}{words}"
 
     def end(self) -> None:
         """End all. Idempotent."""
@@ -128,7 +128,8 @@ def ready(rank: int) -> str:
     return f"ready/{rank}"
 
 
-def _how(status: int) -> str:
+def how_it_ended(status: int) -> str:
+    """The end of a process, in words, by its exit status."""
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name

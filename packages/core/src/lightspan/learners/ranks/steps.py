@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lightspan.errors import LightspanError
-from lightspan.learners.heads import Tally
 from lightspan.learners.ranks.group import Group
 from lightspan.learners.ranks.messages import Failure, Said, packed, sayings
 from lightspan.learners.sums import Sums
+from lightspan.learners.tallies import Tally
 
 
 class RankSums(Sums):

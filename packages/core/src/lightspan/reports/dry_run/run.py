@@ -26,6 +26,7 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
+from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_seen, check_trainable
@@ -366,6 +367,9 @@ class DryRun:
             return None
         if self.settings.engine is not None or not self.settings.is_our_learner:
             self._missing.append("memory: engine= or learner= is your own")
+            return None
+        if isinstance(self.settings.learner, Verl):
+            self._missing.append("memory: what verl's ranks need is not forecast")
             return None
         try:
             return measurements.forecast_memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class LearnerTests:
         Args:
             options: any of `optimizer`, `lora`, `token_budget`, `seed`; `critic` where its
                 capabilities say `values`.
+
+        Raises:
+            UnsupportedError: an option that its capabilities do not declare.
         """
         raise NotImplementedError
 
@@ -55,6 +59,18 @@ class LearnerTests:
     @pytest.fixture
     def model(self, folder: Path) -> Any:
         return load_model(folder)
+
+    def lacks(self, folder: Path, **options: Any) -> bool:
+        """Whether a learner does not declare what these options ask; then it has to refuse them by
+        name."""
+        declared = self.make_learner({"writer": folder}).capabilities
+        lora = options.get("lora")
+        lacking = declared.unsupported(options.get("optimizer") or Optimizer(), [lora])
+        if not lacking:
+            return False
+        with pytest.raises(UnsupportedError, match=re.escape(lacking[0])):
+            self.make_learner({"writer": folder}, **options)
+        return True
 
     def refuses(self, learner: Learner, rows: Sequence[Row], loss: PolicyLoss) -> bool:
         """Whether the learner does not declare the loss; then it has to refuse it by name."""

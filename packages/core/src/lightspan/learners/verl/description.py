@@ -1,0 +1,75 @@
+"""What a user says of the verl learner: `learner=Verl(…)`. Loads neither torch nor verl."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.schema.checks import check_choice, check_number, check_whole
+
+DTYPES: Final = ("float32", "bfloat16")
+
+
+class Verl(msgspec.Struct, frozen=True, kw_only=True):
+    """verl's FSDP2 training as the learner: `Trainer(…, learner=Verl(python="…", ranks=2))`.
+
+    verl and the trainer's transformers exclude each other, so verl has an environment of its own,
+    and each rank is a process of it, which holds its shard of the weights and optimiser. All are
+    started and ended with the run. The losses are lightspan's own.
+
+    Raises:
+        ConfigError: no interpreter; fewer ranks than 1; a value out of range.
+    """
+
+    python: str
+    """The interpreter of the environment that has verl, such as `/opt/verl/bin/python`."""
+    ranks: int = 1
+    """Processes that share weights and rows: of the CPU, or of as many GPUs, by the trainer's
+    `device`."""
+    token_budget: int | None = None
+    """Tokens in one forward pass of a rank, about; lower it when memory runs out. None: 2048 on a
+    CPU, 4096 on a GPU."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What passes are computed in; weights and sums of gradients are float32. None: float32 on a
+    CPU, bfloat16 on a GPU."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass, rather than keep them."""
+    start_s: float = 600.0
+    """How long the ranks may take until they have loaded the model."""
+    timeout_s: float = 1800.0
+    """How long anything else may take: a hung rank ends the run after that."""
+
+    @short_tracebacks
+    def __post_init__(self) -> None:
+        if not isinstance(self.python, str) or not self.python:
+            raise ConfigError(
+                f"Verl: python={self.python!r} must be the path of the interpreter that has verl, "
+                "such as /opt/verl/bin/python"
+            )
+        check_whole("Verl: ranks", self.ranks, 1)
+        if self.token_budget is not None:
+            check_whole("Verl: token_budget", self.token_budget, 1)
+        if self.dtype is not None:
+            check_choice("Verl: dtype", self.dtype, DTYPES)
+        check_number("Verl: start_s", self.start_s, above=0)
+        check_number("Verl: timeout_s", self.timeout_s, above=0)
+
+    def placed(self, device: str) -> tuple[str, ...]:
+        """The device of each rank.
+
+        Args:
+            device: the trainer's.
+
+        Raises:
+            ConfigError: a numbered device for several ranks.
+        """
+        if self.ranks == 1 or device == "cpu":
+            return (device,) * self.ranks
+        if device != "cuda":
+            raise ConfigError(
+                f"Verl: {self.ranks} ranks cannot all be on device={device!r}: give device='cuda' "
+                f"for the first {self.ranks} GPUs, or ranks=1"
+            )
+        return tuple(f"cuda:{number}" for number in range(self.ranks))

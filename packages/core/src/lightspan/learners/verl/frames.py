@@ -1,0 +1,34 @@
+"""Messages over a socket, each with its length before it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final
+
+_LENGTH: Final = struct.Struct(">Q")
+
+
+def send(link: socket.socket, data: bytes) -> None:
+    """Write one message."""
+    link.sendall(_LENGTH.pack(len(data)))
+    link.sendall(data)
+
+
+def receive(link: socket.socket) -> bytes | None:
+    """Read one message; None where the other side has ended."""
+    head = _exactly(link, _LENGTH.size)
+    return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
+
+
+def _exactly(link: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        try:
+            part = link.recv(min(count - len(parts), 2**20))
+        except ConnectionResetError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

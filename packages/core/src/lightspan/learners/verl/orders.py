@@ -1,0 +1,120 @@
+"""What the learner and verl's processes tell each other: plain data, as MessagePack. No pickle."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss, SFTLoss, Which
+from lightspan.learners.ranks.messages import Failure
+from lightspan.lightning.rows import Row
+
+Kind = Literal["served", "trained"]
+"""Weights as an engine takes them, adapters added in, or what is trained alone."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make a learner, and keep it under a number."""
+
+    learner: int
+    models: dict[str, str]
+    threads: int
+    optimizer: Optimizer
+    lora: dict[str, LoRA | None]
+    dtype: str
+    token_budget: int
+    gradient_checkpointing: bool
+    seed: int
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take part in a step of one policy with these rows."""
+
+    learner: int
+    policy: str
+    rows: list[Row]
+    loss_of_policy: PolicyLoss | None
+    """None: `SFTLoss`."""
+    old_logprobs: list[list[float]] | None
+    fresh_version: int | None
+    learning_rate: float
+
+    @property
+    def loss(self) -> PolicyLoss | SFTLoss:
+        return self.loss_of_policy or SFTLoss()
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Say the log-probabilities of these rows' tokens."""
+
+    learner: int
+    policy: str
+    rows: list[Row]
+    which: Which
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Write a policy's weights, whole, into a file; the first rank does."""
+
+    learner: int
+    policy: str
+    kind: Kind
+    path: str
+
+
+class Hash(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Say the hash of a policy's weights, or of those that adapters leave alone."""
+
+    learner: int
+    policy: str
+    frozen: bool
+
+
+class Save(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Write this rank's part of a checkpoint."""
+
+    learner: int
+    folder: str
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Go on from a checkpoint, of however many ranks."""
+
+    learner: int
+    folder: str
+    steps: dict[str, int]
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget a learner."""
+
+    learner: int
+
+
+Order = Setup | Update | Score | Weights | Hash | Save | Load | Drop
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """Of one rank to one order."""
+
+    failure: Failure | None = None
+    cpu_s: float = 0.0
+    """What the order took."""
+    scores: list[list[float]] = []
+    sums: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    grad_norm: float = 0.0
+    aliases: dict[str, str] = {}
+    """Name of a tied weight → the name that it is written under."""
+    hash: str = ""
+    versions: dict[str, str] = {}
+
+
+orders: Final = msgspec.msgpack.Decoder(Order)
+answers: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def packed(message: Any) -> bytes:
+    """A message on its way."""
+    return msgspec.msgpack.encode(message)

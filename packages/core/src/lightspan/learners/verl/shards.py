@@ -1,0 +1,109 @@
+"""One rank's part of a policy's checkpoint: its shards, and where in the whole they lie.
+
+Every file says of each tensor which of its first dimension's places it holds, so that a checkpoint
+can be read by another number of ranks than wrote it. safetensors, no pickle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightspan.errors import CheckpointError
+
+
+class Shard(NamedTuple):
+    """What one rank holds of a tensor."""
+
+    local: Tensor
+    start: int
+    """Place of the first in the whole's first dimension."""
+    size: int
+    """Of the whole's first dimension; -1 for what every rank has whole."""
+
+
+def shard_of(tensor: Any, rank: int, ranks: int) -> Shard:
+    """This rank's shard of what FSDP2 has split in stretches that are alike, but the last ones."""
+    if not hasattr(tensor, "to_local"):
+        return Shard(tensor, 0, -1)
+    size = tensor.shape[0]
+    step = -(-size // ranks)
+    return Shard(tensor.to_local(), min(rank * step, size), size)
+
+
+def write(path: Path, shards: Mapping[str, Shard]) -> None:
+    """Write the shards of a rank."""
+    from safetensors.torch import save_file
+
+    tensors = {name: each.local.detach().cpu().contiguous() for name, each in shards.items()}
+    places = {name: [each.start, each.size] for name, each in shards.items()}
+    save_file(tensors, path, metadata={"places": json.dumps(places)})
+
+
+class Saved:
+    """What the ranks of a checkpoint wrote of a policy."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._folder = folder
+        paths = sorted(folder.glob(f"policy-{number}-rank-*.safetensors"))
+        if not paths:
+            raise CheckpointError(f"the checkpoint {folder} has no weights of policy {number}")
+        try:
+            self._files: list[Any] = [safe_open(str(path), framework="pt") for path in paths]
+            self._places = [json.loads(file.metadata()["places"]) for file in self._files]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot read the checkpoint {folder}: {error}; delete it, and training goes on "
+                "from the one before it"
+            ) from error
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._places[0])
+
+    @torch.no_grad()
+    def read(self, name: str, into: Shard) -> None:
+        """Fill a shard of now.
+
+        Raises:
+            CheckpointError: the tensor is not there, or of another shape.
+        """
+        if into.size < 0:
+            self._check(name, self._places[0], into)
+            into.local.copy_(self._files[0].get_tensor(name))
+            return
+        found = 0
+        for part, start in self._parts(name, into):
+            into.local[start : start + len(part)].copy_(part)
+            found += len(part)
+        if found != into.local.shape[0]:
+            raise CheckpointError(
+                f"the checkpoint {self._folder} has {found} of {into.local.shape[0]} places of "
+                f"{name}: files of it are missing"
+            )
+
+    def _parts(self, name: str, into: Shard) -> Iterator[tuple[Tensor, int]]:
+        """Pieces of a shard, and where in it they go."""
+        for file, places in zip(self._files, self._places, strict=True):
+            self._check(name, places, into)
+            first = places[name][0]
+            held = file.get_slice(name)
+            low = max(first, into.start)
+            high = min(first + held.get_shape()[0], into.start + into.local.shape[0])
+            if low < high:
+                yield held[low - first : high - first], low - into.start
+
+    def _check(self, name: str, places: Mapping[str, list[int]], into: Shard) -> None:
+        if name not in places or places[name][1] != into.size:
+            here = f"{places[name][1]} places" if name in places else "nothing"
+            raise CheckpointError(
+                f"the checkpoint {self._folder} belongs to another model: it has {here} of {name}"
+            )

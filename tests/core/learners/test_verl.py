@@ -1,0 +1,141 @@
+"""What of the verl learner needs no verl: its description, its checks, its shards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
+from lightspan.engines.protocol import EngineCapabilities
+from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
+from lightspan.learners.protocol import LearnerCapabilities
+from lightspan.learners.verl.environment import check_environment
+from lightspan.learners.verl.learner import CAPABILITIES
+from lightspan.learners.verl.shards import Saved, Shard, write
+from lightspan.testing.learner_suite.rows import random_row
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"python": ""}, "python=''"),
+        ({"python": "p", "ranks": 0}, "Verl: ranks"),
+        ({"python": "p", "token_budget": 0}, "Verl: token_budget"),
+        ({"python": "p", "dtype": "float16"}, "Verl: dtype"),
+        ({"python": "p", "start_s": 0}, "Verl: start_s"),
+        ({"python": "p", "timeout_s": -1}, "Verl: timeout_s"),
+    ],
+)
+def test_a_description_is_checked(options: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Verl(**options)  # type: ignore[arg-type]
+
+
+def test_where_ranks_are() -> None:
+    assert Verl(python="p").placed("cuda:1") == ("cuda:1",)
+    assert Verl(python="p", ranks=2).placed("cpu") == ("cpu", "cpu")
+    assert Verl(python="p", ranks=2).placed("cuda") == ("cuda:0", "cuda:1")
+    with pytest.raises(ConfigError, match="2 ranks cannot all be on device='cuda:1'"):
+        Verl(python="p", ranks=2).placed("cuda:1")
+
+
+def interpreter(folder: Path, found: str) -> str:
+    """A program that answers as an interpreter whose environment has this."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\necho '{found}'\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+ALL = (
+    '"verl": "0.9.1", "msgspec": "1", "torch": "2", "transformers": "5", "tensordict": "0.10", '
+    '"safetensors": "0.5", "uvicorn": "0.3"'
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "match"),
+    [
+        ("{}", "has no verl: .*python -m pip install verl==0.9.1 msgspec"),
+        ('{"verl": "0.8.0"}', "has verl 0.8.0, and this lightspan drives 0.9.1"),
+        ('{"verl": "0.9.1", "torch": "2"}', "lacks msgspec, transformers, tensordict"),
+        (f'{{{ALL}, "trl": "1.16.0"}}', "has TRL 1.16.0.*pip uninstall trl"),
+        ("no json", "does not run as an interpreter"),
+    ],
+)
+def test_an_environment_that_lacks_something_says_what(
+    tmp_path: Path, found: str, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        check_environment(interpreter(tmp_path, found))
+
+
+def test_an_environment_that_has_all(tmp_path: Path) -> None:
+    found = check_environment(interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0"}}'))
+    assert found["verl"] == "0.9.1"
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere/python' is no program"):
+        check_environment(str(tmp_path / "nowhere" / "python"))
+    with pytest.raises(ConfigError, match="has no verl"):
+        check_environment(sys.executable)
+
+
+def test_the_trainer_refuses_what_contradicts(tmp_path: Path) -> None:
+    algorithm = LightningRL(tmp_path)
+    with pytest.raises(ConfigError, match=r"beside learner=Verl.*Verl\(token_budget=…\)"):
+        Trainer(algorithm, learner=Verl(python="p"), learner_options={"token_budget": 1})
+    with pytest.raises(ConfigError, match="2 ranks cannot all be on"):
+        Trainer(algorithm, learner=Verl(python="p", ranks=2), device="cuda:0")
+
+
+def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
+    engine = EngineCapabilities(exact_tokens=True)
+    for options, match in (
+        ({"optimizer": Optimizer(name="muon")}, r"Optimizer\(name='muon'\)"),
+        ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\)"),
+        ({"estimator": "ppo"}, "a critic"),
+    ):
+        algorithm = LightningRL(tmp_path, **options)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match=match):
+            algorithm.check(engine, CAPABILITIES)
+
+
+def test_mixed_temperatures_are_refused_where_they_are_not_declared() -> None:
+    import random
+
+    rows = [random_row([5, 6, 7, 8], random.Random(seed), "ro", "writer") for seed in range(9)]
+    LearnerCapabilities().check_temperatures(rows)
+    one = LearnerCapabilities(mixed_temperatures=False)
+    with pytest.raises(UnsupportedError, match=r"mixed_temperatures.*0\.5, 0\.7, 1\.0"):
+        one.check_temperatures(rows)
+    alike = [row for row in rows if len({*row.temperatures} - {1.0}) == 0]
+    one.check_temperatures(alike)
+
+
+def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
+    """7 places: 3, 3 and 1 of three ranks; 4 and 3 of two; of eight, one has none."""
+    whole = torch.arange(21.0).view(7, 3)
+    step = torch.tensor(4.0)
+    for rank, (start, stop) in enumerate([(0, 3), (3, 6), (6, 7)]):
+        shards = {"w": Shard(whole[start:stop], start, 7), "step": Shard(step, 0, -1)}
+        write(tmp_path / f"policy-0-rank-{rank:03}.safetensors", shards)
+    saved = Saved(tmp_path, 0)
+    assert saved.names == {"w", "step"}
+    for start, stop in [(0, 4), (4, 7), (0, 7), (7, 7), (2, 3)]:
+        local = torch.zeros(stop - start, 3)
+        saved.read("w", Shard(local, start, 7))
+        assert torch.equal(local, whole[start:stop])
+    found = torch.zeros(())
+    saved.read("step", Shard(found, 0, -1))
+    assert float(found) == 4.0
+    with pytest.raises(CheckpointError, match="7 places of w"):
+        saved.read("w", Shard(torch.zeros(8, 3), 0, 8))
+    with pytest.raises(CheckpointError, match="nothing of v"):
+        saved.read("v", Shard(torch.zeros(8, 3), 0, 8))
+    with pytest.raises(CheckpointError, match="no weights of policy 1"):
+        Saved(tmp_path, 1)

@@ -1,0 +1,213 @@
+"""verl's processes: checkpoints of any number of ranks, exports, a dead rank, bad settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.engines.protocol import EngineCapabilities, LoRAWeights
+from lightspan.engines.weights import load_model
+from lightspan.errors import CheckpointError, ConfigError, RankError, UnsupportedError
+from lightspan.learners.models import TrainedModel
+from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+from lightspan.learners.torch import TorchLearner
+from lightspan.learners.verl.learner import VerlLearner
+from lightspan.learners.verl.workers import Workers
+from lightspan.lightning.rows import Row
+from lightspan.testing.learner_suite import (
+    BOTH_CLIPS,
+    WeightSink,
+    distance,
+    make_call_rows,
+    make_rows,
+    published,
+)
+from lightspan.testing.tiny import tiny_model
+
+ADAMW = Optimizer(learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("verl") / "model", seed=4, hidden=32)
+
+
+@pytest.fixture
+def batches(folder: Path) -> list[list[Row]]:
+    """Of uneven rows: 12 rows of 6 rollouts, 8 of 8, 1 of 1, 12 of 6."""
+    model = load_model(folder)
+    one = make_rows(model, 1, seed=2)
+    return [make_rows(model), make_call_rows(model), one, make_rows(model, seed=3)]
+
+
+def compared(learner: VerlLearner, reference: TorchLearner, batches: Sequence[list[Row]]) -> None:
+    """The metrics of both, update for update."""
+    for rows in batches:
+        metrics = learner.update(rows, BOTH_CLIPS)
+        expected = reference.update(rows, BOTH_CLIPS)
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
+async def test_checkpoints_pass_between_numbers_of_ranks(
+    one: Workers,
+    two: Workers,
+    folder: Path,
+    batches: list[list[Row]],
+    tmp_path: Path,
+    lora: LoRA | None,
+) -> None:
+    """Two ranks, one, and two again: as one learner that was never interrupted; one of the batches
+    is a single row, so that a rank has none."""
+    options: dict[str, Any] = {"optimizer": ADAMW, "lora": lora}
+    whole = VerlLearner({"writer": folder}, workers=two, **options)
+    losses = [whole.update(rows, BOTH_CLIPS) for rows in batches]
+    start = dict(load_model(folder).state_dict())
+    for number, (workers, rows) in enumerate(zip((two, one, two, one), batches, strict=True)):
+        learner = VerlLearner({"writer": folder}, workers=workers, **options)
+        if number:
+            learner.load(tmp_path / f"{number - 1}")
+        metrics = learner.update(rows, BOTH_CLIPS)
+        assert metrics == pytest.approx(losses[number], rel=1e-4, abs=1e-5)
+        learner.save(tmp_path / f"{number}")
+    expected = await published(whole)
+    found = await published(learner)
+    assert distance(found, expected) < 1e-3 * distance(expected, start)
+    learner.export("writer", tmp_path / "merged", merge=True)
+    assert distance(dict(load_model(tmp_path / "merged").state_dict()), found) < 1e-5
+    whole.close()
+
+
+@pytest.mark.parametrize("ranks", ["one", "two"])
+async def test_updates_are_those_of_the_torch_learner(
+    request: pytest.FixtureRequest, folder: Path, batches: list[list[Row]], ranks: str
+) -> None:
+    """Weight decay, warm-up, decay and a bound of the gradient included."""
+    workers: Workers = request.getfixturevalue(ranks)
+    optimizer = Optimizer(
+        learning_rate=1e-3, max_grad_norm=0.5, weight_decay=0.1, warmup_steps=2, decay_steps=9
+    )
+    learner = VerlLearner({"writer": folder}, workers=workers, optimizer=optimizer)
+    reference = TorchLearner({"writer": folder}, optimizer=optimizer)
+    start = dict(load_model(folder).state_dict())
+    compared(learner, reference, batches)
+    expected = await published(reference)
+    assert distance(await published(learner), expected) < 1e-3 * distance(expected, start)
+    learner.close()
+
+
+class LoRASink(WeightSink):
+    """An engine that takes adapters."""
+
+    adapters: LoRAWeights | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(exact_tokens=True, lora={"writer": 4})
+
+    async def update(self, policy: str, weights: Any, version: int) -> None:
+        self.adapters = weights
+
+
+async def test_adapters_are_published_and_exported_as_peft_has_them(
+    two: Workers, folder: Path, batches: list[list[Row]], tmp_path: Path
+) -> None:
+    lora = LoRA(rank=4)
+    learner = VerlLearner(
+        {"writer": folder}, workers=two, lora=lora, optimizer=Optimizer(learning_rate=1e-2)
+    )
+    learner.update(batches[0], BOTH_CLIPS)
+    sink = LoRASink()
+    await learner.publish(sink, {"writer": 1})
+    learner.export("writer", tmp_path / "adapter")
+    model = TrainedModel(folder, lora=lora, device="cpu", dtype=torch.float32, seed=0)
+    model.restore(learner._weights("writer", "trained"))
+    expected = model.lora_weights()
+    assert sink.adapters is not None
+    assert sink.adapters.scale == expected.scale
+    assert set(sink.adapters.layers) == set(expected.layers)
+    for name, pair in expected.layers.items():
+        for own, other in zip(sink.adapters.layers[name], pair, strict=True):
+            assert torch.equal(own, other)
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    learner.close()
+
+
+def test_a_killed_rank_is_named_and_the_checkpoint_is_whole(
+    python: str, one: Workers, folder: Path, batches: list[list[Row]], tmp_path: Path
+) -> None:
+    workers = Workers(python, ["cpu", "cpu"])
+    learner = VerlLearner({"writer": folder}, workers=workers, own=True, optimizer=ADAMW)
+    learner.update(batches[0], BOTH_CLIPS)
+    learner.save(tmp_path)
+    os.kill(workers.pids[1], signal.SIGKILL)
+    named = r"rank 1 \(cpu\), process \d+, was ended by SIGKILL[\s\S]*resume=True"
+    with pytest.raises(RankError, match=named):
+        learner.update(batches[1], BOTH_CLIPS)
+    with pytest.raises(RankError, match="rank 1"):
+        learner.score(batches[1])
+    for pid in workers.pids:
+        assert not Path(f"/proc/{pid}").exists()
+    learner.close()
+    again = VerlLearner({"writer": folder}, workers=one, optimizer=ADAMW)
+    again.load(tmp_path)
+    assert again.update(batches[1], BOTH_CLIPS)["skipped"] == 0
+    again.close()
+
+
+def test_a_checkpoint_that_lacks_files_is_refused(
+    one: Workers, two: Workers, folder: Path, tmp_path: Path
+) -> None:
+    learner = VerlLearner({"writer": folder}, workers=two)
+    learner.save(tmp_path)
+    learner.close()
+    (tmp_path / "policy-0-rank-001.safetensors").unlink()
+    other = VerlLearner({"writer": folder}, workers=one)
+    with pytest.raises(CheckpointError, match="files of it are missing"):
+        other.load(tmp_path)
+    TorchLearner({"writer": folder}).save(tmp_path / "torch")
+    with pytest.raises(CheckpointError, match="not made by the verl learner"):
+        other.load(tmp_path / "torch")
+    other.close()
+
+
+def test_a_model_that_is_not_there_is_named(python: str, tmp_path: Path) -> None:
+    workers = Workers(python, ["cpu"])
+    with pytest.raises(RankError, match=r"rank 0 [\s\S]*ended with status 1[\s\S]*nowhere"):
+        VerlLearner({"writer": tmp_path / "nowhere"}, workers=workers, own=True)
+
+
+def test_what_it_cannot_is_refused_by_name(one: Workers, folder: Path) -> None:
+    for options, match in (
+        ({"optimizer": Optimizer(name="muon")}, "muon"),
+        ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\)"),
+    ):
+        with pytest.raises(UnsupportedError, match=match):
+            VerlLearner({"writer": folder}, workers=one, **dict[str, Any](options))
+    with pytest.raises(ConfigError, match="in memory"):
+        VerlLearner({"writer": load_model(folder)}, workers=one)
+
+
+@pytest.mark.parametrize("name", ["sequence"])
+async def test_importance_weights_of_calls_on_two_ranks(
+    two: Workers, folder: Path, batches: list[list[Row]], name: Any
+) -> None:
+    loss = PolicyLoss(form="gspo", importance_cap=1.5, importance_level=name)
+    rows = batches[1]
+    learner = VerlLearner({"writer": folder}, workers=two)
+    reference = TorchLearner({"writer": folder})
+    old = reference.score(rows)
+    expected = reference.update(rows, loss, old_logprobs=old)
+    metrics = learner.update(rows, loss, old_logprobs=old)
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    learner.close()
