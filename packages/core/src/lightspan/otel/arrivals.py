@@ -157,9 +157,10 @@ def gathered(
     settled = [
         _settled(span, around[span.span_id], is_wrapping=span.span_id in wrapping) for span in spans
     ]
-    roots = [span for span in settled if span.parent_id not in by_id]
-    is_call = all(span.kind is SpanKind.LLM for span in roots)
-    inputs = [span.replace(parent_id=None) if span in roots else span for span in settled]
+    is_call = all(span.kind is SpanKind.LLM for span in settled if span.parent_id not in by_id)
+    inputs = [
+        span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled
+    ]
     task = task_of(inputs, is_call=is_call)
     asked = msgspec.structs.replace(rollout, task=task, task_id=fingerprint(task))
     return asked, settled
