@@ -40,7 +40,9 @@ def test_what_is_old_is_forgotten(
 def test_a_store_behind_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served, elsewhere = (text.splitlines() for language, _, text in blocks("stores.md")[-2:])
+    found = [text.splitlines() for _, _, text in blocks("stores.md")]
+    [served] = [lines for lines in found if lines[0].startswith("export TRAINER_KEY=")]
+    [elsewhere] = [lines for lines in found if lines[0].startswith("export LIGHTSPAN_STORE_KEY=")]
     keys = {"TRAINER_KEY": "t" * 64, "RUNNER_KEY": "r" * 64}
     assert all(f"{name}=$(openssl rand -hex 32)" in served[0] for name in keys)
     program, command, option, store, *options = shlex.split(served[1])

@@ -133,7 +133,7 @@ class Builder:
                 await asyncio.gather(ask("left"), ask("right"))
                 return await ask("joiner")
 
-        agents = [f"parts[{name}]" for name in roles]
+        agents = [f"parts['{name}']" for name in roles]
         lines = [f"  invoke_agent {name} @Fork/{name}\n    chat @Fork/{name}" for name in agents]
         program = Fork()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,8 +13,10 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
+import lightspan
 from lightspan import otel
-from lightspan.testing.adapter_suite.plays import play
+from lightspan.schema.spans import SpanStatus
+from lightspan.testing.adapter_suite.plays import play, play_outside
 from lightspan.testing.adapter_suite.scenarios import (
     App,
     Model,
@@ -22,6 +25,7 @@ from lightspan.testing.adapter_suite.scenarios import (
     instructions,
     look,
 )
+from lightspan.testing.attempts import read_recorded
 from lightspan.testing.stage import Stage, Turn
 
 pytest.importorskip("llama_index.core")
@@ -146,6 +150,11 @@ class Builder:
         """
         return self.alone(self.agent("boss", [expert]), tree)
 
+    def cancelled(self) -> App:
+        return self.alone(
+            self.agent("writer"), "invoke_agent writer @writer error\n  chat @writer error"
+        )
+
     def unicode(self) -> App:
         name = "Prüferin日本"
         return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
@@ -205,6 +214,33 @@ class TestLlamaIndex(FrameworkSuite):
             @step
             async def work(self, ev: StartEvent) -> StopEvent:
                 return StopEvent(result=str(await writer.run(user_msg=ev.text)))
+
+        async def run(text: str) -> Any:
+            return await Own().run(text=text)
+
+        app = App(run=run, tree="invoke_agent writer @writer\n  chat @writer")
+        with otel.instrument(self.name):
+            played = play(stage, app, "single", "async", through_gateway=True)
+        self.check(played, "single", app, stage)
+
+    def test_a_run_that_is_cancelled(self, stage: Stage, tmp_path: Path) -> None:
+        """It has not succeeded."""
+        store = f"sqlite:{tmp_path / 'traces.db'}"
+        app = self.app(stage, "cancelled")
+        with otel.instrument(self.name), lightspan.record(store):
+            play_outside(stage, app, "cancelled", "async")
+        [found] = read_recorded(store)
+        assert found.attempt.status == "failed"
+        [run] = [span for span in found.spans if span.name == "invoke_agent writer"]
+        assert run.status is SpanStatus.ERROR
+
+    def test_a_step_of_ones_own_that_is_called_as_a_tools(self, stage: Stage) -> None:
+        writer = Builder(Model(base_url=stage.url)).agent("writer")
+
+        class Own(Workflow):
+            @step
+            async def call_tool(self, given: StartEvent) -> StopEvent:
+                return StopEvent(result=str(await writer.run(user_msg=given.text)))
 
         async def run(text: str) -> Any:
             return await Own().run(text=text)

@@ -19,7 +19,7 @@ from lightspan.algorithms.metrics import (
     why_nothing,
 )
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
-from lightspan.learners import Loss
+from lightspan.learners import LearnerCapabilities, Loss
 from lightspan.lightning.advantages import Explanation, Zero
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.health import Health
@@ -71,6 +71,8 @@ def _episode(group: str, member: int, reward: float | None, **attempt: Any) -> E
 
 class Scripted:
     """A world in which the n-th task's group has the n-th rewards."""
+
+    capabilities = LearnerCapabilities()
 
     def __init__(self, groups: Sequence[Sequence[float | None]]) -> None:
         self.groups = groups

@@ -36,6 +36,8 @@ def algorithm() -> LightningRL:
 class World:
     """Its learner cannot replay some calls."""
 
+    capabilities = LearnerCapabilities()
+
     def __init__(
         self,
         episodes: Sequence[Episode] = (),

@@ -133,7 +133,7 @@ def test_two_providers(provider: TracerProvider) -> None:
         (
             "langfuse",
             "known by name are 'pydantic-ai', 'smolagents', 'agno', 'strands-agents', "
-            "'google-adk', 'agent-framework'; of any other",
+            "'google-adk', 'agent-framework', 'llama-index', 'dspy'; of any other",
         ),
         (None, "it takes the name of a framework, or a TracerProvider of OpenTelemetry's SDK"),
         (trace.ProxyTracerProvider(), "it takes the name of a framework, or a TracerProvider"),

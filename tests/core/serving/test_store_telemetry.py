@@ -20,6 +20,7 @@ from lightspan.algorithms.chats import load_chats
 from lightspan.algorithms.traces import Query
 from lightspan.errors import NotFoundError
 from lightspan.otel import encode_otlp
+from lightspan.otel.arrivals import gathered
 from lightspan.reports.export import export_store
 from lightspan.reports.inspect import inspect_store
 from lightspan.schema import conventions as c
@@ -29,6 +30,7 @@ from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
+from lightspan.testing.attempts import read_recorded
 from lightspan.testing.store_suite import make_rollout
 
 TRACER = "a-tracer-key-0123456789"
@@ -395,3 +397,32 @@ def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
     assert [span.name for span in spans] == ["chat", "ask"]
     assert state.status is RolloutStatus.SUCCEEDED
     assert lightspan.tasks_from_store(url, service="desk") == ["Where?"]
+
+
+def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:
+    """A request says it once, and each span has it: few bytes would become many."""
+    spans = [otlp_span(f"{number:016x}", "", "s", 0) for number in range(1, 201)]
+    status, _, said = send(served, body(*spans, service="x" * 400_000))
+    assert status == 400
+    assert b"come to 80," in said
+    status, _, said = send(served, body(*spans, service="x" * 1_001))
+    assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "200")
+    status, _, said = send(served, b'{"resourceSpans":[' + b"{}," * 1_600_000 + b"{}]}")
+    assert status == 400
+    assert b"opening brackets and commas" in said
+    assert read_recorded(url) == []
+
+
+def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
+    """Each is looked at once, and a path names so many agents."""
+    ids = [f"{number:016x}" for number in range(1, 3_001)]
+    spans = [
+        otlp_span(own, outer, "s", 0, **{**INVOKES, "gen_ai.agent.name": f"a{own}"})
+        for own, outer in zip(ids, ["", *ids], strict=False)
+    ]
+    spans.append(otlp_span(CALL, ids[-1], "chat", 0, **SAID))
+    assert send(served, body(*spans))[0] == 200
+    [found] = read_recorded(url)
+    _, spans_read = gathered(found.rollout, found.attempt, found.spans)
+    [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
+    assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]

@@ -81,6 +81,15 @@ WRONG: dict[str, list[Callable[[], object]]] = {
         lambda: lightspan.VLLM(),
         lambda: lightspan.VLLM(addresses=["http://192.0.2.1:8000"]),  # type: ignore[arg-type]
     ],
+    "Verl": [
+        lambda: lightspan.Verl(python=""),
+        lambda: lightspan.Verl(python="verl-env/bin/python", ranks=0),
+        lambda: Trainer(
+            LightningRL("a/model"),
+            learner=lightspan.Verl(python="verl-env/bin/python", ranks=2),
+            device="cuda:1",
+        ),
+    ],
     "connect": [
         lambda: lightspan.connect("nowhere"),
         lambda: lightspan.connect("http://127.0.0.1:9"),

@@ -121,7 +121,11 @@ class StoreViews:
         if again:
             report = lost_report(attempt, str(status))
         elif status == "succeeded":
-            reward = find_final_reward(await self._spans_of([attempt]))
+            # What came late pays nobody: whoever may send traces may have sent it.
+            said = (await self.store.spans([attempt.attempt_id]))[attempt.attempt_id]
+            late = {span.span_id for span in said if span.late}
+            spans = await self._spans_of([attempt])
+            reward = find_final_reward([span for span in spans if span.span_id not in late])
             scored = None if reward is None else Reward(reward)
             report = attempt.report(r.AttemptStatus.SUCCEEDED, r.Outcome.OK, reward=scored)
         elif status == "timeout":

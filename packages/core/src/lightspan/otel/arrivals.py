@@ -9,17 +9,17 @@ agent made a call, is read from all that has arrived (`gathered`), never from on
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from lightspan.errors import DataError, NotFoundError
+from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.otel.identity import Role, agent_name, role_of
 from lightspan.otel.otlp import Arrival
-from lightspan.otel.vocabulary import translated
 from lightspan.production.attempt import SERVICE_NAME, task_of
 from lightspan.production.journal import parcel_of, report_of, write_parcel
 from lightspan.production.options import UNNAMED_SERVICE
@@ -40,12 +40,20 @@ SENDER: Final = "opentelemetry"
 """Who ran such an attempt, as far as it is known (`Attempt.runner_id`)."""
 
 
+_AT_ONCE: Final = 16
+"""Traces that are written side by side: one after another a large batch outlasts its sender."""
+_LONGEST_NAME: Final = 1_000
+"""Characters of a service's name: databases index it."""
+_REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
+"""What is refused again each time it is sent."""
+
+
 async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -> list[str]:
     """Keep spans; repeating one is a no-op.
 
     Args:
         store: an open one.
-        arrivals: of any traces, in any order.
+        arrivals: of any traces, in any order, in our words (`vocabulary.translated`).
         may_reward: whether rewards among them are kept.
 
     Returns:
@@ -59,30 +67,50 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     traces: defaultdict[tuple[str, str], list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         span = arrival.span
-        if span.kind is SpanKind.REWARD and not may_reward:
+        service = _service_of(span)
+        if len(service) > _LONGEST_NAME:
+            refused.append(
+                f"span {span.name[:80]!r}: service.name has {len(service):,} characters, more than "
+                f"{_LONGEST_NAME:,}"
+            )
+        elif span.kind is SpanKind.REWARD and not may_reward:
             refused.append(f"span {span.name[:80]!r}: a reward needs a trainer's key")
         elif span.attempt_id:
             named[span.attempt_id].append(span)
         else:
-            traces[_service_of(span), span.trace_id].append(arrival)
-    for attempt_id, spans in named.items():
-        try:
-            await _join(store, attempt_id, spans)
-        except (DataError, NotFoundError) as error:
-            refused += [f"span {span.name[:80]!r}: {error}" for span in spans]
-    for (service, trace_id), of_trace in traces.items():
-        try:
-            await _keep_trace(store, service, trace_id, of_trace)
-        except DataError as error:
-            refused += [f"span {arrival.span.name[:80]!r}: {error}" for arrival in of_trace]
+            traces[service, span.trace_id].append(arrival)
+    works = [
+        *((spans, _join(store, attempt_id, spans)) for attempt_id, spans in named.items()),
+        *(
+            ([each.span for each in sent], _keep_trace(store, service, trace_id, sent))
+            for (service, trace_id), sent in traces.items()
+        ),
+    ]
+    room = asyncio.Semaphore(_AT_ONCE)
+    results = await asyncio.gather(
+        *(_in_room(room, work) for _, work in works), return_exceptions=True
+    )
+    trouble: BaseException | None = None
+    for (spans, _), result in zip(works, results, strict=True):
+        if isinstance(result, _REFUSALS):  # one bad trace does not hold up the others
+            refused += [f"span {span.name[:80]!r}: {result}" for span in spans]
+        elif isinstance(result, BaseException):
+            trouble = result
+    if trouble is not None:
+        raise trouble
     return refused
+
+
+async def _in_room(room: asyncio.Semaphore, work: Awaitable[None]) -> None:
+    async with room:
+        await work
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
     """Keep spans beside an attempt, late: nobody knows that its runner sent them, so nothing is
     ever trained of them."""
     attempt = await store.attempt(attempt_id)
-    kept = [translated(span).replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
+    kept = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
     await store.add_spans(AttemptRef(attempt_id, attempt.epoch), kept)
 
 
@@ -114,7 +142,7 @@ async def _keep_trace(
 
 
 def _own(span: Span, name: str, attempt_id: str, rollout_id: str) -> Span:
-    span = translated(span).replace(attempt_id=attempt_id, rollout_id=rollout_id, late=False)
+    span = span.replace(attempt_id=attempt_id, rollout_id=rollout_id, late=False)
     if span.kind is not SpanKind.LLM:
         return span
     call_id = f"call-{name}-{int(span.span_id, 16)}"  # feedback finds the attempt by it
@@ -146,54 +174,76 @@ def gathered(
     if not was_sent(attempt):
         return rollout, list(spans)
     by_id = {span.span_id: span for span in spans}
-    around = {span.span_id: _around(span, by_id) for span in spans}
-    llm = [span for span in spans if span.kind is SpanKind.LLM]
-    wrapping = {
-        outer.span_id
-        for span in llm
-        for outer in around[span.span_id]
-        if outer.kind is SpanKind.LLM
-    }
-    settled = [
-        _settled(span, around[span.span_id], is_wrapping=span.span_id in wrapping) for span in spans
-    ]
+    wrapping, paths = _wrapping(by_id), _Paths(by_id)
+    settled = [_settled(span, paths, is_wrapping=span.span_id in wrapping) for span in spans]
     is_call = all(span.kind is SpanKind.LLM for span in settled if span.parent_id not in by_id)
-    inputs = [
-        span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled
-    ]
+    inputs = [span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled]
     task = task_of(inputs, is_call=is_call)
     asked = msgspec.structs.replace(rollout, task=task, task_id=fingerprint(task))
     return asked, settled
 
 
-def _around(span: Span, by_id: dict[str, Span]) -> list[Span]:
-    """The spans around it, the innermost first, as far as they have arrived."""
-    found: list[Span] = []
-    seen = {span.span_id}
-    outer = by_id.get(span.parent_id or "")
-    while outer is not None and outer.span_id not in seen:  # else a circle would never end
-        found.append(outer)
-        seen.add(outer.span_id)
-        outer = by_id.get(outer.parent_id or "")
+def _wrapping(by_id: Mapping[str, Span]) -> set[str]:
+    """The calls inside which there is a call: the same, seen from outside by another library.
+
+    Each span is passed once, however deep a sender nests them.
+    """
+    found: set[str] = set()
+    passed: set[str] = set()
+    for span in by_id.values():
+        if span.kind is not SpanKind.LLM:
+            continue
+        outer = by_id.get(span.parent_id or "")
+        while outer is not None:
+            if outer.kind is SpanKind.LLM:
+                found.add(outer.span_id)
+            if outer.span_id in passed:
+                break
+            passed.add(outer.span_id)
+            outer = by_id.get(outer.parent_id or "")
     return found
 
 
-def _settled(span: Span, around: Sequence[Span], *, is_wrapping: bool) -> Span:
+_DEEPEST: Final = 64
+"""Agents inside one another that a path names."""
+
+
+class _Paths:
+    """Who acts inside a span: the agents around, each looked at once."""
+
+    def __init__(self, by_id: Mapping[str, Span]) -> None:
+        self._by_id = by_id
+        self._inside: dict[str, tuple[str, ...]] = {}
+
+    def inside(self, span_id: str | None) -> tuple[str, ...]:
+        """The names from the outermost on, as far as the spans have arrived."""
+        way: list[Span] = []
+        seen: set[str] = set()
+        span = self._by_id.get(span_id or "")
+        while span is not None and span.span_id not in self._inside and span.span_id not in seen:
+            way.append(span)
+            seen.add(span.span_id)  # else a circle would never end
+            span = self._by_id.get(span.parent_id or "")
+        names = () if span is None else self._inside.get(span.span_id, ())
+        for inner in reversed(way):
+            names = _with_agent(names, inner)
+            self._inside[inner.span_id] = names
+        return names
+
+
+def _with_agent(names: tuple[str, ...], span: Span) -> tuple[str, ...]:
+    if role_of(span.name, span.attributes) is not Role.AGENT or len(names) >= _DEEPEST:
+        return names
+    name = agent_name(span.name, span.attributes, may_guess=True)
+    return names if name is None or names[-1:] == (name,) else (*names, name)
+
+
+def _settled(span: Span, paths: _Paths, *, is_wrapping: bool) -> Span:
     attributes = dict(span.attributes)
-    if is_wrapping:  # the same call, seen from outside by another library
+    if is_wrapping:
         attributes.pop(c.CALL_ID, None)
     if span.kind is SpanKind.LLM and c.AGENT_PATH not in attributes:
-        path = _path(around)
-        if path:
-            attributes[c.AGENT_PATH] = path
+        names = paths.inside(span.parent_id)
+        if names:
+            attributes[c.AGENT_PATH] = join_path(names)
     return span.replace(attributes=attributes, late=False)
-
-
-def _path(around: Iterable[Span]) -> str:
-    names: list[str] = []
-    for outer in reversed(list(around)):
-        if role_of(outer.name, outer.attributes) is Role.AGENT:
-            name = agent_name(outer.name, outer.attributes, may_guess=True)
-            if name is not None and names[-1:] != [name]:
-                names.append(name)
-    return join_path(names) if names else ""

@@ -6,6 +6,7 @@ as any other. Nothing here raises into the app: what goes wrong marks the attemp
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def _tool(library: str, name: str, call_id: str | None, inside: Span | None = No
 
 
 def _end(span: Span, error: BaseException | None = None) -> None:
-    if isinstance(error, Exception):
+    if error is not None and not isinstance(error, GeneratorExit):
         span.record_exception(error)
         span.set_status(Status(StatusCode.ERROR))
     span.end()
@@ -90,8 +91,29 @@ class _Program(NamedTuple):
 _program: ContextVar[_Program | None] = ContextVar("lightspan_otel_program", default=None)
 
 
+_NO_PARTS: Final = frozenset({"history", "callbacks", "demos", "traces", "train"})
+"""What a module keeps of its past, without end: no part of it is in there."""
+
+
+def _program_of(module: Any, kind: type) -> _Program:
+    """A module with the names of its parts; empty for one that has none."""
+    names = {id(module): type(module).__name__}
+    queue = [module]
+    while queue:
+        for name, value in list(vars(queue.pop()).items()):
+            items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+            if isinstance(value, dict):
+                items = list(value.values())
+            for item in items if name not in _NO_PARTS else ():
+                if isinstance(item, kind) and id(item) not in names:
+                    names[id(item)] = ""
+                    queue.append(item)
+    told = {id(part): name for name, part in module.named_predictors() if part is not module}
+    return _Program({**names, **told})
+
+
 @contextmanager
-def _running(module: Any, is_predictor: bool) -> Iterator[None]:
+def _running(module: Any, kind: type, *, is_predictor: bool) -> Iterator[None]:
     """A module of DSPy's runs. The outermost one is an agent of its class's name, and so is one
     that is no part of the module that runs it; of what it consists of, those are that ask a model,
     under the names that DSPy gives them (`named_predictors`). What is between says nothing more."""
@@ -100,12 +122,10 @@ def _running(module: Any, is_predictor: bool) -> Iterator[None]:
         program = _program.get()
         place = None if program is None else program.names.get(id(module))
         if place is None:
-            parts = module.named_sub_modules()
-            names = {id(part): name.removeprefix("self.") for name, part in parts}
-            token = _program.set(_Program({**names, id(module): type(module).__name__}))
+            token = _program.set(_program_of(module, kind))
             span = _agent(_DSPY, type(module).__name__)
         elif is_predictor:
-            span = _agent(_DSPY, place)
+            span = _agent(_DSPY, place or type(module).__name__)
     try:
         with _current(span):
             yield
@@ -143,7 +163,8 @@ def dspy(framework: Any) -> Callable[[], None]:
     """
 
     def module(instance: Any) -> Any:
-        return _running(instance, isinstance(instance, framework.Predict))
+        is_predictor = isinstance(instance, framework.Predict)
+        return _running(instance, framework.Module, is_predictor=is_predictor)
 
     def tool(instance: Any) -> Any:
         span = None
@@ -233,9 +254,10 @@ class _Steps:
         with _Blamed():
             event = bound_args.arguments.get("ev")
             name = getattr(event, "current_agent_name", None)
-            if ".call_tool-" in id_:
+            tool_name = getattr(event, "tool_name", None)  # a user's step may have this name too
+            if ".call_tool-" in id_ and tool_name:
                 inside = run.agent or run.span
-                tool = _tool(_LLAMA, str(event.tool_name), event.tool_id, inside)
+                tool = _tool(_LLAMA, str(tool_name), getattr(event, "tool_id", None), inside)
                 self._enter(id_, tool, tool)
             elif name and run.name is not _ALONE:
                 self._enter(id_, run.turn_of(str(name)), None)
@@ -344,7 +366,7 @@ def _started(run: _Run, start: Callable[[], Any]) -> Any:
 
     def over(task: Any) -> None:
         with _Blamed():
-            error = None if task.cancelled() else task.exception()
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             run.end_turn(error)
             _end(run.span, error)
 

@@ -25,6 +25,14 @@ _REMOTE: Final = 0x300
 """Flags of a span that knows of its parent whether another process made it, and it did."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _NEVER: Final = 2**63
+MOST_SPANS: Final = 50_000
+"""Of one request."""
+MOST_KEPT: Final = 64 * 2**20
+"""Bytes that the spans of one request may come to: what made them, which a request says once for
+all of them, is kept with each."""
+_MOST_MARKS: Final = 3_000_000
+"""Opening brackets and commas of a request's JSON: to decode it is one step, for which all of
+Python waits."""
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
@@ -57,6 +65,7 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
         DataError: it is no OTLP; the message says where.
     """
     message = _from_json(body) if content_type == JSON else _from_protobuf(body)
+    _check_size(message, len(body))
     decoded = Decoded([], [])
     for resource_spans in message.resource_spans:
         resource = decode_attributes(resource_spans.resource.attributes)
@@ -67,6 +76,21 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
                 except (DataError, ValueError) as error:
                     decoded.refused.append(f"span {span.name[:80]!r}: {error}")
     return decoded
+
+
+def _check_size(message: Any, size: int) -> None:
+    spans = 0
+    for resource_spans in message.resource_spans:
+        own = sum(len(scope_spans.spans) for scope_spans in resource_spans.scope_spans)
+        spans += own
+        size += own * int(resource_spans.resource.ByteSize())
+    if spans > MOST_SPANS:
+        raise DataError(f"the request has {spans:,} spans: send at most {MOST_SPANS:,} at once")
+    if size > MOST_KEPT:
+        raise DataError(
+            f"the request's spans, each with its resource's attributes, come to {size:,} bytes: "
+            f"send at most {MOST_KEPT:,} at once"
+        )
 
 
 def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
@@ -101,6 +125,10 @@ def _from_json(body: bytes) -> Any:
     from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
+    if sum(body.count(mark) for mark in (b"{", b"[", b",")) > _MOST_MARKS:
+        raise DataError(
+            f"the body has more than {_MOST_MARKS:,} opening brackets and commas: send less at once"
+        )
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -142,8 +142,14 @@ def _numbered(said: Said, prefix: str) -> list[dict[str, Any]]:
 
 
 # --- OpenTelemetry's GenAI conventions ------------------------------------------------------
+_MOST_MARKS: Final = 300_000
+"""Opening brackets and commas: to read more is one long step, for which all of Python waits."""
+
+
 def _loaded(value: Any) -> Any:
-    """The JSON of an attribute; what is none is itself."""
+    """The JSON of an attribute; what is none, or too much to read at once, is itself."""
+    if isinstance(value, str) and sum(map(value.count, "[{,")) > _MOST_MARKS:
+        return value
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):

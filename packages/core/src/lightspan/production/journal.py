@@ -17,8 +17,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from lightspan.errors import (
     ConflictError,
@@ -407,7 +407,9 @@ def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
     size = 0
     for span in spans:
         piece.append(span)
-        size += text_size(span)
+        size += text_size(span) + _size_of(span.resource)
+        size += sum(_size_of(event.attributes) for event in span.events)
+        size += sum(_size_of(link.attributes) for link in span.links)
         if len(piece) >= _PIECE[0] or size >= _PIECE[1]:
             yield piece
             piece, size = [], 0
@@ -417,7 +419,11 @@ def _pieces(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 def text_size(span: Span) -> int:
     """Characters in the span's attributes, about."""
-    return sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+    return _size_of(span.attributes)
+
+
+def _size_of(attributes: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in attributes.values() if isinstance(value, str))
 
 
 def _at_end_of_child(journal: Journal) -> None:

@@ -192,8 +192,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     attempt_id: str | None = None
     """The latest attempt."""
     created_at: float = 0.0
-    """In the store's own time, which began as seconds since the epoch and is never set
-    (`stores._lease_time`)."""
+    """Seconds since the epoch, by the store's clock."""
     finished_at: float | None = None
     change: int = 0
     """The cursor value of the latest status change (`Store.watch`)."""

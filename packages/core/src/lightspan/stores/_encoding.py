@@ -140,8 +140,11 @@ def unpack_peer(body: bytes, silent_s: float) -> Peer:
 def supersedes(new: PackedSpan, new_late: bool, old: bytes, old_late: bool) -> bool:
     """Whether a call that is written again replaces what was written first.
 
-    It does if the first try was cancelled or failed and this one ended later: a retry went on.
+    It does if the first try was cancelled or failed and this one ended later: a retry went on. And
+    what is late never keeps out what is in time: whoever may send spans could have taken its id.
     """
+    if old_late and not new_late:
+        return True
     if new.body == old or (new_late and not old_late):
         return False
     before, after = decode_span(old), decode_span(new.body)

@@ -218,7 +218,7 @@ class Exchange:
     """
 
     def __init__(self, parent: str) -> None:
-        _sweep(parent)
+        sweep(parent, PREFIX)
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         except OSError as error:
@@ -226,7 +226,7 @@ class Exchange:
                 f"VLLM: exchange={parent!r}, where weights are handed over, cannot be written: "
                 f"{error.strerror}; give a folder in memory that servers can read"
             ) from error
-        self._lock = _locked(self.folder)
+        self._lock = locked(self.folder)
 
     def write(
         self, blueprint: Blueprint, weights: Mapping[str, Any], policy: str, version: int
@@ -324,9 +324,9 @@ def _whole(blueprint: Blueprint, policy: str) -> str:
     return f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}"
 
 
-def _sweep(parent: str) -> None:
-    """Remove what trainers that were killed left behind."""
-    for folder in Path(parent).glob(f"{PREFIX}*"):
+def sweep(parent: str, prefix: str) -> None:
+    """Remove what trainers that were killed left behind: folders of this prefix that are free."""
+    for folder in Path(parent).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.getuid():  # to open what is in it could wait for ever
                 continue
@@ -335,7 +335,7 @@ def _sweep(parent: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _locked(folder: Path) -> int:
+def locked(folder: Path) -> int:
     """The descriptor of a lock file, which is locked before it can be seen."""
     unseen = folder / f"{_LOCK}-"
     lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

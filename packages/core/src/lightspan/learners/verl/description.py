@@ -24,7 +24,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     python: str
-    """The interpreter of the environment that has verl, such as `/opt/verl/bin/python`."""
+    """The interpreter of the environment that has verl, such as `verl-env/bin/python`."""
     ranks: int = 1
     """Processes that share weights and rows: of the CPU, or of as many GPUs, by the trainer's
     `device`."""
@@ -46,7 +46,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.python, str) or not self.python:
             raise ConfigError(
                 f"Verl: python={self.python!r} must be the path of the interpreter that has verl, "
-                "such as /opt/verl/bin/python"
+                "such as verl-env/bin/python"
             )
         check_whole("Verl: ranks", self.ranks, 1)
         if self.token_budget is not None:

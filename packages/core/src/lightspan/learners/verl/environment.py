@@ -39,7 +39,7 @@ def check_environment(python: str) -> dict[str, str]:
     if shutil.which(python) is None:
         raise ConfigError(
             f"Verl: python={python!r} is no program that can be run: give the path of the "
-            "interpreter that has verl, such as /opt/verl/bin/python"
+            "interpreter that has verl, such as verl-env/bin/python"
         )
     found = _versions(python)
     if "verl" not in found:

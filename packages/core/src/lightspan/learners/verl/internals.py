@@ -53,8 +53,9 @@ class Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         for module in self.module.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-            if isinstance(getattr(module, "attention_dropout", None), float):
-                module.attention_dropout = 0.0
+            for name, value in list(vars(module).items()):  # what some hand to functions
+                if isinstance(value, float) and ("dropout" in name or name == "layerdrop"):
+                    setattr(module, name, 0.0)
 
     def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
         trained = [each for each in module.parameters() if each.requires_grad]
@@ -253,6 +254,8 @@ def _engine_config(dtype: str, token_budget: int) -> Any:
         use_dynamic_bsz=True,
         max_token_len_per_gpu=token_budget,
         infer_max_token_len_per_gpu=token_budget,
+        # Otherwise every rank holds the whole model's gradients from the first pass to the last.
+        use_no_sync_for_gradient_accumulation=False,
         model_dtype="fp32",
         mixed_precision={
             "param_dtype": {"float32": "fp32", "bfloat16": "bf16"}[dtype],

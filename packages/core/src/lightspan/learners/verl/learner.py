@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 from lightspan.engines.protocol import LoRAWeights, TokenEngine
+from lightspan.engines.sizes import count_parameters
+from lightspan.engines.vllm.weights import locked, sweep
 from lightspan.errors import (
     CheckpointError,
     ConfigError,
@@ -77,6 +80,9 @@ CAPABILITIES: Final = LearnerCapabilities(
 
 _MEMORY: Final = Path("/dev/shm")
 """Where weights pass from verl's processes to this one, if there is room."""
+_PREFIX: Final = "lightspan-verl-"
+_WIDEST: Final = 4
+"""Bytes of a weight: those of training are float32."""
 
 
 class VerlLearner(Learner):
@@ -121,7 +127,7 @@ class VerlLearner(Learner):
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         check_names("lora", adapters, models)
         self._lora = {name: adapters.get(name) for name in models}
-        self._check_options(critic)
+        check_options(self._optimizer, self._lora, critic)
         self._workers = workers
         self._owns = own
         self._number = next(self._numbers)
@@ -145,15 +151,6 @@ class VerlLearner(Learner):
             seed=seed,
         )
         self._versions = workers.together([setup] * len(workers.devices))[0].versions
-
-    def _check_options(self, critic: Critic | None) -> None:
-        declared = CAPABILITIES.unsupported(self._optimizer, list(self._lora.values()))
-        declared += ["a critic"] if critic is not None else []
-        if declared:
-            raise UnsupportedError(
-                f"the verl learner does not support {', '.join(declared)}: leave it out, or use "
-                "the torch learner (learner=Torch(…))"
-            )
 
     @property
     def capabilities(self) -> LearnerCapabilities:
@@ -320,7 +317,7 @@ class VerlLearner(Learner):
 
     def _weights(self, policy: str, kind: Kind) -> dict[str, Tensor]:
         """Those of now, whole, on the CPU."""
-        with _passing_folder() as folder:
+        with _passing_folder(_WIDEST * count_parameters(self._models[policy])) as folder:
             path = folder / "weights.safetensors"
             order = Weights(learner=self._number, policy=policy, kind=kind, path=str(path))
             aliases = self._all(order)[0].aliases
@@ -471,14 +468,39 @@ def _old(
 
 
 @contextmanager
-def _passing_folder() -> Iterator[Path]:
-    """A folder of ours alone that is gone afterwards, in memory where there is such a place."""
-    place = _MEMORY if _MEMORY.is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="lightspan-verl-", dir=place))
+def _passing_folder(size: int) -> Iterator[Path]:
+    """A folder of ours alone that is gone afterwards, in memory where there is room for that.
+
+    Args:
+        size: bytes that are to be written.
+    """
+    place = Path(tempfile.gettempdir())
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
+        place = _MEMORY
+    sweep(str(place), _PREFIX)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    lock = locked(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def check_options(
+    optimizer: Optimizer | None,
+    lora: LoRA | Mapping[str, LoRA | None] | None,
+    critic: Critic | None,
+) -> None:
+    """Raise `UnsupportedError` for what `CAPABILITIES` do not declare."""
+    adapters = list(lora.values()) if isinstance(lora, Mapping) else [lora]
+    declared = CAPABILITIES.unsupported(optimizer or Optimizer(), adapters)
+    declared += ["a critic"] if critic is not None else []
+    if declared:
+        raise UnsupportedError(
+            f"the verl learner does not support {', '.join(declared)}: leave it out, or use "
+            "the torch learner (learner=Torch(…))"
+        )
 
 
 def described(
@@ -494,6 +516,7 @@ def described(
         ConfigError: see `Verl.placed`, `check_environment` and `VerlLearner`.
         RankError: a rank ended before it was there.
     """
+    check_options(options.get("optimizer"), options.get("lora"), options.get("critic"))
     devices = description.placed(device)
     workers = Workers(
         description.python, devices, start_s=description.start_s, timeout_s=description.timeout_s

@@ -123,8 +123,10 @@ class Served:
                     self._saved(policy, Path(order.folder), number)
                 return Answer()
             case Load():
-                for number, (name, policy) in enumerate(self._learners[order.learner].items()):
-                    policy.load(Path(order.folder), number, order.steps[name])
+                # in the order of the checkpoint, whatever this process's is: shards bear numbers
+                policies = self._learners[order.learner]
+                for number, (name, steps) in enumerate(order.steps.items()):
+                    policies[name].load(Path(order.folder), number, steps)
                 return Answer()
         raise AssertionError(order)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightspan.errors import CheckpointError
+from lightspan.errors import CheckpointError, UnsupportedError
 from lightspan.learners import losses
 from lightspan.learners.calls import number_calls
 from lightspan.learners.objective import TokenValues, policy_losses
@@ -189,10 +189,27 @@ class Policy:
             whole = each.full_tensor() if hasattr(each, "full_tensor") else each
             yield name, whole.detach().to("cpu", copy=True)
 
+    def _check_mergeable(self, state: dict[str, Any]) -> None:
+        """Adapters of other layers are added in other ways, and would be served without."""
+        linear = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
+        other = [name for name in state if ".lora_" in name and not name.endswith(linear)]
+        turned = [
+            name
+            for name, module in self._model.module.named_modules()
+            if getattr(module, "fan_in_fan_out", False)
+        ]
+        if other or turned:
+            raise UnsupportedError(
+                "the verl learner merges LoRA of linear layers alone, and "
+                f"{(other or turned)[0]!r} is of another kind: leave it out of "
+                "LoRA(target_modules=…), or use the torch learner (learner=Torch(…))"
+            )
+
     @torch.no_grad()
     def _merged(self, state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The plain model's names and weights, adapters added in."""
         assert self._lora is not None
+        self._check_mergeable(state)
         scale = self._lora.alpha / self._lora.rank
         for name, tensor in self._whole(
             {name: each for name, each in state.items() if ".lora_" not in name}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import lightspan
-from lightspan.errors import RankError
+from lightspan.errors import ConfigError, RankError
 from lightspan.learners.ranks.processes import how_it_ended
 from lightspan.learners.verl.environment import check_environment
 from lightspan.learners.verl.frames import receive, send
@@ -34,6 +34,28 @@ PLATFORM: Final = {
     "VERL_USE_EXTERNAL_MODULES": "lightspan.testing.verl_platform",
 }
 """What verl is told where the device is the CPU, of which it knows nothing."""
+
+
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def _card(device: str) -> str:
+    """What a rank is told to see, of the cards that this process sees.
+
+    Raises:
+        ConfigError: it sees fewer.
+    """
+    number = int(device.partition(":")[2] or 0)
+    seen = os.environ.get(_VISIBLE)
+    if seen is None:
+        return str(number)
+    cards = [card.strip() for card in seen.split(",") if card.strip()]
+    if number >= len(cards):
+        raise ConfigError(
+            f"Verl: {_VISIBLE}={seen!r} shows {len(cards)} devices, and a rank is to be on "
+            f"{device!r}: show more, or take fewer ranks"
+        )
+    return cards[number]
 
 
 class Workers:
@@ -139,7 +161,7 @@ class Workers:
         device = self.devices[rank]
         placed = PLATFORM
         if device != "cpu":
-            placed = {"CUDA_VISIBLE_DEVICES": device.partition(":")[2] or "0"}
+            placed = {_VISIBLE: _card(device)}
         return {
             **inherited,
             **placed,
@@ -170,7 +192,13 @@ class Workers:
         end = time.monotonic() + limit
         for link, message in zip(self._links, messages, strict=True):
             try:
+                link.settimeout(
+                    max(_SEEN_S, end - time.monotonic())
+                )  # a stopped rank reads nothing
                 send(link, message)
+            except TimeoutError:
+                late = self.name(self._links.index(link))
+                raise _LostError(f"{late} took longer than {setting}={limit:g} seconds") from None
             except OSError:
                 raise _LostError(self._failure()) from None
         waiting = dict(zip(self._links, range(len(self._links)), strict=True))
@@ -181,7 +209,14 @@ class Workers:
                 slow = ", ".join(self.name(rank) for rank in sorted(waiting.values()))
                 raise _LostError(f"{slow} took longer than {setting}={limit:g} seconds")
             for link in ready:
-                data = receive(link)
+                try:
+                    link.settimeout(max(_SEEN_S, end - time.monotonic()))
+                    data = receive(link)
+                except TimeoutError:
+                    late = self.name(waiting[link])
+                    raise _LostError(
+                        f"{late} took longer than {setting}={limit:g} seconds"
+                    ) from None
                 if data is None:
                     raise _LostError(self._failure())
                 found[waiting.pop(link)] = answers.decode(data)

@@ -11,6 +11,7 @@ client that an answer has broken off.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from yarl import URL
 from lightspan import __version__
 from lightspan.errors import StoreError
 from lightspan.gateway.bodies import received
+from lightspan.gateway.connections import most_connections
 from lightspan.gateway.dialects import DIALECTS
 from lightspan.gateway.http_server import go_on
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, openai_refusal
@@ -48,6 +50,8 @@ MOST_CALLS: Final = 1_024
 MOST_BYTES: Final = 16 * MAX_BODY
 """Of all requests that are under way."""
 CONNECT_S: Final = 10.0
+_HEALTH_S: Final = 10.0
+"""How long it may take to say that it is one."""
 _KNOWN_S: Final = 60.0
 """How long a gateway is taken for one that was seen to be one."""
 _REMEMBERED: Final = 256
@@ -76,7 +80,8 @@ class Relay:
     Args:
         store: where call tokens are known, and which gateway each belongs to.
         count: is told the status of each answer and the seconds that it took.
-        most: calls at once.
+        most: calls at once; None: `MOST_CALLS`, or half of the connections for which this process
+            may open files: runners, which extend leases, have the other half.
         max_body: bytes of a request at most.
     """
 
@@ -85,12 +90,14 @@ class Relay:
         store: Store,
         count: Callable[[int, float], None],
         *,
-        most: int = MOST_CALLS,
+        most: int | None = None,
         max_body: int = MAX_BODY,
     ) -> None:
         self._store = store
         self._count = count
         self._max_body = max_body
+        if most is None:
+            most = max(1, min(MOST_CALLS, most_connections() // 2))
         self._gate = Gate(most, MOST_BYTES)
         self._gateways: OrderedDict[str, str] = OrderedDict()
         """By resources."""
@@ -212,10 +219,13 @@ class Relay:
         if now - self._seen.get(gateway, -_KNOWN_S) < _KNOWN_S:
             return
         try:
-            async with self._ask("GET", URL(f"{gateway}{_HEALTH}")) as answer:
+            async with (
+                asyncio.timeout(_HEALTH_S),
+                self._ask("GET", URL(f"{gateway}{_HEALTH}")) as answer,
+            ):
                 said = await answer.json(content_type=None)
-        except ValueError:  # no JSON, or not even a text
-            said = None
+        except (ValueError, aiohttp.ClientError, TimeoutError):
+            said = None  # no JSON, not even a text, no end of it, or nothing
         protocol = said.get("protocol") if isinstance(said, dict) else None
         if protocol is None or "policies" not in said:
             raise ApiError(502, f"who answers there is no gateway of a training; {_ADVICE}")

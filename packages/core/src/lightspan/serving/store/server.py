@@ -105,7 +105,7 @@ class StoreServer(HttpServer):
         self._vital = Gate(most_requests, max_body)
         self._reading = Workers("store-bodies")
         self._answering = Workers("store-answers")
-        self._telemetry = Telemetry(store, self._gate, self._reading)
+        self._telemetry = Telemetry(store, self._reading)
         self._metrics = Metrics()
         self._relay = Relay(store, partial(self._metrics.count, "gateway"))
         self._stopping = asyncio.Event()

@@ -20,6 +20,7 @@ from lightspan.otel.otlp import (
     encode_answer,
     encode_failure,
 )
+from lightspan.otel.vocabulary import translated
 from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.roles import Role
@@ -34,18 +35,22 @@ SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
 _AGAIN: Final = {"Retry-After": str(COME_AGAIN_S)}
 
 
+MOST_SENDERS: Final = 32
+"""At once, and what they may hold together: places of their own, so that senders of traces, who may
+be many and slow, keep nobody from extending its leases."""
+
+
 class Telemetry:
     """Takes traces.
 
     Args:
         store: an open one, where they are kept.
-        gate: how many may send at once, with how much.
         reading: where bodies are decoded.
     """
 
-    def __init__(self, store: Store, gate: Gate, reading: Workers) -> None:
+    def __init__(self, store: Store, reading: Workers) -> None:
         self._store = store
-        self._gate = gate
+        self._gate = Gate(MOST_SENDERS, 4 * MOST_BYTES)
         self._reading = reading
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
@@ -98,10 +103,13 @@ class Telemetry:
             parts = await received(request, counted)
             packing = request.headers.get("Content-Encoding", "").strip().lower()
             size = sum(map(len, parts))
+            unpacked_size = 0
             if packing not in ("", "identity"):  # it may be large, however small it is
-                place.add(MOST_BYTES)
+                unpacked_size = MOST_BYTES
+                place.add(unpacked_size)
                 size += SMALL + 1
             decoded = await self._reading.run(_decoded, parts, packing, kind, size=size)
+            place.add(-unpacked_size)
             refused = await keep(self._store, decoded.arrivals, may_reward=role is not Role.TRACER)
         return [*decoded.refused, *refused]
 
@@ -116,4 +124,7 @@ def _decoded(parts: list[bytes], packing: str, kind: str) -> Decoded:
         data = unpacked(data, packing, MOST_BYTES)
     if len(data) > MOST_BYTES:
         raise _too_large()
-    return decode_request(data, kind)
+    decoded = decode_request(data, kind)
+    # here, beside the event loop: of a large batch it takes a second
+    whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
+    return decoded._replace(arrivals=whole)

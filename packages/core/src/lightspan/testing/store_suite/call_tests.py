@@ -68,6 +68,17 @@ class CallTests(StoreTests):
         found = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
         assert [(r.sequence_start, r.call_id, r.choice) for r in found] == sorted(keys)
 
+    async def test_what_is_late_keeps_no_call_out(self, store: Store) -> None:
+        """A call's span id is no secret: who may send spans could have taken it before."""
+        attempt = await start(store)
+        call = make_call(attempt)
+        taken = call.span.replace(name="something else", late=True)
+        assert await store.add_spans(ref(attempt), [taken]) == 1
+        assert await store.add_calls([call]) == [False]
+        assert (await store.spans([attempt.attempt_id]))[attempt.attempt_id] == [call.span]
+        found = (await store.token_records([attempt.attempt_id]))[attempt.attempt_id]
+        assert found == call.records
+
     async def test_adding_a_call_twice(self, store: Store) -> None:
         attempt = await start(store)
         call = make_call(attempt, choices=3)
