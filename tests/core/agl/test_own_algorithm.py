@@ -19,9 +19,10 @@ import lightspan.agl as agl
 from lightspan.agl import _tracers
 from lightspan.capture.scope import acting
 from lightspan.errors import ConfigError, DataError, UnsupportedError
-from lightspan.schema.records import Mode, RolloutStatus
+from lightspan.schema.records import AttemptRef, Mode, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.testing.scripted import ScriptedServer
+from lightspan.testing.store_suite import make_span
 
 PROMPT = {"prompt": agl.PromptTemplate(template="{n}.5")}
 
@@ -100,6 +101,22 @@ async def test_what_a_store_cannot_change_is_refused() -> None:
             agl.LightningStoreClient(address)
     with pytest.raises(UnsupportedError, match="a store that grows large is a file"):
         agl.InMemoryLightningStore(eviction_memory_threshold=0.5)
+
+
+async def test_what_came_late_pays_nobody() -> None:
+    """Whoever may send traces could have sent it."""
+    store = agl.InMemoryLightningStore()
+    rollout = await store.enqueue_rollout("task")
+    await store.dequeue_rollout()
+    [attempt] = await store.store.attempts([rollout.rollout_id])
+    paid = {"agentlightning.reward.0.name": "r", "agentlightning.reward.0.value": 1.0}
+    sent = make_span(attempt, late=True).replace(name="agentlightning.annotation", attributes=paid)
+    await store.store.add_spans(AttemptRef(attempt.attempt_id, attempt.epoch), [sent])
+    spans = await store.query_spans(rollout.rollout_id)
+    assert agl.find_final_reward(spans) == 1.0
+    await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
+    [attempt] = await store.store.attempts([rollout.rollout_id])
+    assert (attempt.status, attempt.reward) == ("succeeded", None)
 
 
 async def test_waiting_reads_what_changes_and_queries_what_they_ask_for(

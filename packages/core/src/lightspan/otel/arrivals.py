@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -80,9 +81,9 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
         else:
             traces[service, span.trace_id].append(arrival)
     works = [
-        *((spans, _join(store, attempt_id, spans)) for attempt_id, spans in named.items()),
+        *((spans, partial(_join, store, attempt_id, spans)) for attempt_id, spans in named.items()),
         *(
-            ([each.span for each in sent], _keep_trace(store, service, trace_id, sent))
+            ([each.span for each in sent], partial(_keep_trace, store, service, trace_id, sent))
             for (service, trace_id), sent in traces.items()
         ),
     ]
@@ -101,9 +102,9 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     return refused
 
 
-async def _in_room(room: asyncio.Semaphore, work: Awaitable[None]) -> None:
+async def _in_room(room: asyncio.Semaphore, work: Callable[[], Awaitable[None]]) -> None:
     async with room:
-        await work
+        await work()
 
 
 async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:

@@ -40,7 +40,7 @@ class Processes:
         self._timeout_s = timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
         # also where nobody calls `end`: at the end of the interpreter
-        self._end = weakref.finalize(self, _end, self._children, self._folder)
+        self._end = weakref.finalize(self, end_children, self._children, self._folder)
         for rank in range(1, len(self.devices)):
             self._children.append(self._start(rank))
 
@@ -137,7 +137,8 @@ def how_it_ended(status: int) -> str:
     return f"was ended by {name}{hint}"
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def end_children(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """End processes whose standard input is their lifeline, and remove their folder."""
     for child in children:
         if child.stdin is not None:
             child.stdin.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -17,15 +16,13 @@ from typing import Final
 
 import lightspan
 from lightspan.errors import ConfigError, RankError
-from lightspan.learners.ranks.processes import how_it_ended
+from lightspan.learners.ranks.processes import end_children, how_it_ended
 from lightspan.learners.verl.environment import check_environment
 from lightspan.learners.verl.frames import receive, send
 from lightspan.learners.verl.orders import Answer, Order, answers, packed
 
 MODULE: Final = "lightspan.learners.verl.rank"
 GO_ON: Final = "What the last checkpoint holds is whole: go on with resume=True (--resume)"
-GRACE_S: Final = 2.0
-"""From the end of its lifeline until a process is killed."""
 _SEEN_S: Final = 2.0
 """How long the end of a process may take to show after its connection has closed."""
 _SHOWN: Final = 12
@@ -257,14 +254,4 @@ def _end(
 ) -> None:
     for link in links:
         link.close()
-    for child in children:
-        if child.stdin is not None:
-            child.stdin.close()
-    end = time.monotonic() + GRACE_S
-    for child in children:
-        try:
-            child.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    end_children(children, folder)
