@@ -130,7 +130,7 @@ def from_otel(span: ReadableSpan) -> Span:
     if context is None:
         raise DataError(f"the OpenTelemetry span {span.name!r} has no context")
     attributes = clean_attributes(dict(span.attributes or {}))
-    return _from_parts(
+    return span_of(
         attributes,
         span_id=f"{context.span_id:016x}",
         trace_id=f"{context.trace_id:032x}",
@@ -156,8 +156,13 @@ def from_otel(span: ReadableSpan) -> Span:
     )
 
 
-def _from_parts(attributes: Attributes, **fields: Any) -> Span:
-    """A span whose own fields travelled as attributes."""
+def span_of(attributes: Attributes, **fields: Any) -> Span:
+    """A span whose own fields travelled as attributes, which are taken out of the mapping.
+
+    Args:
+        attributes: clean ones, in any dialect.
+        fields: what OpenTelemetry's spans have, as `Span` calls it.
+    """
     kind = c.kind_of(attributes)
     ours = {key: attributes.pop(key) for key in _OURS if key in attributes}
     return Span(
@@ -287,7 +292,7 @@ def _decoded(traces: TracesData) -> Iterable[Span]:
 def decode_span(span: Any, resource: Attributes) -> Span:
     """One span of OTLP's protobuf as ours, with the attributes of what made it."""
     status = _STATUS_IN[StatusCode(span.status.code)]
-    return _from_parts(
+    return span_of(
         decode_attributes(span.attributes),
         span_id=span.span_id.hex(),
         trace_id=span.trace_id.hex(),
