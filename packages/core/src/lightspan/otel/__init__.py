@@ -24,6 +24,7 @@ from lightspan.otel.translation import (
     encode_otlp,
     export,
 )
+from lightspan.production.outlet import send
 
 __all__ = [
     "LightspanSpanProcessor",
@@ -32,5 +33,6 @@ __all__ = [
     "encode_otlp",
     "export",
     "instrument",
+    "send",
     "uninstrument",
 ]
