@@ -219,7 +219,7 @@ CONSTRAINTS = [
 SINKS = ["tensorboard", "wandb", "mlflow", "trackio"]
 PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
-    *("hypothesis", "jsonschema"),
+    *("hypothesis", "jsonschema", "openinference-semantic-conventions"),
 ]
 ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
 FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
