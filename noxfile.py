@@ -719,6 +719,15 @@ def tests_vllm(session: nox.Session) -> None:
 
 
 @nox.session(requires=["learning"], default=False)
+def tests_phoenix(session: nox.Session) -> None:
+    """Send spans to a real Phoenix server, whose environment the session makes, and ask it."""
+    session.install("-r", "constraints/phoenix.txt")
+    session.env["PHOENIX_COMMAND"] = str(Path(session.bin) / "phoenix")
+    report_versions(session, learning_python())
+    run_pytest(session, "tests/phoenix_server", python=learning_python())
+
+
+@nox.session(requires=["learning"], default=False)
 def tests_verl(session: nox.Session) -> None:
     """Test the verl learner against real verl on the CPU, whose environment the session makes."""
     install_torch(session)
