@@ -219,7 +219,7 @@ CONSTRAINTS = [
 SINKS = ["tensorboard", "wandb", "mlflow", "trackio"]
 PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
-    *("hypothesis", "jsonschema"),
+    *("hypothesis", "jsonschema", "openinference-semantic-conventions"),
 ]
 ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
 FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
@@ -716,6 +716,15 @@ def tests_vllm(session: nox.Session) -> None:
     session.env["LIGHTSPAN_VLLM_PYTHON"] = str(Path(session.bin) / "python")
     report_versions(session, learning_python())
     run_pytest(session, "tests/vllm_servers", python=learning_python())
+
+
+@nox.session(requires=["learning"], default=False)
+def tests_phoenix(session: nox.Session) -> None:
+    """Send spans to a real Phoenix server, whose environment the session makes, and ask it."""
+    session.install("-r", "constraints/phoenix.txt")
+    session.env["PHOENIX_COMMAND"] = str(Path(session.bin) / "phoenix")
+    report_versions(session, learning_python())
+    run_pytest(session, "tests/phoenix_server", python=learning_python())
 
 
 @nox.session(requires=["learning"], default=False)

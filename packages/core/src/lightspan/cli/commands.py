@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import keyword
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -14,7 +15,9 @@ from lightspan.errors import LightspanError, how_to_install
 from lightspan.progress import say
 from lightspan.schema.texts import without_keys
 
-COMMANDS: Final = ("dev", "runner", "inspect", "rescore", "export", "feedback", "serve", "prune")
+COMMANDS: Final = (
+    *("dev", "runner", "inspect", "rescore", "export", "feedback", "import", "serve", "prune"),
+)
 """In the order of `--help`."""
 
 
@@ -50,5 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lightspan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        importlib.import_module(f"lightspan.cli.{name}").add(commands)
+        module = f"{name}_" if keyword.iskeyword(name) else name
+        importlib.import_module(f"lightspan.cli.{module}").add(commands)
     return parser

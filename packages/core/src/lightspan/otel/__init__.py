@@ -11,6 +11,7 @@ otel.agents()                         # whom `optimize=` may name, as far as the
 them, `frameworks` are switched on by name, by `hooks` of their own where their spans name nobody,
 and `install` does all that. `translation` is between OpenTelemetry's spans and ours, whole ones.
 What others send: `otlp` decodes it, `vocabulary` has their words for ours, `arrivals` keeps it.
+What lies in `files` goes the same way; `backends` knows how Phoenix and Langfuse write spans.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lightspan.otel.translation import (
     encode_otlp,
     export,
 )
+from lightspan.production.outlet import send
 
 __all__ = [
     "LightspanSpanProcessor",
@@ -31,5 +33,6 @@ __all__ = [
     "encode_otlp",
     "export",
     "instrument",
+    "send",
     "uninstrument",
 ]

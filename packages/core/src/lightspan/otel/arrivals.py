@@ -102,6 +102,11 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     return refused
 
 
+def trace_of(span: Span) -> tuple[str, str] | None:
+    """The service and the trace of which a span's attempt is; None where it names an attempt."""
+    return None if span.attempt_id else (_service_of(span), span.trace_id)
+
+
 async def _in_room(room: asyncio.Semaphore, work: Callable[[], Awaitable[None]]) -> None:
     async with room:
         await work()

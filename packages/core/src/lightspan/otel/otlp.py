@@ -66,6 +66,29 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
     """
     message = _from_json(body) if content_type == JSON else _from_protobuf(body)
     _check_size(message, len(body))
+    return _decoded(message)
+
+
+def decode_protobuf(body: bytes) -> Decoded:
+    """The spans of a `TracesData` of any size. Needs `opentelemetry-proto`.
+
+    Raises:
+        DataError: it is no OTLP.
+    """
+    return _decoded(_from_protobuf(body))
+
+
+def decode_object(value: dict[str, Any]) -> Decoded:
+    """The spans of OTLP's JSON that is loaded, of any size; it may be changed. Needs
+    `opentelemetry-proto`.
+
+    Raises:
+        DataError: it is no OTLP; the message says where.
+    """
+    return _decoded(_from_object(value))
+
+
+def _decoded(message: Any) -> Decoded:
     decoded = Decoded([], [])
     for resource_spans in message.resource_spans:
         resource = decode_attributes(resource_spans.resource.attributes)
@@ -122,9 +145,6 @@ def _from_protobuf(body: bytes) -> Any:
 
 
 def _from_json(body: bytes) -> Any:
-    from google.protobuf.json_format import ParseDict, ParseError
-    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
-
     if sum(body.count(mark) for mark in (b"{", b"[", b",")) > _MOST_MARKS:
         raise DataError(
             f"the body has more than {_MOST_MARKS:,} opening brackets and commas: send less at once"
@@ -135,6 +155,13 @@ def _from_json(body: bytes) -> Any:
         raise DataError(f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"the body is no OTLP JSON: an object, not {type(value).__name__}")
+    return _from_object(value)
+
+
+def _from_object(value: dict[str, Any]) -> Any:
+    from google.protobuf.json_format import ParseDict, ParseError
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
     for span in _spans_in(value):
         for link in _list(span, "links", "links"):
             _take_hex(link)

@@ -9,22 +9,14 @@ lightspan never writes to the app's tracer provider: no prompt text reaches it u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    SpanContext,
-    SpanKind as OtelKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-)
+from opentelemetry.trace import StatusCode
 
+from lightspan.capture.readable_spans import STATUS_CODES, to_otel
 from lightspan.capture.scope import Acting, acting, pushed
 from lightspan.errors import DataError, LightspanError
 from lightspan.otel.notes import kept_whole, note_by_ids
@@ -35,9 +27,7 @@ from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanEvent,
-    SpanKind,
     SpanLink,
-    SpanStatus,
     clean_attributes,
 )
 
@@ -46,13 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
     from opentelemetry.sdk.trace import Span as LiveSpan
 
-_SCOPE: Final = InstrumentationScope("lightspan")
-_STATUS_OUT: Final = {
-    SpanStatus.UNSET: StatusCode.UNSET,
-    SpanStatus.OK: StatusCode.OK,
-    SpanStatus.ERROR: StatusCode.ERROR,
-}
-_STATUS_IN: Final = {code: status for status, code in _STATUS_OUT.items()}
+_STATUS_IN: Final = {code: status for status, code in STATUS_CODES.items()}
 _OURS: Final = (
     c.ROLLOUT_ID,
     c.ATTEMPT_ID,
@@ -130,7 +114,7 @@ def from_otel(span: ReadableSpan) -> Span:
     if context is None:
         raise DataError(f"the OpenTelemetry span {span.name!r} has no context")
     attributes = clean_attributes(dict(span.attributes or {}))
-    return _from_parts(
+    return span_of(
         attributes,
         span_id=f"{context.span_id:016x}",
         trace_id=f"{context.trace_id:032x}",
@@ -156,8 +140,13 @@ def from_otel(span: ReadableSpan) -> Span:
     )
 
 
-def _from_parts(attributes: Attributes, **fields: Any) -> Span:
-    """A span whose own fields travelled as attributes."""
+def span_of(attributes: Attributes, **fields: Any) -> Span:
+    """A span whose own fields travelled as attributes, which are taken out of the mapping.
+
+    Args:
+        attributes: clean ones, in any dialect.
+        fields: what OpenTelemetry's spans have, as `Span` calls it.
+    """
     kind = c.kind_of(attributes)
     ours = {key: attributes.pop(key) for key in _OURS if key in attributes}
     return Span(
@@ -175,56 +164,6 @@ def _from_parts(attributes: Attributes, **fields: Any) -> Span:
 
 def _optional_int(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def to_otel(span: Span) -> ReadableSpan:
-    """Our span as an OpenTelemetry span, ready for any exporter."""
-    trace_id = int(span.trace_id, 16)
-    resource = Resource(dict(span.resource)) if span.resource else Resource({})
-    return ReadableSpan(
-        name=span.name,
-        context=_context(trace_id, span.span_id),
-        parent=_context(trace_id, span.parent_id) if span.parent_id else None,
-        resource=resource,
-        attributes=_sequences({**span.attributes, **_own_attributes(span)}),
-        events=[Event(e.name, _sequences(e.attributes), e.time_ns) for e in span.events],
-        links=[
-            Link(_context(int(link.trace_id, 16), link.span_id), _sequences(link.attributes))
-            for link in span.links
-        ],
-        kind=OtelKind.CLIENT if span.kind is SpanKind.LLM else OtelKind.INTERNAL,
-        status=_status(span),
-        start_time=span.start_ns,
-        end_time=span.end_ns,
-        instrumentation_scope=_SCOPE,
-    )
-
-
-def _status(span: Span) -> Status:
-    described = span.status is SpanStatus.ERROR and bool(span.status_message)
-    return Status(_STATUS_OUT[span.status], span.status_message if described else None)
-
-
-def _own_attributes(span: Span) -> Attributes:
-    fields: dict[str, Any] = {
-        c.ROLLOUT_ID: span.rollout_id or None,
-        c.ATTEMPT_ID: span.attempt_id or None,
-        c.SPAN_KIND: span.kind.value,
-        c.SEQUENCE_START: span.sequence_start,
-        c.SEQUENCE_END: span.sequence_end,
-        c.SPAN_LATE: span.late or None,
-        c.SPAN_SCHEMA: span.schema,
-    }
-    return clean_attributes(fields)
-
-
-def _sequences(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in attributes.items()}
-
-
-def _context(trace_id: int, span_id: str) -> SpanContext:
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    return SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
 
 
 # --- many spans -----------------------------------------------------------------------------
@@ -287,7 +226,7 @@ def _decoded(traces: TracesData) -> Iterable[Span]:
 def decode_span(span: Any, resource: Attributes) -> Span:
     """One span of OTLP's protobuf as ours, with the attributes of what made it."""
     status = _STATUS_IN[StatusCode(span.status.code)]
-    return _from_parts(
+    return span_of(
         decode_attributes(span.attributes),
         span_id=span.span_id.hex(),
         trace_id=span.trace_id.hex(),
@@ -329,3 +268,16 @@ def _decode_value(value: Any) -> Any:
     if kind == "kvlist_value":
         return {pair.key: _decode_value(pair.value) for pair in value.kvlist_value.values}
     return getattr(value, kind)
+
+
+__all__ = [
+    "LightspanSpanProcessor",
+    "decode_attributes",
+    "decode_otlp",
+    "decode_span",
+    "encode_otlp",
+    "export",
+    "from_otel",
+    "span_of",
+    "to_otel",
+]

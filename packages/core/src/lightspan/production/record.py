@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
 from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.production import use
+from lightspan.production import outlet, use
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -135,13 +135,15 @@ def record(
             (`redact`); a function, or `module:function`. None for `LIGHTSPAN_REDACT`.
 
     Raises:
-        ConfigError: the URL, the share or the hook is none, or the process records already.
+        ConfigError: the URL, that of `LIGHTSPAN_OTLP`, the share or the hook is none, or the
+            process records already.
     """
     options = read_options(store, service, sample, redact)
     if options is None:
         return Recording(None)
     if isinstance(options.redact, str) and redact is not None:
         find_hook(options.redact)
+    outlet.current()
     with _state.lock:
         if _state.explicit is not None:
             before = _state.explicit.settings
@@ -170,6 +172,11 @@ def hold(owner: str) -> None:
                 _choose()
     except Exception as error:
         log.error("lightspan: nothing is recorded: %s", error)
+        return
+    try:
+        outlet.current()
+    except Exception as error:
+        log.error("lightspan: no span is sent: %s", error)
 
 
 def release(owner: str) -> None:

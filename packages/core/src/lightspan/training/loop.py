@@ -122,6 +122,7 @@ class TrainingLoop:
         self._state.step += 1
         self._meter.start_step()
         metrics = await self._session.algorithm.run_step(self._session)
+        self._session.send_spans()
         metrics = {**metrics, **self._meter.end_step(), **self._session.reward_metrics()}
         line = self._line("train", metrics)
         self._folder.add_metrics(line)

@@ -26,6 +26,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.production import outlet
 from lightspan.runners.app import App
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
@@ -52,6 +53,7 @@ from lightspan.training.embedded import (
 )
 from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
+from lightspan.training.outgoing import Outgoing
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
 from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
@@ -110,6 +112,7 @@ class Session:
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
+        self._outgoing = Outgoing(self.folder.path.name)
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
@@ -147,6 +150,7 @@ class Session:
         Raises:
             AppError, CheckpointError, ConfigError
         """
+        outlet.current()  # an address that is none is told before anything begins
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
             config |= data_config(self._tasks.tasks, self.val, self.selection)
@@ -430,6 +434,9 @@ class Session:
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._health.look(episodes)
+        self._outgoing.add(episodes, self.state.step)
+        if mode is not Mode.TRAIN:  # of which nothing is learned
+            self._outgoing.send()
         return episodes
 
     async def _resources_ids(
@@ -499,6 +506,10 @@ class Session:
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = fresh
 
+    def send_spans(self) -> None:
+        """Have the spans of what ended sent, where the user asked for it: all is known of them."""
+        self._outgoing.send()
+
     def reward_metrics(self) -> dict[str, float]:
         """See `Rewards.metrics`; empty where the app gives rewards."""
         return {} if self._rewards is None else self._rewards.metrics()
@@ -509,6 +520,7 @@ class Session:
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """See `World`."""
+        self._outgoing.explain(explanations)
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 

@@ -1,0 +1,330 @@
+"""Spans sent to a backend: what arrives, and that nobody waits for a backend that fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import lightspan
+from lightspan import LightningRL, Trainer, otel
+from lightspan.capture import wire
+from lightspan.errors import ConfigError
+from lightspan.otel.otlp import JSON, PROTOBUF, decode_request
+from lightspan.production import outlet as module
+from lightspan.production.otlp_sender import OtlpSender
+from lightspan.production.outlet import Outlet, put
+from lightspan.progress import SilentReporter
+from lightspan.schema import conventions as c
+from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
+from lightspan.testing.scripted import ScriptedServer
+
+Reply = tuple[int, dict[str, str], bytes]
+SPAN = Span(
+    span_id="eee19b7ec3c1b174",
+    trace_id="5b8efff798038103d269b633813fc60c",
+    parent_id="eee19b7ec3c1b173",
+    name="chat m",
+    kind=SpanKind.LLM,
+    status=SpanStatus.ERROR,
+    start_ns=1,
+    end_ns=2,
+    attributes={c.AGENT_PATH: "writer"},
+    links=[SpanLink("5b8efff798038103d269b633813fc60d", "eee19b7ec3c1b175")],
+)
+
+
+class Backend:
+    """A receiver that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.reply: Callable[[int], Reply] = lambda number: (200, {}, b"")
+        self.held = threading.Event()
+        self.held.set()
+        backend = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                backend.held.wait(60)
+                headers = {key.lower(): value for key, value in self.headers.items()}
+                backend.requests.append(({**headers, "path": self.path}, body))
+                status, more, answer = backend.reply(len(backend.requests))
+                self.send_response(status)
+                for key, value in {**more, "Content-Length": str(len(answer))}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.held.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+    def spans(self) -> list[Span]:
+        """All that it got, decoded."""
+        found: list[Span] = []
+        for headers, body in self.requests:
+            decoded = decode_request(body, headers["content-type"])
+            assert decoded.refused == []
+            found += [arrival.span for arrival in decoded.arrivals]
+        return found
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    made = Backend()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("LIGHTSPAN_OTLP", "LIGHTSPAN_STORE", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "PAUSES_S", (0.0,) * 5)
+    yield
+    wire.uninstall()
+    module._close()
+    module._State.by_environment = None
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [("http/json", JSON), ("http/protobuf", PROTOBUF)])
+def test_what_is_sent(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, protocol: str, kind: str
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", backend.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20key")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "openinference.project.name=desk")
+    put([SPAN])
+    outlet = module.current()
+    assert outlet is not None
+    assert outlet.flush()
+    assert (outlet.sent, outlet.lost) == (1, 0)
+    [(headers, body)] = backend.requests
+    assert (headers["path"], headers["content-type"]) == ("/v1/traces", kind)
+    assert headers["authorization"] == "Bearer key"
+    assert backend.spans() == [SPAN.replace(resource={"openinference.project.name": "desk"})]
+    if kind == PROTOBUF:
+        [sent] = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
+        assert sent.span_id.hex() == SPAN.span_id
+        return
+    [told] = json.loads(body)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ids = (told["traceId"], told["spanId"], told["parentSpanId"])
+    assert ids == (SPAN.trace_id, SPAN.span_id, SPAN.parent_id)
+    assert told["links"][0]["spanId"] == SPAN.links[0].span_id
+    assert (told["kind"], told["status"]["code"]) == (3, 2)
+
+
+def sent_to(backend: Backend, *, count: int = 1, timeout_s: float = 30.0) -> tuple[int, int]:
+    """How many spans have arrived, and how many never will."""
+    outlet = Outlet(OtlpSender(f"{backend.url}/v1/traces", timeout_s=timeout_s), backend.url)
+    outlet.put([SPAN] * count)
+    assert outlet.flush()
+    outlet.close()
+    return outlet.sent, outlet.lost
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_what_may_be_sent_again_is(
+    backend: Backend, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    backend.reply = lambda number: (
+        (200, {}, b"") if number > 2 else (status, {"Retry-After": "0"}, b"")
+    )
+    assert sent_to(backend) == (1, 0)
+    assert len(backend.requests) == 3
+    [once] = told(caplog)
+    assert f"spans do not get to {backend.url}: it answered {status} " in once
+
+
+@pytest.mark.parametrize(("status", "tries"), [(400, 1), (401, 1), (500, 1), (302, 1), (503, 6)])
+def test_what_is_refused_is_counted_and_told_of_once(
+    backend: Backend, caplog: pytest.LogCaptureFixture, status: int, tries: int
+) -> None:
+    """A redirect is not followed: the key in the headers is for nobody else."""
+    backend.reply = lambda number: (status, {"Location": "http://127.0.0.1:9/"}, b"<html>")
+    assert sent_to(backend, count=300) == (0, 300)
+    assert len(backend.requests) == 2 * tries
+    first, last = told(caplog)
+    assert f"it answered {status}" in first
+    assert last == f"lightspan: 300 spans did not get to {backend.url}"
+
+
+def test_spans_that_a_backend_leaves_out_are_counted(backend: Backend) -> None:
+    answer = ExportTraceServiceResponse()
+    answer.partial_success.rejected_spans = 2
+    backend.reply = lambda number: (200, {}, answer.SerializeToString())
+    assert sent_to(backend, count=3) == (1, 2)
+
+
+def test_garbage_with_200_is_yes(backend: Backend) -> None:
+    backend.reply = lambda number: (200, {}, b"\xff<html>")
+    assert sent_to(backend) == (1, 0)
+
+
+def test_a_backend_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Backend()
+    backend.close()
+    assert sent_to(backend) == (0, 1)
+    assert len(told(caplog)) == 2
+
+
+def test_a_backend_that_does_not_answer_fills_a_queue_that_is_bounded(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MOST_SPANS", 300)
+    backend.held.clear()
+    outlet = Outlet(OtlpSender(f"{backend.url}/v1/traces"), backend.url)
+    for _ in range(50):
+        outlet.put([SPAN] * 100)  # returns, whatever the backend does
+    assert len(outlet._queue) <= 300
+    [once] = told(caplog)
+    assert "the queue is full" in once
+    backend.held.set()
+    assert outlet.flush()
+    outlet.close()
+    assert outlet.sent + outlet.lost == 5_000
+    assert 300 <= outlet.sent <= 900
+
+
+class Failing(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        raise RuntimeError("boom")
+
+
+def test_an_exporter_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    with otel.send(Failing()) as sending:
+        put([SPAN])
+        assert sending.flush()
+    assert (sending.sent, sending.lost) == (0, 1)
+    assert "RuntimeError('boom')" in told(caplog)[0]
+
+
+@pytest.mark.parametrize("odd", [InMemorySpanExporter, "otlp", None])
+def test_what_is_no_exporter(odd: Any) -> None:
+    with pytest.raises(ConfigError, match="give an exporter of OpenTelemetry's SDK"):
+        otel.send(odd)
+
+
+def test_one_exporter_at_once() -> None:
+    with otel.send(InMemorySpanExporter()), pytest.raises(ConfigError, match="already"):
+        otel.send(InMemorySpanExporter())
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://a", "http://"])
+def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", url)
+    with pytest.raises(ConfigError, match="give a URL such as"):
+        lightspan.record(f"sqlite:{tmp_path / 'a.db'}")
+    put([SPAN])  # never into the app
+
+
+# --- whose spans are sent ---------------------------------------------------------------------
+def run_app(url: str) -> None:
+    asked: Any = [{"role": "user", "content": "Where?"}]
+    with (
+        ScriptedServer("Here.") as server,
+        openai.OpenAI(base_url=server.url, api_key="key") as client,
+        lightspan.record(url, service="desk") as recording,
+    ):
+        with lightspan.agent("writer"):
+            client.chat.completions.create(model="m", messages=asked)
+            lightspan.emit_reward(0.5)
+        assert recording.flush()
+
+
+def test_production_is_sent_as_it_is_kept(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_app(f"sqlite:{tmp_path / 'off.db'}")
+    assert module.current() is None  # off by default
+    monkeypatch.setenv("LIGHTSPAN_OTLP", f"{backend.url}/own/path")
+    run_app(f"sqlite:{tmp_path / 'on.db'}")
+    outlet = module.current()
+    assert outlet is not None
+    assert outlet.flush()
+    assert {headers["path"] for headers, _ in backend.requests} == {"/own/path"}
+    by_kind = {span.kind: span for span in backend.spans()}
+    call = by_kind[SpanKind.LLM]
+    assert (call.attributes[c.AGENT_PATH], call.resource["service.name"]) == ("writer", "desk")
+    assert "Where?" in str(call.attributes[c.INPUT_MESSAGES])
+    assert by_kind[SpanKind.REWARD].attributes[c.REWARD_VALUE] == 0.5
+    assert by_kind[SpanKind.AGENT].span_id == call.parent_id
+
+
+def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    asked: Any = [{"role": "user", "content": "secret"}]
+    with (
+        otel.send(exporter) as sending,
+        ScriptedServer("Here.") as server,
+        openai.OpenAI(base_url=server.url, api_key="key") as client,
+        lightspan.record(
+            f"sqlite:{tmp_path / 'a.db'}",
+            redact=lambda span: lightspan.map_text(
+                span, lambda text: text.replace("secret", "***")
+            ),
+        ) as recording,
+    ):
+        client.chat.completions.create(model="m", messages=asked)
+        assert recording.flush()
+        assert sending.flush()
+    [span] = exporter.get_finished_spans()
+    said = str(dict(span.attributes or {}))
+    assert "***" in said
+    assert "secret" not in said
+
+
+def test_a_training_is_sent_with_rewards_advantages_and_agents(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, apps: Any
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", backend.url)
+    algorithm = LightningRL(tiny, optimize="writer", frozen="base", group_size=4, tasks_per_step=2)
+    trainer = Trainer(algorithm, steps=1, folder=tmp_path / "desk", reporter=SilentReporter())
+    trainer.fit(apps.two, [{"q": "a"}, {"q": "b"}])
+    outlet = module.current()
+    assert outlet is not None
+    assert outlet.flush()
+    assert outlet.lost == 0
+    spans = backend.spans()
+    assert len({span.attempt_id for span in spans}) == 8
+    assert {span.resource["service.name"] for span in spans} == {"desk"}
+    assert {span.attributes[c.STEP] for span in spans} == {1}
+    known = {(span.attempt_id, span.span_id) for span in spans}
+    outermost = [span for span in spans if (span.attempt_id, span.parent_id) not in known]
+    paid = {span.attempt_id for span in outermost if c.EPISODE_REWARD in span.attributes}
+    assert len(paid) == 8
+    calls = [span for span in spans if span.kind is SpanKind.LLM]
+    told = {str(span.attributes[c.AGENT_PATH]): c.ADVANTAGE in span.attributes for span in calls}
+    assert told["writer"] is True
+    assert [path for path, is_told in told.items() if is_told] == ["writer"]
