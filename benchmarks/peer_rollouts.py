@@ -35,7 +35,7 @@ def serve(port: int) -> None:
     from agentlightning.store.client_server import LightningStoreServer
     from agentlightning.store.memory import InMemoryLightningStore
 
-    _quiet()
+    quiet()
     store = InMemoryLightningStore(thread_safe=True)
     server = LightningStoreServer(store, host="127.0.0.1", port=port, launch_mode="asyncio")
     asyncio.run(server.run_forever())
@@ -73,11 +73,12 @@ def work(url: str) -> None:
         with runner.run_context(agent=Agent(), store=LightningStoreClient(url)):
             await runner.iter()
 
-    _quiet()
+    quiet()
     asyncio.run(run())
 
 
-def _quiet() -> None:
+def quiet() -> None:
+    """Say nothing on standard output but the figures."""
     logging.disable(logging.WARNING)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

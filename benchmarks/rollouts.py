@@ -93,14 +93,14 @@ async def measure_gateway(processes: int, number: int) -> Run:
 async def _measure(store: Store, app: str, processes: int, number: int, resources_id: str) -> Run:
     run_id = new_id("run")
     begun = time.perf_counter()
-    async with _runners(store, app, processes, run_id) as runners:
-        await _run(store, run_id, resources_id, 2 * SLOTS * processes)
+    async with working(store, app, processes, run_id) as runners:
+        await run_batch(store, run_id, resources_id, 2 * SLOTS * processes)
         started = time.perf_counter()
-        runners_s, here_s = _cpu_s(runners.pids), time.process_time()
-        ids = await _run(store, run_id, resources_id, number)
+        runners_s, here_s = cpu_s(runners.pids), time.process_time()
+        ids = await run_batch(store, run_id, resources_id, number)
         wall_s = time.perf_counter() - started
-        runners_s, here_s = _cpu_s(runners.pids) - runners_s, time.process_time() - here_s
-    client_ms = await _check(store, ids)
+        runners_s, here_s = cpu_s(runners.pids) - runners_s, time.process_time() - here_s
+    client_ms = await check_calls(store, ids)
     return Run(
         per_s=number / wall_s,
         start_s=started - begun,
@@ -111,7 +111,7 @@ async def _measure(store: Store, app: str, processes: int, number: int, resource
 
 
 @asynccontextmanager
-async def _runners(
+async def working(
     store: Store, app: str, processes: int, run_id: str
 ) -> AsyncIterator[LocalRunners]:
     runners = LocalRunners(SLOTS * processes, processes=processes)
@@ -124,7 +124,7 @@ async def _runners(
         await runners.stop()
 
 
-async def _run(store: Store, run_id: str, resources_id: str, number: int) -> list[str]:
+async def run_batch(store: Store, run_id: str, resources_id: str, number: int) -> list[str]:
     """Enqueue rollouts and wait for their end, as the trainer does; their ids."""
     rollouts = [
         Rollout(
@@ -148,7 +148,7 @@ async def _run(store: Store, run_id: str, resources_id: str, number: int) -> lis
     return ids
 
 
-async def _check(store: Store, rollout_ids: Sequence[str]) -> float:
+async def check_calls(store: Store, rollout_ids: Sequence[str]) -> float:
     """Every call of every rollout is stored; returns the mean of what the apps say of their CPU.
 
     Raises:
@@ -173,7 +173,7 @@ async def _check(store: Store, rollout_ids: Sequence[str]) -> float:
     return sum(said) / len(said)
 
 
-def _cpu_s(pids: Sequence[int]) -> float:
+def cpu_s(pids: Sequence[int]) -> float:
     """CPU seconds of these processes so far."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
     return float(sum(one.user + one.system for one in times))

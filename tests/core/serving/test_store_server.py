@@ -202,7 +202,7 @@ def test_what_a_runner_may_do() -> None:
     """No more than `runners` does."""
     runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
     assert runners == {
-        *("claim", "heartbeat", "report", "add_spans", "get_resources"),
+        *("claim", "await_work", "heartbeat", "report", "add_spans", "get_resources"),
         *("announce", "withdraw", "peers", "rollouts", "attempts"),
     }
     assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
@@ -228,7 +228,7 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
         for refusal in refusals:
             with pytest.raises(StoreError, match="the key is a runner's, who may not ask for"):
                 await refusal
-    assert len(refusals) == len(OPERATIONS) - 10
+    assert len(refusals) == len(OPERATIONS) - 11
     async with open_as(TRAINER) as trainer:
         assert await trainer.watch() == before
 

@@ -37,6 +37,8 @@ from lightspan.stores.protocol import Store
 log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S: Final = 1.0
+_LONGEST_LOOK_S: Final = 20.0
+"""For how long the store is asked whether there is work, before it is claimed all the same."""
 _PATIENCE_S: Final = 20.0
 """For so long: a trainer that is gone is known to be by then, and attempts of one that is not have
 to fail where its gateway cannot be reached from here."""
@@ -59,8 +61,8 @@ class RunnerConfig:
     lease_s: float = 30.0
     """A runner that is silent this long has lost its attempts."""
     poll_s: float = 0.02
-    """Shortest pause between two looks at an empty queue. It grows to 1 % of the time for which
-    there was nothing, so that a runner is never late by more than that; 1 s at most."""
+    """Shortest pause after a claim that got nothing though there was something, as where others
+    are quicker. It grows to 1 % of the time for which there was nothing; 1 s at most."""
     name: str = field(default_factory=lambda: new_id("runner"))
     grace_s: float = 5.0
     """How long an app may take to end when it is cancelled."""
@@ -122,6 +124,10 @@ class Runner:
         self._unanswered: dict[str | None, str] = {}
         """Run → the id of a claim that got no answer: it is asked for again, not anew, or what it
         began would be stranded until its lease ends."""
+        self._look: asyncio.Task[bool] | None = None
+        """The store is asked for work, and has not answered yet."""
+        self._has_looked = False
+        """It said that there is some, and nothing has been claimed since."""
         self.claimed = 0
         """Attempts so far, those that are over included."""
         self.pool = ThreadPoolExecutor(self.config.slots, thread_name_prefix="lightspan-app")
@@ -148,6 +154,7 @@ class Runner:
             raise
         finally:
             self._leaving = True
+            self._stop_looking()
             for task in self._tasks:  # there are some only if this runner itself is cancelled
                 task.cancel()
             if beat is not None:
@@ -163,12 +170,14 @@ class Runner:
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Claim the rollouts of these runs only, from now on; none: claim nothing."""
         self._runs = list(run_ids)
+        self._stop_looking()
         self._freed.set()
 
     def leave_run(self, run_id: str) -> None:
         """Claim nothing more of this run: it asks for another app."""
         log.warning("run %s asks for another app than this runner has", run_id)
         self._runs = [each for each in self._runs if each not in (run_id, None)]
+        self._stop_looking()
 
     @property
     def running(self) -> int:
@@ -216,12 +225,47 @@ class Runner:
             claims = await self._claim(free) if free else []
             if claims:
                 self._launch(claims)
+                self._has_looked = False
                 last = clock.monotonic()
             elif free:
                 idle_s = clock.monotonic() - last
-                await within(_pause_after(idle_s, self.config.poll_s), self._freed)
+                await self._wait_for_work(_pause_after(idle_s, self.config.poll_s))
             else:
                 await self._freed.wait()
+
+    async def _wait_for_work(self, pause_s: float) -> None:
+        """Until the store says that there is something, or it is time to claim all the same: leases
+        that ran out are lost by that.
+
+        What is asked is waited for again where an attempt ended meanwhile, and not asked anew. If
+        what was there is somebody else's by now, or is to be run alone and this runner has others,
+        the store would say again that it is there: then there is a pause.
+        """
+        if self._has_looked:
+            self._has_looked = False
+            await within(pause_s, self._freed)
+            return
+        self._look = self._look or asyncio.create_task(self._look_for_work(list(self._runs)))
+        freed = asyncio.create_task(self._freed.wait())
+        await asyncio.wait([self._look, freed], return_when=asyncio.FIRST_COMPLETED)
+        freed.cancel()
+        if self._look is not None and self._look.done():
+            self._has_looked, self._look = self._look.result(), None
+
+    async def _look_for_work(self, runs: Sequence[str | None]) -> bool:
+        """Whether the store said that there is some, or nothing."""
+        run_ids = None if None in runs else [run_id for run_id in runs if run_id is not None]
+        timeout_s = min(_LONGEST_LOOK_S, self.config.lease_s / 2)
+        try:
+            return await self.store.await_work(run_ids, timeout_s=timeout_s)
+        except StoreError:  # the claim that follows says so
+            return True
+
+    def _stop_looking(self) -> None:
+        """What was asked is not what is to be known now."""
+        if self._look is not None:
+            self._look.cancel()
+        self._look = None
 
     def doubt(self, way: Way) -> None:
         """An attempt was lost for want of its gateway: see that it is there before others are lost

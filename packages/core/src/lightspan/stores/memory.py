@@ -227,6 +227,21 @@ class MemoryStore(Store):
                     return changes
                 await waiter.wait(left)
 
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        check_timeout(timeout_s)
+        deadline = clock.monotonic() + timeout_s
+        with self._signal.waiter() as waiter:
+            while True:
+                with self._opened() as tables:
+                    if tables.has_queued(run_ids):
+                        return True
+                left = deadline - clock.monotonic()
+                if left <= 0:
+                    return False
+                await waiter.wait(left)
+
     def _changes(self, cursor: int, run_id: str | None) -> Changes:
         with self._opened() as tables:
             rows = tables.changed_since(cursor)
@@ -509,6 +524,15 @@ class _MemoryTables(_state_machine.Tables):
             row = self.rollouts[heapq.heappop(queue)[1]]
             taken.append((row.progress, unpack_rollout(row.body)))
         return taken
+
+    def has_queued(self, run_ids: Sequence[str] | None) -> bool:
+        """Whether one of these runs, or any, has something to claim."""
+        runs: Sequence[str | None] = [None] if run_ids is None else run_ids
+        return any(
+            self._oldest_queue(queues, run_id)
+            for run_id in runs
+            for queues in (self._queues, self._alone)
+        )
 
     def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
         """The run's queue, or the one whose head is the oldest; empty if none has one."""

@@ -186,6 +186,19 @@ class Store(Protocol):
         """
         ...
 
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        """Whether one of these runs (None: any) has a queued rollout; waits up to `timeout_s` for
+        one.
+
+        For runners that found nothing to claim. It begins nothing, so that who is gone before the
+        answer strands nothing; whoever claims first has the rollout. A lease that ran out is no
+        queued rollout until somebody claims or expires, so who waits claims now and then all the
+        same.
+        """
+        ...
+
     async def heartbeat(self, attempts: Sequence[AttemptRef], lease_s: float) -> list[AttemptRef]:
         """Extend the leases. Returns those that are not this writer's any more (stop them).
 

@@ -76,7 +76,8 @@ class StoreServer(HttpServer):
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
-        most_requests: at once, but for those that wait for a change; these are four times as many.
+        most_requests: at once, but for those that wait for a change, and runners that wait for
+            work; these are four times as many each.
 
     Raises:
         ConfigError: the store is not durable.
@@ -102,6 +103,7 @@ class StoreServer(HttpServer):
         self._keys = keys
         self._gate = Gate(most_requests, 4 * max_body)
         self._waiting = Gate(4 * most_requests, 4 * max_body)
+        self._idle = Gate(4 * most_requests, 4 * max_body)
         self._vital = Gate(most_requests, max_body)
         self._reading = Workers("store-bodies")
         self._answering = Workers("store-answers")
@@ -156,6 +158,7 @@ class StoreServer(HttpServer):
             "work": self._gate.inside,
             "keep": self._vital.inside,
             "wait": self._waiting.inside,
+            "idle": self._idle.inside,
             "gateway": self._relay.inside,
         }
         return self._metrics.text(inside, await self._store.count()).encode()
@@ -185,11 +188,15 @@ class StoreServer(HttpServer):
     async def _do(self, request: web.Request) -> bytes:
         role = self._admitted(request)
         operation = _operation_of(request.match_info["operation"], role)
-        gate = self._waiting if operation.waits else self._gate
-        if operation.name in _VITAL:
-            gate = self._vital
-        with gate.entered(request.content_length or 0) as place:
+        with self._gate_of(operation).entered(request.content_length or 0) as place:
             return await self._done(operation, role, await self._body(request, place))
+
+    def _gate_of(self, operation: Operation) -> Gate:
+        if operation.name in _VITAL:
+            return self._vital
+        if operation.name == "await_work":  # however many runners are idle, trainers may watch
+            return self._idle
+        return self._waiting if operation.waits else self._gate
 
     async def _do_together(self, request: web.Request) -> bytes:
         """Several operations, each with an answer of its own; one that fails fails alone."""

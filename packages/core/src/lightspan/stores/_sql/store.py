@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from lightspan.schema import clock
 from lightspan.schema.records import (
@@ -48,6 +48,11 @@ R = TypeVar("R")
 
 D = TypeVar("D", bound=OpenDatabase)
 
+_LOOK_S: Final = 0.02
+"""Between two looks of one who waits for work, at least."""
+_LONGEST_PAUSE_S: Final = 1.0
+"""Between two looks at what other processes may have queued."""
+
 
 class SQLStore(OpenedStore[D]):
     """Open it in each process that uses it; after a fork, again."""
@@ -62,6 +67,8 @@ class SQLStore(OpenedStore[D]):
         super().__init__(place)
         self._polls_s = polls_s
         self._signal = Signal()
+        self._idle_since = clock.monotonic()
+        """When somebody who waits for work last found some, or the store was made."""
 
     async def close(self) -> None:
         await super().close()
@@ -204,6 +211,29 @@ class SQLStore(OpenedStore[D]):
                     return changes
                 await waiter.wait(min(left, pause))
                 pause = min(1.5 * pause, longest)
+
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        check_timeout(timeout_s)
+        deadline = clock.monotonic() + timeout_s
+        with self._signal.waiter() as waiter:
+            while True:
+                if await self._read(self._opened.reader.has_queued, run_ids):
+                    self._idle_since = clock.monotonic()
+                    return True
+                looked = clock.monotonic()
+                if looked >= deadline:
+                    return False
+                await waiter.wait(min(deadline - looked, self._pause_after(looked)))
+                # where much moves, each move would have everybody who waits look
+                early_s = min(deadline, looked + _LOOK_S) - clock.monotonic()
+                await asyncio.sleep(max(0.0, early_s))
+
+    def _pause_after(self, looked: float) -> float:
+        """Seconds until the next look at what other processes may have queued: 1 % of the time for
+        which nobody here has found anything, so that no work waits for longer than that."""
+        return max(_LOOK_S, min(_LONGEST_PAUSE_S, (looked - self._idle_since) / 100))
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)

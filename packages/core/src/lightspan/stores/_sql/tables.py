@@ -139,6 +139,19 @@ class SQLTables(ABC):
             row[0]: self._read_attempt(row) for row in self._ask_of("attempts_by_id", attempt_ids)
         }
 
+    def take_queued(
+        self, limit: int, run_id: str | None, alone: bool = False
+    ) -> list[tuple[Progress, Rollout]]:
+        if limit <= 0:
+            return []
+        if run_id is None:  # mostly there is one run, and its own query does less
+            [(first, last)] = self._ask("ends_of_runs")
+            run_id = first if first == last else None
+        query = self._queries()["queued" if run_id is None else "queued_of_run"]
+        queued = ALONE if alone else QUEUED
+        rows = self._run(query, {"limit": limit, "run_id": run_id, "queued": queued})
+        return [(read_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
+
 
 class WriteTables(SQLTables, _state_machine.Tables):
     """The writer's view, inside a transaction that somebody else begins and commits."""
@@ -293,19 +306,6 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._update("update_rollouts", [progress_row(row) for row in reported])
         self._update("update_queue", [queue_row(row) for row in others])
 
-    def take_queued(
-        self, limit: int, run_id: str | None, alone: bool = False
-    ) -> list[tuple[Progress, Rollout]]:
-        if limit <= 0:
-            return []
-        if run_id is None:  # mostly there is one run, and its own query does less
-            [(first, last)] = self._ask("ends_of_runs")
-            run_id = first if first == last else None
-        query = self._queries()["queued" if run_id is None else "queued_of_run"]
-        queued = ALONE if alone else QUEUED
-        rows = self._run(query, {"limit": limit, "run_id": run_id, "queued": queued})
-        return [(read_progress(row[:-1]), unpack_rollout(row[-1])) for row in rows]
-
     def insert_attempts(self, rows: Sequence[Attempt]) -> None:
         self._insert("insert_attempts", [attempt_row(one, self._pack_text) for one in rows])
 
@@ -368,6 +368,11 @@ class ReadTables(SQLTables):
         if limit is not None:
             query += f" LIMIT {limit:d}"
         return [read_state(row) for row in self._run(query, values)]
+
+    def has_queued(self, run_ids: Sequence[str] | None) -> bool:
+        """Whether one of these runs, or any, has something to claim."""
+        runs: Sequence[str | None] = [None] if run_ids is None else run_ids
+        return any(self.take_queued(1, run_id, alone) for run_id in runs for alone in (False, True))
 
     def count(self, run_id: str | None) -> dict[RolloutStatus, int]:
         rows = self._ask("count") if run_id is None else self._ask("count_of_run", run_id)

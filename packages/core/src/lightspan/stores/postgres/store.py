@@ -8,6 +8,7 @@ half a minute if need be, and what was under way with it is written again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from lightspan.errors import ConfigError, how_to_install
@@ -68,3 +69,11 @@ class PostgresStore(SQLStore[PostgresDatabase]):
         if timeout_s > 0:
             self._opened.listen()
         return await super().watch(cursor, run_id=run_id, timeout_s=timeout_s)
+
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        check_timeout(timeout_s)
+        if timeout_s > 0:
+            self._opened.listen()
+        return await super().await_work(run_ids, timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from lightspan.stores.remote.operations import MOST_TOGETHER
 
 R = TypeVar("R")
 
-AT_ONCE: Final = 4
+AT_ONCE: Final = 2
 """Batches of one process on their way."""
 _MOST_BYTES: Final = 2**20
 """Of a batch, but for what is larger by itself."""

@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 _ARRAY_32: Final = b"\xdd"
 """Of MessagePack: an array whose length follows in four bytes."""
+_MAP_32: Final = b"\xdf"
+"""Likewise a map."""
 _encoder = msgspec.msgpack.Encoder()
 _asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 _answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
@@ -111,7 +113,9 @@ class Operation:
 
     def encode_answer(self, answer: Any) -> bytes:
         """The body of a response."""
-        return _encode_items(answer) if is_long(answer) else _encoder.encode(answer)
+        if not is_long(answer):
+            return _encoder.encode(answer)
+        return _encode_lists(answer) if isinstance(answer, dict) else _encode_items(answer)
 
     def read_answer(self, body: bytes) -> Any:
         """Raises `DataError`."""
@@ -120,6 +124,8 @@ class Operation:
 
 def is_long(answer: Any) -> bool:
     """Whether it takes long to encode."""
+    if isinstance(answer, dict):
+        return sum(len(part) for part in answer.values() if isinstance(part, list)) > LONG
     return isinstance(answer, list) and len(answer) > LONG
 
 
@@ -128,6 +134,15 @@ def _encode_items(items: Sequence[Any]) -> bytes:
     body = bytearray(_ARRAY_32 + len(items).to_bytes(4, "big"))
     for item in items:
         _encoder.encode_into(item, body, -1)
+    return bytes(body)
+
+
+def _encode_lists(lists: Mapping[str, Sequence[Any]]) -> bytes:
+    """Lists by name, such as the spans of each attempt, likewise item by item."""
+    body = bytearray(_MAP_32 + len(lists).to_bytes(4, "big"))
+    for name, items in lists.items():
+        _encoder.encode_into(name, body, -1)
+        body += _encode_items(items)
     return bytes(body)
 
 
@@ -220,6 +235,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.enqueue, NO_RUNNER, _check_rollouts),
         _operation(Store.start, NO_RUNNER, _check_claims),
         _operation(Store.claim, EVERY_ROLE, joins=True),
+        _operation(Store.await_work, EVERY_ROLE),
         _operation(Store.heartbeat, EVERY_ROLE, joins=True),
         _operation(Store.report, EVERY_ROLE, joins=True),
         _operation(Store.expire, NO_RUNNER),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from lightspan.errors import ConfigError, how_to_install
@@ -129,6 +129,19 @@ class RemoteStore(OpenedStore[ServerConnection]):
             changes: Changes = await self._ask(OPERATIONS["watch"], arguments)
             if changes.rollouts or clock.monotonic() >= deadline:
                 return changes
+
+    async def await_work(
+        self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
+    ) -> bool:
+        check_timeout(timeout_s)
+        deadline = clock.monotonic() + timeout_s
+        while True:
+            left = max(0.0, deadline - clock.monotonic())
+            arguments = {"run_ids": run_ids, "timeout_s": min(left, POLL_S)}
+            if await self._ask(OPERATIONS["await_work"], arguments):
+                return True
+            if clock.monotonic() >= deadline:
+                return False
 
     async def claim_of_token(self, call_token: str) -> Claim | None:
         opened = self._opened

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from lightspan.schema.records import AttemptStatus
 from lightspan.stores.protocol import Store
 from lightspan.testing.store_suite.base import (
@@ -85,3 +87,32 @@ class WatchTests(StoreTests):
         await store.heartbeat([ref(attempt)], LEASE_S)
         await store.mark_damaged(attempt.attempt_id, "reason")
         assert await store.watch() == before
+
+    async def test_work_is_what_is_queued_of_the_runs_that_are_asked_for(
+        self, store: Store
+    ) -> None:
+        assert [await store.await_work(runs) for runs in (None, [], ["a"])] == [False] * 3
+        await store.enqueue([make_rollout("ro-1", run_id="a")])
+        asked: tuple[list[str] | None, ...] = (None, [], ["a"], ["b"], ["b", "a"])
+        assert [await store.await_work(runs) for runs in asked] == [True, False, True, False, True]
+        first = await claim_one(store)
+        assert [await store.await_work(runs) for runs in asked] == [False] * 5
+        await store.report([make_report(first, AttemptStatus.LOST)])
+        assert [await store.await_work(runs) for runs in asked] == [True, False, True, False, True]
+
+    async def test_who_waits_for_work_is_woken_by_it(self, store: Store) -> None:
+        waiting = [
+            asyncio.create_task(store.await_work(runs, timeout_s=60.0)) for runs in (None, ["a"])
+        ]
+        other = asyncio.create_task(store.await_work(["b"], timeout_s=60.0))
+        await store.enqueue([make_rollout("ro-1", run_id="a")])
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert not other.done()
+        await store.enqueue([make_rollout("ro-2", run_id="b")])
+        assert await other
+
+    async def test_a_rollout_that_is_to_be_run_alone_is_work(self, store: Store) -> None:
+        await store.enqueue([make_rollout("ro-1")])
+        report = make_report(await claim_one(store), AttemptStatus.LOST)
+        await store.report([msgspec.structs.replace(report, alone=True)])
+        assert await store.await_work()

@@ -1,0 +1,176 @@
+"""What loads a served store in `scale.py`: the server in a process of its own, real runner
+processes that use it over HTTP, and what each of them took.
+
+`served` starts `lightspan serve --store URL`; `measured_load` has runner processes work through it
+and then leaves them idle. The apps are `_scale_apps.nothing`, which only returns a reward, and
+`_rollout_apps.records`, which writes model calls as the gateway does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+from _peers import PeerError
+from _rollout_apps import CALLS
+from rollouts import SLOTS, check_calls, cpu_s, run_batch, working
+
+from lightspan.schema.records import new_id
+from lightspan.stores import open_store
+from lightspan.stores.protocol import Store
+from lightspan.stores.remote.address import KEY_VARIABLE
+
+_KEY: Final = "benchmark-key-0123456789"
+"""Of a server that nobody else reaches."""
+_READY: Final = re.compile(r"serving the store \S+ at (http://\S+) ")
+_ASKED: Final = re.compile(r"^lightspan_store_requests_total\{.*\} (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A store server that is up."""
+
+    url: str
+    pids: Sequence[int]
+    """Of itself and of its database's processes; who starts later counts too."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds of these and their children so far."""
+        found = {pid for root in self.pids for pid in _tree(root)}
+        return cpu_s(sorted(found))
+
+    def requests(self) -> int:
+        """How many it has answered."""
+        request = urllib.request.Request(f"{self.url}/metrics")
+        request.add_header("Authorization", f"Bearer {_KEY}")
+        with urllib.request.urlopen(request) as answer:
+            return sum(int(count) for count in _ASKED.findall(answer.read().decode()))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What runner processes did with a served store."""
+
+    per_s: float
+    """Rollouts per second of wall time, from enqueued to known to have ended."""
+    server_ms: float
+    """CPU of the server, and of its database, per rollout."""
+    runners_ms: float
+    """CPU of the runner processes per rollout."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What runner processes that have nothing to do ask of a server."""
+
+    requests_per_s: float
+    server_share: float
+    """CPU seconds of the server per second."""
+
+
+@contextmanager
+def served(store_url: str, log: Path, database: Sequence[int] = ()) -> Iterator[Server]:
+    """`lightspan serve` in a process of its own, until the block ends.
+
+    Args:
+        store_url: of a file or a database.
+        log: where it says what it does.
+        database: processes whose CPU counts as its own.
+
+    Raises:
+        PeerError: it did not start.
+    """
+    command = [sys.executable, "-m", "lightspan.cli", "serve", "--store", store_url]
+    command += ["--port", "0", "--trainer-key-env", "BENCHMARK_KEY"]
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "BENCHMARK_KEY": _KEY},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+        )
+    os.environ[KEY_VARIABLE] = _KEY
+    try:
+        yield Server(_ready(process, log), [process.pid, *database])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Its address, once it answers."""
+    while process.poll() is None:
+        found = _READY.search(log.read_text())
+        if found is not None:
+            return found[1]
+        time.sleep(0.05)
+    raise PeerError(f"the store server did not start:\n{log.read_text()[-2000:]}")
+
+
+async def measured_load(
+    server: Server, app: str, processes: int, number: int, rounds: int
+) -> list[Load]:
+    """Rollouts through runner processes, several times, once the processes work."""
+    async with open_store(server.url) as store:
+        run_id = new_id("run")
+        async with working(store, app, processes, run_id) as runners:
+            await run_batch(store, run_id, "", 2 * SLOTS * processes)
+            return [
+                await _batch(server, store, runners.pids, app, run_id, number)
+                for _ in range(rounds)
+            ]
+
+
+async def _batch(
+    server: Server, store: Store, pids: Sequence[int], app: str, run_id: str, number: int
+) -> Load:
+    begun, runners_s, server_s = time.perf_counter(), cpu_s(pids), server.cpu_s()
+    ids = await run_batch(store, run_id, "", number)
+    wall_s = time.perf_counter() - begun
+    runners_s, server_s = cpu_s(pids) - runners_s, server.cpu_s() - server_s
+    if app.endswith(":records"):
+        await check_calls(store, ids)
+    return Load(number / wall_s, 1000 * server_s / number, 1000 * runners_s / number)
+
+
+async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]) -> list[Idle]:
+    """Runner processes that have run something and wait for more: what they ask in each of these
+    stretches of time, one after the other."""
+    idle = []
+    async with open_store(server.url) as store:
+        run_id = new_id("run")
+        async with working(store, "_scale_apps:nothing", processes, run_id):
+            await run_batch(store, run_id, "", 2 * SLOTS * processes)
+            for seconds in spans_s:
+                requests, server_s = server.requests(), server.cpu_s()
+                await asyncio.sleep(seconds)
+                asked = server.requests() - requests  # these questions are not counted
+                share = (server.cpu_s() - server_s) / seconds
+                idle.append(Idle(asked / seconds, share))
+    return idle
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and its children, those that live."""
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def spans_per_s(load: Load) -> float:
+    """Model calls, each with its span and its token record."""
+    return CALLS * load.per_s

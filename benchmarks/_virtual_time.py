@@ -1,0 +1,88 @@
+"""Time that passes when everybody sleeps: a minute of waiting for models takes no time, and what a
+store does meanwhile takes what it takes.
+
+    time = VirtualTime(tick_s=0.01)
+    time.start(work(time))        # a task; it may `await time.sleep(8.0)`
+    await time.over()
+
+While any task is at work (or waits for the store) time stands. When all of them sleep, it jumps to
+the next tick at which somebody wakes, and all who wake in that tick wake together, as those do whom
+a real model answers within the same hundredth of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Coroutine
+from typing import Any, Final
+
+
+class VirtualTime:
+    """A clock for tasks of one event loop, and for a store (`stores._lease_time.Clock`).
+
+    Args:
+        tick_s: to which waking is rounded up.
+    """
+
+    _EPOCH: Final = 1.8e9
+
+    def __init__(self, tick_s: float = 0.01) -> None:
+        self._tick_s = tick_s
+        self._tick = 0
+        self._awake = 0
+        self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._slept = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> float:
+        """Seconds since the epoch."""
+        return self._EPOCH + self.elapsed()
+
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return self._tick * self._tick_s
+
+    @property
+    def boot(self) -> str:
+        return "virtual"
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task by whose sleep time passes."""
+        self._awake += 1
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def sleep(self, seconds: float) -> None:
+        """Let so much time pass. Only for tasks that `start` made."""
+        wakes = self._tick + max(1, math.ceil(seconds / self._tick_s))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._slept += 1
+        heapq.heappush(self._sleepers, (wakes, self._slept, future))
+        self._rest()
+        await future
+
+    async def over(self) -> None:
+        """Wait until every task has ended. Raises what one of them raised."""
+        while self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in [task for task in self._tasks if task.done()]:
+                self._tasks.discard(task)
+                task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            self._tasks.discard(task)
+        self._rest()
+
+    def _rest(self) -> None:
+        """One less is at work."""
+        self._awake -= 1
+        if self._awake == 0 and self._sleepers:
+            self._tick = self._sleepers[0][0]
+            while self._sleepers and self._sleepers[0][0] == self._tick:
+                self._awake += 1
+                heapq.heappop(self._sleepers)[2].set_result(None)
