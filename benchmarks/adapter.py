@@ -71,10 +71,19 @@ class Process:
         Raises:
             PeerError: it ended.
         """
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{runs}\n")
-        self._process.stdin.flush()
+        self.say(str(runs))
         return self.read()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def read(self) -> dict[str, float]:
         """The next line that it says.
@@ -90,10 +99,10 @@ class Process:
 
 
 @contextmanager
-def running(case: Case, kind: str, url: str) -> Iterator[Process]:
+def running(case: Case, kind: str, url: str, deal: int = 0) -> Iterator[Process]:
     """An app's process, ended with the block."""
     script = [str(peer_python(case.peer)), "-I", str(HERE / "peer_adapter.py")]
-    command = [*script, case.framework, str(case.agents), kind, url]
+    command = [*script, case.framework, str(case.agents), kind, url, str(deal)]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -109,12 +118,12 @@ def running(case: Case, kind: str, url: str) -> Iterator[Process]:
 
 
 def measure(
-    case: Case, kinds: Sequence[str], url: str, runs: int, rounds: int
+    case: Case, kinds: Sequence[str], url: str, runs: int, rounds: int, deal: int = 0
 ) -> dict[str, list[float]]:
-    """CPU microseconds a run of each kind, one figure a round."""
+    """CPU microseconds a run of each kind, one figure a round; `deal`: see `peer_adapter.py`."""
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
-        apps = [stack.enter_context(running(case, kind, url)) for kind in kinds]
+        apps = [stack.enter_context(running(case, kind, url, deal)) for kind in kinds]
         for app in apps:
             app.read()
         for number in range(rounds):

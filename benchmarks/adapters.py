@@ -1,6 +1,7 @@
 """CPU that each adapter adds to a model call and to an agent's step, against OpenInference's.
 
-    python benchmarks/adapters.py [--frameworks langgraph …] [--runs 20] [--rounds 20] [--json PATH]
+    python benchmarks/adapters.py [--frameworks langgraph …] [--units call …] [--runs 20]
+        [--rounds 8] [--deals 5] [--instructions] [--json PATH]
 
 For each framework two apps: one agent that asks its model once (*a call*), and four agents that ask
 once each, one after the other (*a step* is a fourth of a run). They ask over HTTP a model server in
@@ -12,23 +13,39 @@ Its instrumentor of the OpenAI client is added where the framework's own records
 (CrewAI). Ours includes the writing of the spans to SQLite.
 
 What something adds is the median over the rounds of its CPU time less that of the bare app in the
-same round. A process that records another number of spans than it should, and a peer that records
-fewer model calls than there are, end the script.
+same round. A process stays as fast or slow as it began, by which types and names meet in CPython's
+method cache (`peer_adapter.deal`): so the four are begun anew for each of `--deals`, and beside a
+ratio stands the interval that 95 % of 2,000 bootstrap samples (of deals, of rounds in them) are in.
+With `--instructions` the same is also counted in instructions, of ten runs of each deal, by
+valgrind's callgrind (`_instructions.py`): other work on the machine does not change them. A process
+that records another number of spans than it should, and a peer that records fewer model calls than
+there are, end the script.
 """
 
 from __future__ import annotations
 
+import random
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Final
 
+from _instructions import counting, lacking
 from _report import Figure, finish, options_of
 from _upstream import Upstream
-from adapter import HALF, Case, added, measure
+from adapter import HALF, Case, added, check, measure
 
 PEER: Final = "openinference"
 KINDS: Final = ("plain", "redirected", "recorded", PEER)
 STEPS: Final = 4
+UNITS: Final = ("call", "step")
+COUNTED: Final = 10
+"""Runs whose instructions are counted: what fills a scope."""
+SAMPLES: Final = 2_000
+
+Spent = Mapping[str, Sequence[float]]
+"""Kind to what its runs took, one figure a round."""
 ENVIRONMENTS: Final = {
     "langgraph": "openinference",
     "autogen": "openinference-autogen",
@@ -47,37 +64,95 @@ def cases(framework: str) -> dict[str, Case]:
     }
 
 
-def figures_of(unit: str, case: Case, spent: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """The rows of one app: each side's microseconds a call, or a step."""
-    bare = sum(spent["plain"]) / len(spent["plain"]) / case.agents
-    theirs = added(spent, PEER) / case.agents
-    return [
-        Figure(
-            what=f"{case.framework}, added to a {unit}, {kind}",
-            unit="CPU-us",
-            ours=added(spent, kind) / case.agents,
-            peer=PEER,
-            theirs=theirs,
-            at_least=HALF,
-            note=f"bare app {bare:,.0f}",
+def deal_of(number: int) -> int:
+    """What the processes of a deal are begun with."""
+    return 1 + 97 * number
+
+
+def pooled(deals: Sequence[Spent]) -> Spent:
+    """The rounds of all deals."""
+    return {kind: [*chain.from_iterable(deal[kind] for deal in deals)] for kind in KINDS}
+
+
+def interval(deals: Sequence[Spent], kind: str) -> tuple[float, float]:
+    """What the ratio is between in 95 % of bootstrap samples."""
+    chance = random.Random(0)  # the same figures have the same interval
+    ratios = []
+    for _ in range(SAMPLES):
+        chosen = pooled([_resampled(chance.choice(deals), chance) for _ in deals])
+        ours, theirs = added(chosen, kind), added(chosen, PEER)
+        ratios.append(theirs / ours if ours > 0 else float("inf"))
+    ratios.sort()
+    return ratios[round(0.025 * SAMPLES)], ratios[round(0.975 * SAMPLES) - 1]
+
+
+def _resampled(deal: Spent, chance: random.Random) -> Spent:
+    rounds = range(len(deal["plain"]))
+    places = [chance.choice(rounds) for _ in rounds]
+    return {kind: [deal[kind][place] for place in places] for kind in KINDS}
+
+
+def figures_of(unit: str, case: Case, deals: Sequence[Spent], scale: str) -> list[Figure]:
+    """The rows of one app: what each side adds to a call, or a step."""
+    spent = pooled(deals)
+    bare = statistics.fmean(spent["plain"]) / case.agents
+    rows = []
+    for kind in ("recorded", "redirected"):
+        low, high = interval(deals, kind)
+        rows.append(
+            Figure(
+                what=f"{case.framework}, added to a {unit}, {kind}",
+                unit=scale,
+                ours=added(spent, kind) / case.agents,
+                peer=PEER,
+                theirs=added(spent, PEER) / case.agents,
+                at_least=HALF,
+                note=f"{low:.2f}x to {high:.2f}x, bare app {bare:,.0f}",
+            )
         )
-        for kind in ("recorded", "redirected")
-    ]
+    return rows
+
+
+def count(case: Case, url: str, deal: int) -> Spent:
+    """The instructions of a run of each kind."""
+    counts = {}
+    for kind in KINDS:
+        with counting(case, kind, url, deal) as app:
+            app.count(COUNTED)  # what is done once is done
+            got = app.count(COUNTED)
+        check(case, kind, got)
+        counts[kind] = [got["instructions"]]
+    return counts
 
 
 def main() -> int:
     """See the module; the exit status says whether the targets are reached."""
     parser = options_of(__doc__)
     parser.add_argument("--frameworks", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
+    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
     parser.add_argument("--runs", type=int, default=20, help="runs in a round, a multiple of 10")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of a deal; 0: no time")
+    parser.add_argument("--deals", type=int, default=5, help="how often processes are begun anew")
+    parser.add_argument("--instructions", action="store_true", help="count them, with valgrind")
     options = parser.parse_args()
+    if options.instructions and lacking():
+        parser.error(f"--instructions needs {lacking()}: install valgrind")
+    if options.deals < 1 or options.rounds < (0 if options.instructions else 1):
+        parser.error("nothing would be measured: --deals and --rounds are at least 1")
     figures: list[Figure] = []
+    dealt = [deal_of(number) for number in range(options.deals)]
     with Upstream() as url:
         for framework in options.frameworks:
             for unit, case in cases(framework).items():
-                spent = measure(case, KINDS, url, options.runs, options.rounds)
-                figures += figures_of(unit, case, spent)
+                if unit not in options.units:
+                    continue
+                if options.rounds:
+                    rounds = (options.runs, options.rounds)
+                    spent = [measure(case, KINDS, url, *rounds, deal) for deal in dealt]
+                    figures += figures_of(unit, case, spent, "CPU-us")
+                if options.instructions:
+                    counts = [count(case, url, deal) for deal in dealt]
+                    figures += figures_of(unit, case, counts, "instructions")
     return finish(figures, options.json)
 
 

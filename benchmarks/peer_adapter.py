@@ -1,14 +1,16 @@
 """One process of `adapter.py` and `adapters.py`: an app of one kind, in an environment with both.
 
-    python -I peer_adapter.py FRAMEWORK AGENTS KIND URL
+    python -I peer_adapter.py FRAMEWORK AGENTS KIND URL [DEAL]
 
 The app has `AGENTS` agents that ask the model once each, one after the other. `KIND` says what is
 installed: `plain` nothing; `outside` ours with no scope open; `redirected` and `recorded` ours
 inside scopes of ten runs each, whose spans go to a SQLite store; `openinference` the framework's
 instrumentor (with the one of the OpenAI client where it records no model calls by itself),
 `openinference+client` always with it; both with a batch processor whose exporter throws everything
-away. Each line on the standard input is a number of runs; the answer is what they cost. `alone`
-measures, without any app, what ours does for LangGraph where no scope is open.
+away. Each line on the standard input is a number of runs; the answer is what they cost. With `stop`
+behind the number it says when it is about to begin and when it has done them, and waits for a line
+each time. `alone` measures, without any app, what ours does for LangGraph where no scope is open.
+`DEAL` is a number: another one has types and names meet elsewhere in CPython's method cache.
 """
 
 from __future__ import annotations
@@ -281,15 +283,23 @@ def make(framework: str, agents: int, kind: str, url: str) -> Plain:
     return {"plain": Plain, "outside": Outside}[kind](framework, agents, url)
 
 
-def cost(app: Plain, runs: int) -> dict[str, float]:
-    """CPU microseconds of this process a run, the spans and the model calls that it recorded."""
+def cost(app: Plain, runs: int, stop: Callable[[], object] = bool) -> dict[str, float]:
+    """CPU microseconds of this process a run, the spans and the model calls that it recorded.
+
+    Args:
+        app: what is run.
+        runs: how often.
+        stop: called before the first and after the last.
+    """
     if isinstance(app, Scoped):
         app.prepare(runs)
     spans, calls = app.spans(), app.calls()
     gc.collect()
+    stop()
     start = time.process_time()
     app.many(runs)
     spent = time.process_time() - start
+    stop()
     return {
         "us": spent / runs * 1e6,
         "spans": (app.spans() - spans) / runs,
@@ -354,8 +364,21 @@ def _us(work: Callable[[], Any], times: int = 20_000) -> float:
     return (time.process_time() - start) / times * 1e6
 
 
+def deal(number: int) -> None:
+    """Give the types that are made from here on other places in CPython's method cache.
+
+    It has 4,096, chosen by the version of a type and the address of a name. Where attributes meet
+    that an app asks for again and again, they evict each other for as long as the process lives:
+    1.3 million instructions a run of CrewAI, as much as an adapter adds. So processes are dealt
+    differently.
+    """
+    for _ in range(number):
+        hasattr(type("Dealt", (), {}), "name")
+
+
 def main() -> None:
-    framework, agents, kind, url = sys.argv[1:]
+    framework, agents, kind, url, *dealt = sys.argv[1:]
+    deal(sum(map(int, dealt)))
     if kind == "alone":
         print(json.dumps(alone(url)))
         return
@@ -364,8 +387,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what was imported is not looked through again: that is no cost of a call
     print(json.dumps({"ready": os.getpid()}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(cost(ready, int(line))), flush=True)
+    for line in iter(sys.stdin.readline, ""):
+        runs, *waits = line.split()
+        print(json.dumps(cost(ready, int(runs), _stop if waits else bool)), flush=True)
+
+
+def _stop() -> None:
+    """Wait for whoever counts."""
+    print(json.dumps({"stopped": True}), flush=True)
+    sys.stdin.readline()
 
 
 if __name__ == "__main__":

@@ -105,16 +105,22 @@ def observe(source: Any, event: Any) -> None:
     if read is None:
         return
     try:
-        note(read(source, event))
+        told = read(source, event)
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
+        return
+    if told is not None:
+        _note(current, told)
 
 
 def note(event: Start | End | None) -> None:
     """Take note that something begins or ends in this context."""
     current = scope.pushed()
-    if current is None or event is None:
-        return
+    if current is not None and event is not None:
+        _note(current, event)
+
+
+def _note(current: scope.Acting, event: Start | End) -> None:
     root = None
     try:
         if isinstance(event, Start):
@@ -149,7 +155,8 @@ def _begin(
     around: scope.Acting, start: Start, pushed: scope.Acting, told: Sequence[scope.CallEnd]
 ) -> None:
     """Something begins, with this acting around it; as pushed, for when it has ended."""
-    opened, rules = _opened(around), around.scope.routing.rules
+    opened: _Open = around.notes.get(_NAME, _NOTHING)
+    rules = around.scope.routing.rules
     trail, abandoned = begin(opened.trail, start, place_of(around), rules, told)
     for entry in abandoned:
         _record(around.scope, entry, given_up(entry))
@@ -161,7 +168,7 @@ def _begin(
 
 
 def _end(current: scope.Acting, event: End) -> None:
-    opened = _opened(current)
+    opened: _Open = current.notes.get(_NAME, _NOTHING)
     trail, entry, abandoned = end(opened.trail, event)
     if entry is None:
         return
@@ -169,18 +176,21 @@ def _end(current: scope.Acting, event: End) -> None:
         _record(current.scope, inner, given_up(inner))
     _record(current.scope, entry, event)
     error = event.message if event.status is SpanStatus.ERROR else None
-    _go_back(current, len(trail), error)
+    _go_back(current, opened, len(trail), error)
 
 
-def _go_back(current: scope.Acting, depth: int, error: BaseException | str | None) -> None:
+def _go_back(
+    current: scope.Acting, opened: _Open, depth: int, error: BaseException | str | None
+) -> None:
     """This context is where it was when its trail was of this depth."""
-    scope.set_acting(_opened(current).before[depth])
+    scope.set_acting(opened.before[depth])
     if not depth:
         _left(current.scope, error)
 
 
 def _opened(current: scope.Acting) -> _Open:
-    return cast("_Open", current.notes.get(_NAME, _NOTHING))
+    opened: _Open = current.notes.get(_NAME, _NOTHING)
+    return opened
 
 
 def _expect(current: scope.Scope, entry: Entry) -> None:
@@ -191,8 +201,11 @@ def _expect(current: scope.Scope, entry: Entry) -> None:
 
 def _record(current: scope.Scope, entry: Entry, event: End) -> None:
     entry.tell(event)
-    if entry.records and not current.recorder.settle(_token(entry)):
-        return
+    if entry.records:
+        if not current.recorder.settle(_token(entry)):
+            return
+    elif entry.start.kind is not Kind.CALL:
+        return  # most of what begins: no span is due
     ids = Ids(current.rollout_id, current.attempt_id, current.trace_id, current.gateway_url)
     for span in spans(entry, event, ids):
         current.recorder.add(span)
@@ -372,8 +385,20 @@ def _plain(name: Any) -> Name:
 def role_of(agent: Any, told: Mapping[str, Any] | None = None) -> Name | None:
     """The role of an agent, as it was written and as it is filled in."""
     filled = clean(getattr(agent, "role", None) or (told or {}).get("role"))
-    template = clean(getattr(agent, "_original_role", None)) or filled
+    template = clean(_original_role(agent)) or filled
     return Name(template, filled, str(getattr(agent, "id", id(agent)))) if filled else None
+
+
+def _original_role(agent: Any) -> Any:
+    """The role as it was written, None if nothing was filled in.
+
+    Asked for by its name, a private attribute that was set costs more than all else that is asked
+    of an agent: pydantic first raises and catches an error in search of a descriptor.
+    """
+    private = getattr(agent, "__pydantic_private__", None)
+    if isinstance(private, dict):
+        return private.get("_original_role")
+    return getattr(agent, "_original_role", None)
 
 
 _INTERNAL: Final = ("crewai.agents.", "crewai.experimental.", "crewai.memory.")
@@ -506,12 +531,12 @@ class _Kickoff:
 def _unwind(current: scope.Acting, depth: int, error: BaseException) -> None:
     """A coroutine was left: whatever began in it and has not ended was abandoned."""
     try:
-        trail = _opened(current).trail
-        if len(trail) <= depth:
+        opened = _opened(current)
+        if len(opened.trail) <= depth:
             return
-        for entry in reversed(trail[depth:]):
+        for entry in reversed(opened.trail[depth:]):
             _record(current.scope, entry, given_up(entry))
-        _go_back(current, depth, error)
+        _go_back(current, opened, depth, error)
     except Exception as error:
         damage(current.scope.recorder, _NAME, error)
 
