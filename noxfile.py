@@ -728,6 +728,16 @@ def tests_verl(session: nox.Session) -> None:
     run_pytest(session, "tests/verl_ranks", python=learning_python())
 
 
+@nox.session(default=False)
+def tests_ray(session: nox.Session) -> None:
+    """Test runners in real Ray clusters on this machine, whose nodes are killed."""
+    install_torch(session)
+    pins = ("-c", "constraints/ray.txt")
+    install(session, *CONSTRAINTS, *pins, "openai", *PYTEST, ours=[f"{CORE}[train,ray]"])
+    report_versions(session)
+    run_pytest(session, "tests/ray_nodes", expected=["ray"])
+
+
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""
