@@ -732,8 +732,7 @@ def tests_verl(session: nox.Session) -> None:
 def tests_ray(session: nox.Session) -> None:
     """Test runners in real Ray clusters on this machine, whose nodes are killed."""
     install_torch(session)
-    pins = ("-c", "constraints/ray.txt")
-    install(session, *CONSTRAINTS, *pins, "openai", *PYTEST, ours=[f"{CORE}[train,ray]"])
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[f"{CORE}[train,ray]"])
     report_versions(session)
     run_pytest(session, "tests/ray_nodes", expected=["ray"])
 

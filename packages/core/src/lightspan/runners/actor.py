@@ -66,7 +66,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     claimed: int = 0
     """Attempts that they have begun so far."""
     failure: Refusal | None = None
-    """What made them give up."""
+    """What they cannot work for, or what made them give up."""
 
 
 class RunnerActor:
@@ -92,8 +92,8 @@ class RunnerActor:
         )
         return msgspec.json.encode(arrival)
 
-    async def start(self, plan: bytes) -> bytes | None:
-        """Start the processes; returns a `Refusal` if they cannot work."""
+    async def start(self, plan: bytes) -> bytes:
+        """Start the processes; returns how they are (`Condition`)."""
         for variable in _TOKENS:
             os.environ.pop(variable, None)
         told = msgspec.json.decode(plan, type=RunnerPlan)
@@ -111,9 +111,9 @@ class RunnerActor:
             )
             await runners.start(told)
         except LightspanError as error:
-            return msgspec.json.encode(_refusal(error))
+            return msgspec.json.encode(Condition(failure=_refusal(error)))
         self._runners = runners
-        return None
+        return await self.look()
 
     async def look(self) -> bytes:
         """How they are (`Condition`)."""

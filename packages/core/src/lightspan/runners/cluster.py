@@ -48,6 +48,10 @@ _END_S: Final = 12.0
 """How long actors may take to end their processes, which they do by force after 10 s."""
 
 
+class _BeginningError(LightspanError):
+    """An actor died, or could not be reached, before it was at work."""
+
+
 @dataclass(slots=True, eq=False)
 class _Seat:
     """A place for an actor."""
@@ -150,6 +154,7 @@ class RayRunners:
             LightspanError: the cluster cannot be reached, or has no room.
         """
         check_leaves_home(plan.app)
+        self._failure = self._empty_since = None
         is_local = self._membership.is_local
         if not is_local:
             _check_reach(plan.store_url)
@@ -170,7 +175,10 @@ class RayRunners:
                     group.create_task(self._fill(seat, self.timeout_s))
         except BaseExceptionGroup as failures:
             await self.stop()
-            raise _first(failures) from None
+            first = _first(failures)
+            if isinstance(first, _BeginningError):
+                raise LightspanError(str(first)) from first.__cause__
+            raise first from None
         except BaseException:
             await self.stop()
             raise
@@ -239,15 +247,17 @@ class RayRunners:
         try:
             arrival = await self._arrival(seat, timeout_s)
             self._check_arrival(arrival)
-            refused = await _answer(seat.actor.start.remote(msgspec.json.encode(self._plan)))
+            said = await _answer(seat.actor.start.remote(msgspec.json.encode(self._plan)))
         except self._ray.exceptions.RayError as error:
-            raise LightspanError(
+            raise _BeginningError(
                 f"an actor could not begin in the Ray cluster ({_last_line(error)}): lightspan "
-                "has to be installed in the environment of each node"
+                "has to be installed in the environment of each node, and each node to be started "
+                "with the RAY_AUTH_MODE of the trainer; Ray's logs on the nodes say more"
             ) from error
-        if refused is not None:
-            raise _raisable(msgspec.json.decode(refused, type=Refusal), arrival)
-        seat.condition = Condition()
+        condition = msgspec.json.decode(said, type=Condition)
+        if condition.failure is not None:
+            raise _raisable(condition.failure, arrival)
+        seat.condition = condition
         seat.arrival = arrival
 
     async def _arrival(self, seat: _Seat, timeout_s: float | None) -> Arrival:
@@ -309,7 +319,20 @@ class RayRunners:
                 f"{arrival.address}: {why}); Ray's logs on that node say more"
             )
         await self._bury(condition.names, "the actor that looked after it " + what)
-        await self._fill(seat, None)
+        await self._refill(seat)
+
+    async def _refill(self, seat: _Seat) -> None:
+        """Have a new actor in the seat, though another node be lost just then."""
+        for tried in range(1, MAX_QUICK_DEATHS + 1):
+            try:
+                await self._fill(seat, None)
+            except _BeginningError as error:
+                if tried == MAX_QUICK_DEATHS:
+                    raise LightspanError(str(error)) from error.__cause__
+                log.warning("%s; it is tried again", error)
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
 
     async def _bury(self, names: Sequence[str], why: str) -> None:
         """End the attempts of runners that are lost; what they may still do counts no more."""
