@@ -737,6 +737,15 @@ def tests_verl(session: nox.Session) -> None:
     run_pytest(session, "tests/verl_ranks", python=learning_python())
 
 
+@nox.session(default=False)
+def tests_ray(session: nox.Session) -> None:
+    """Test runners in real Ray clusters on this machine, whose nodes are killed."""
+    install_torch(session)
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[f"{CORE}[train,ray]"])
+    report_versions(session)
+    run_pytest(session, "tests/ray_nodes", expected=["ray"])
+
+
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def faults(session: nox.Session) -> None:
     """Kill real processes and see what is left."""

@@ -137,7 +137,6 @@ def test_in_how_many_examples_and_seeds_it_learns_is_what_was_measured() -> None
 
 ABSENT: dict[str, Callable[[], bool]] = {
     "packages on PyPI": lambda: "from a checkout" in how_to_install(),
-    "Ray": lambda: not is_there("runners.ray"),
     "vLLM on a GPU": lambda: "not yet run on one" in README,
     "verl on a GPU": lambda: "**Not yet run on a GPU**" in (ROOT / "docs/verl.md").read_text(),
 }

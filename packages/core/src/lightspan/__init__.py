@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lightspan.production.redact import map_text
     from lightspan.production.use import use
     from lightspan.runners.app import rollout
+    from lightspan.runners.cluster import RayRunners
     from lightspan.runners.command.command import Command
     from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
@@ -74,6 +75,7 @@ _HOME = {
     "PolicyLoss": "lightspan.learners.protocol",
     "Price": "lightspan.schema.prices",
     "PromptTemplate": "lightspan.schema.prompts",
+    "RayRunners": "lightspan.runners.cluster",
     "SFT": "lightspan.algorithms.sft",
     "Torch": "lightspan.learners.description",
     "Verl": "lightspan.learners.verl.description",
@@ -122,6 +124,7 @@ __all__ = [
     "PolicyLoss",
     "Price",
     "PromptTemplate",
+    "RayRunners",
     "Torch",
     "Trainer",
     "Verl",

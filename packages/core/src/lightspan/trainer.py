@@ -39,7 +39,8 @@ class Trainer:
     Args:
         algorithm: what to learn and how.
         runners: attempts at once, or a set of runners: `LocalRunners(8, python=…)` for an app that
-            has an environment of its own, `ExternalRunners()` for those that are started by hand.
+            has an environment of its own, `ExternalRunners()` for those that are started by hand,
+            `RayRunners(64, actors=8)` for actors of a Ray cluster.
         steps: iterations; None for `epochs`.
         epochs: passes over the training tasks where `steps` is not given.
         folder: of the run; None for `runs/<date and time>`.

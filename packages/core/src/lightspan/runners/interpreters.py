@@ -104,7 +104,7 @@ def app_folders(folders: Folders | None) -> list[str]:
         return check_folders("app_dirs", folders)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     home = [] if script is None else [os.path.dirname(os.path.abspath(script))]
-    return [path for path in dict.fromkeys([*home, os.getcwd()]) if not _of_environment(path)]
+    return [path for path in dict.fromkeys([*home, os.getcwd()]) if not of_environment(path)]
 
 
 def check_folders(option: str, folders: Folders) -> list[str]:
@@ -117,7 +117,7 @@ def check_folders(option: str, folders: Folders) -> list[str]:
     return paths
 
 
-def _of_environment(folder: str) -> bool:
+def of_environment(folder: str) -> bool:
     """Whether the folder lies in this environment, whose packages must not be seen there."""
     inside = any(Path(folder).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))
     return inside or "site-packages" in folder or "dist-packages" in folder
@@ -129,7 +129,7 @@ def environment_for_others() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     if "PYTHONPATH" in kept:
         folders = kept.pop("PYTHONPATH").split(os.pathsep)
-        folders = [path for path in folders if path and not _of_environment(os.path.abspath(path))]
+        folders = [path for path in folders if path and not of_environment(os.path.abspath(path))]
         if folders:
             kept["PYTHONPATH"] = os.pathsep.join(folders)
     return kept

@@ -191,7 +191,7 @@ class LocalRunners:
         self._faults = tempfile.mkdtemp(prefix="lightspan-")
         self._interruptible.enter_context(at_second_interrupt(self._end_by))
         try:
-            self._workers = await self._start_all(_shares(self.slots, self.processes))
+            self._workers = await self._start_all(shares(self.slots, self.processes))
         except BaseException:
             self._interruptible.close()
             shutil.rmtree(self._faults, ignore_errors=True)
@@ -269,6 +269,11 @@ class LocalRunners:
         """Attempts that processes which join have under way."""
         alive = [worker for worker in self._workers if worker.process.is_alive()]
         return sum(worker.latest.running for worker in alive)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runners, as attempts have them."""
+        return [worker.name for worker in self._workers]
 
     @property
     def pids(self) -> list[int]:
@@ -446,7 +451,7 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _shares(slots: int, processes: int) -> list[int]:
+def shares(slots: int, processes: int) -> list[int]:
     """The slots of each process."""
     return [len(range(number, slots, processes)) for number in range(processes)]
 

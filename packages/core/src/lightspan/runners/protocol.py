@@ -1,6 +1,6 @@
 """What a set of runners is (`Runners`), and what each of its processes is told (`RunnerPlan`).
 
-Another place for runners to run is another module here, beside `local` and `external`.
+Another place for runners to run is another module here, beside `local`, `cluster` and `external`.
 """
 
 from __future__ import annotations

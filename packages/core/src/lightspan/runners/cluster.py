@@ -1,0 +1,442 @@
+"""Runners as actors of a Ray cluster (`lightspan[ray]`), replaced when they or their nodes die.
+
+An actor looks after processes on its node (`actor`), so an app that blocks, hangs or kills its
+process is met there as on this machine. Here is what a node can do: be lost. Its attempts are then
+ended, and no try is used up; their rollouts are queued again, and another actor takes the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+import lightspan.errors as errors
+from lightspan.errors import ConfigError, LightspanError, UnsupportedError, short_constructor
+from lightspan.runners import membership
+from lightspan.runners.actor import Arrival, Condition, Refusal, RunnerActor, Station
+from lightspan.runners.deaths import Death, bury
+from lightspan.runners.interpreters import Folders, app_folders, mismatch, of_environment
+from lightspan.runners.local import MAX_QUICK_DEATHS, shares
+from lightspan.runners.membership import Membership
+from lightspan.runners.protocol import RunnerPlan, check_leaves_home
+from lightspan.schema import clock
+from lightspan.schema.checks import check_number, check_whole
+from lightspan.schema.conventions import PROTOCOL_VERSION
+from lightspan.stores import open_store
+from lightspan.stores.event_loop import at_second_interrupt
+from lightspan.stores.known_secrets import secrets_of
+from lightspan.stores.postgres.address import SCHEME as POSTGRES
+from lightspan.stores.remote.address import names_server
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_S: Final = 0.5
+"""How often an actor is asked how its processes are."""
+REMIND_S: Final = 10.0
+"""How long nothing is said of an actor that waits for room in the cluster."""
+_END_S: Final = 12.0
+"""How long actors may take to end their processes, which they do by force after 10 s."""
+
+
+class _BeginningError(LightspanError):
+    """An actor died, or could not be reached, before it was at work."""
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A place for an actor."""
+
+    slots: int
+    actor: Any = None
+    """Ray's handle; None while there is none."""
+    arrival: Arrival | None = None
+    condition: Condition = field(default_factory=Condition)
+    useless: int = 0
+    """Actors in a row that died before they had run anything."""
+
+
+@short_constructor
+class RayRunners:
+    """`slots` attempts at once, in `actors` long-lived actors of a Ray cluster.
+
+    Where actors are on other machines than the trainer, the store has to be one that these reach:
+    `https://…` or `postgresql://…`. Its key or password is each node's own, in the environment in
+    which the node was started (`LIGHTSPAN_STORE_KEY`, `PGPASSWORD`). lightspan, and the app, have
+    to be installed on every node; an app is named, as in `fit("my_app:answer", …)`, and nothing of
+    the trainer's machine goes along.
+
+    Args:
+        slots: attempts at once, over all actors.
+        actors: how many; each has one process for its attempts.
+        address: `"local"` starts a cluster on this machine, for this training; `"auto"` and
+            `HOST:PORT` join one in which this machine is a node. None: as `RAY_ADDRESS` says, or
+            local.
+        cpus: that each actor takes of the cluster.
+        resources: that each actor takes beside, such as `{"apps": 1}` of nodes started with them.
+        runtime_env: Ray's, of the actors, such as `{"pip": […]}`.
+        isolation: `"thread"` or `"process"`, as in `LocalRunners`.
+        python: the interpreter of the app's own environment, a path on the nodes; None for the
+            nodes' own.
+        app_dirs: folders on the nodes with the app's modules, beside what is installed. None: in a
+            local cluster those of `LocalRunners(python=…)`, elsewhere none.
+        timeout_s: how long all actors together may find no room in the cluster.
+        without_token: take a cluster that asks nobody for a token.
+
+    Raises:
+        ConfigError: an option that cannot be honoured, or Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        slots: int = 8,
+        *,
+        actors: int = 1,
+        address: str | None = None,
+        cpus: float = 1.0,
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        isolation: str = "thread",
+        python: str | os.PathLike[str] | None = None,
+        app_dirs: Folders | None = None,
+        timeout_s: float = 300.0,
+        without_token: bool = False,
+    ) -> None:
+        check_whole("slots", slots, 1)
+        check_whole("actors", actors, 1)
+        if actors > slots:
+            raise ConfigError(f"actors={actors} for slots={slots}: each needs one at least")
+        check_number("cpus", cpus, low=0)
+        check_number("timeout_s", timeout_s, above=0)
+        if isolation not in ("thread", "process"):
+            raise ConfigError(f'isolation must be "thread" or "process", not {isolation!r}')
+        membership.check_address(address)
+        self.slots = slots
+        self.actors = actors
+        self.isolation = isolation
+        self.timeout_s = timeout_s
+        self._python = None if python is None else os.fspath(python)
+        self._app_dirs = app_dirs
+        self._asked = {"CPU": cpus, **(resources or {})}
+        self._options = {
+            "num_cpus": cpus,
+            "resources": dict(resources or {}),
+            "runtime_env": dict(runtime_env or {}),
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,  # another one takes its place, when its attempts are ended
+        }
+        self._membership = Membership(address, without_token=without_token)
+        self._ray = membership.import_ray()
+        self._plan: RunnerPlan | None = None
+        self._dirs: list[str] = []
+        """On the nodes, where the app's modules are."""
+        self._seats: list[_Seat] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._failure: LightspanError | None = None
+        self._empty_since: float | None = None
+        self._interruptible = contextlib.ExitStack()
+
+    async def start(self, plan: RunnerPlan) -> None:
+        """Join the cluster, and wait until each actor has room there and has imported the app.
+
+        Raises:
+            AppError: the app cannot be imported on a node.
+            ConfigError: the cluster or the store cannot be used so.
+            LightspanError: the cluster cannot be reached, or has no room.
+        """
+        check_leaves_home(plan.app)
+        self._failure = self._empty_since = None
+        is_local = self._membership.is_local
+        if not is_local:
+            _check_reach(plan.store_url)
+        self._plan = msgspec.structs.replace(
+            plan,
+            sys_path=[],
+            elsewhere=not is_local,
+            # to processes of this machine only; other nodes have keys of their own
+            store_secrets=secrets_of(plan.store_url) if is_local else {},
+        )
+        self._dirs = self._folders_here(plan) if is_local else _folders_there(self._app_dirs)
+        await _in_thread(self._membership.join)
+        self._interruptible.enter_context(at_second_interrupt(self._end_by))
+        self._seats = [_Seat(slots) for slots in shares(self.slots, self.actors)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for seat in self._seats:
+                    group.create_task(self._fill(seat, self.timeout_s))
+        except BaseExceptionGroup as failures:
+            await self.stop()
+            first = _first(failures)
+            if isinstance(first, _BeginningError):
+                raise LightspanError(str(first)) from first.__cause__
+            raise first from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._keepers = [asyncio.create_task(self._keep(seat)) for seat in self._seats]
+
+    async def stop(self) -> None:
+        """End the actors, by force after 12 s, and a cluster that was started here. Idempotent."""
+        # First of all, before anything is waited for: who is cancelled here must not leave actors
+        # that go on.
+        asked = [seat.actor.stop.remote() for seat in self._seats if seat.actor is not None]
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        try:
+            await asyncio.gather(*keepers, return_exceptions=True)
+            if asked:
+                ends = [asyncio.ensure_future(_answer(each)) for each in asked]
+                await asyncio.wait(ends, timeout=_END_S)
+                for end in ends:
+                    end.cancel()
+                await asyncio.gather(*ends, return_exceptions=True)
+        finally:
+            self._kill_all()
+            self._seats = []
+            self._interruptible.close()
+            await _in_thread(self._membership.leave)
+
+    def check(self) -> None:
+        """Raises what made the runners give up."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._keepers or any(seat.arrival is not None for seat in self._seats):
+            self._empty_since = None
+            return
+        self._empty_since = self._empty_since or clock.monotonic()
+        if clock.monotonic() - self._empty_since > self.timeout_s:
+            raise LightspanError(self._no_room(self._seats))
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ray's ids of the nodes on which actors are at work."""
+        return [seat.arrival.node for seat in self._seats if seat.arrival is not None]
+
+    def _folders_here(self, plan: RunnerPlan) -> list[str]:
+        """Where a cluster of this machine finds the app: as this program does, unless told."""
+        if self._app_dirs is not None or self._python is not None:
+            return app_folders(self._app_dirs)
+        return [path for path in plan.sys_path if os.path.isdir(path) and not of_environment(path)]
+
+    # --- an actor's life ------------------------------------------------------------------
+    async def _fill(self, seat: _Seat, timeout_s: float | None) -> None:
+        """Have a new actor at work in the seat.
+
+        Raises:
+            LightspanError: it cannot work, or found no room in time.
+        """
+        assert self._plan is not None
+        station = Station(
+            slots=seat.slots,
+            isolation=self.isolation,
+            python=self._python,
+            app_dirs=self._dirs,
+        )
+        make = self._ray.remote(RunnerActor).options(**self._options)
+        seat.actor = make.remote(msgspec.json.encode(station))
+        try:
+            arrival = await self._arrival(seat, timeout_s)
+            self._check_arrival(arrival)
+            said = await _answer(seat.actor.start.remote(msgspec.json.encode(self._plan)))
+        except self._ray.exceptions.RayError as error:
+            raise _BeginningError(
+                f"an actor could not begin in the Ray cluster ({_last_line(error)}): lightspan "
+                "has to be installed in the environment of each node, and each node to be started "
+                "with the RAY_AUTH_MODE of the trainer; Ray's logs on the nodes say more"
+            ) from error
+        condition = msgspec.json.decode(said, type=Condition)
+        if condition.failure is not None:
+            raise _raisable(condition.failure, arrival)
+        seat.condition = condition
+        seat.arrival = arrival
+
+    async def _arrival(self, seat: _Seat, timeout_s: float | None) -> Arrival:
+        """Wait until the actor has room; say now and then what it waits for."""
+        coming = asyncio.ensure_future(_answer(seat.actor.arrive.remote()))
+        began = clock.monotonic()
+        try:
+            while not coming.done():
+                await asyncio.wait([coming], timeout=min(REMIND_S, timeout_s or REMIND_S))
+                if coming.done():
+                    break
+                if timeout_s is not None and clock.monotonic() - began >= timeout_s:
+                    raise LightspanError(self._no_room([seat]))
+                log.warning("waiting for room in the Ray cluster: %s", self._room())
+            return msgspec.json.decode(await coming, type=Arrival)
+        finally:
+            coming.cancel()
+
+    def _check_arrival(self, arrival: Arrival) -> None:
+        if arrival.protocol != PROTOCOL_VERSION:
+            there = f"{arrival.python} ({arrival.address})"
+            raise ConfigError(mismatch(there, arrival.lightspan, arrival.protocol))
+        self._membership.check_node(arrival.address, is_authenticated=arrival.is_authenticated)
+
+    async def _keep(self, seat: _Seat) -> None:
+        """Look after the actor of a seat, and replace it."""
+        try:
+            while self._failure is None:
+                await asyncio.sleep(LOOK_S)
+                await self._look(seat)
+        except Exception as error:
+            self._failure = self._failure or _explained(error)
+
+    async def _look(self, seat: _Seat) -> None:
+        lost = self._ray.exceptions
+        try:
+            said = await _answer(seat.actor.look.remote())
+        except lost.ActorUnavailableError:  # for the moment; Ray says when it is lost
+            return
+        except lost.RayActorError as error:
+            await self._replace(seat, _last_line(error))
+            return
+        seat.condition = msgspec.json.decode(said, type=Condition)
+        if seat.condition.failure is not None:
+            raise _raisable(seat.condition.failure, seat.arrival)
+
+    async def _replace(self, seat: _Seat, why: str) -> None:
+        arrival, condition = seat.arrival, seat.condition
+        assert arrival is not None
+        seat.arrival = None
+        is_lost = not await _in_thread(membership.is_alive, self._ray, arrival.node)
+        what = "was lost with its node" if is_lost else "died"
+        log.warning("the actor at %s %s and is replaced: %s", arrival.address, what, why)
+        is_useless = not is_lost and not condition.claimed
+        seat.useless = seat.useless + 1 if is_useless else 0
+        if seat.useless >= MAX_QUICK_DEATHS:
+            raise LightspanError(
+                f"Ray actors died {seat.useless} times before they ran anything (the last one, at "
+                f"{arrival.address}: {why}); Ray's logs on that node say more"
+            )
+        await self._bury(condition.names, "the actor that looked after it " + what)
+        await self._refill(seat)
+
+    async def _refill(self, seat: _Seat) -> None:
+        """Have a new actor in the seat, though another node be lost just then."""
+        for tried in range(1, MAX_QUICK_DEATHS + 1):
+            try:
+                await self._fill(seat, None)
+            except _BeginningError as error:
+                if tried == MAX_QUICK_DEATHS:
+                    raise LightspanError(str(error)) from error.__cause__
+                log.warning("%s; it is tried again", error)
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
+
+    async def _bury(self, names: Sequence[str], why: str) -> None:
+        """End the attempts of runners that are lost; what they may still do counts no more."""
+        assert self._plan is not None
+        try:
+            async with open_store(self._plan.store_url) as store:
+                for name in names:
+                    death = Death(
+                        runner=name,
+                        exit_code=None,
+                        faults=Path(),
+                        alone="",
+                        claimed=0,
+                        is_single=False,
+                        silent_s=None,
+                        leaves=why,
+                    )
+                    for report in await bury(death, store, self._plan.run_id):
+                        log.warning("attempt %s is lost, and run again", report.attempt_id)
+        except LightspanError as error:
+            log.warning("the attempts of %s end with their leases: %s", ", ".join(names), error)
+
+    # --- the end --------------------------------------------------------------------------
+    def _kill_all(self) -> None:
+        for seat in self._seats:
+            if seat.actor is not None:
+                with contextlib.suppress(Exception):  # it has ended, or the cluster has
+                    self._ray.kill(seat.actor)
+
+    def _end_by(self, end_at: float) -> None:
+        """Have every actor end now. From any thread."""
+        self._kill_all()
+
+    def _room(self) -> str:
+        return membership.room(self._ray, self._asked)
+
+    def _no_room(self, seats: Sequence[_Seat]) -> str:
+        return (
+            f"the Ray cluster had no room for {len(seats)} of {self.actors} actors for "
+            f"{self.timeout_s:g} s: {self._room()}; start more nodes, or ask for less (actors=, "
+            "cpus=, resources=)"
+        )
+
+
+def _check_reach(store_url: str) -> None:
+    """Raise `UnsupportedError` for a store that other machines cannot open."""
+    if not (names_server(store_url) or store_url.startswith(POSTGRES)):
+        raise UnsupportedError(
+            f"store {store_url!r} is of this machine, and a Ray cluster has others: serve it "
+            "(`lightspan serve --store …`) and train with its https://… address, take a "
+            'postgresql://… one, or RayRunners(address="local")'
+        )
+
+
+def _folders_there(folders: Folders | None) -> list[str]:
+    """Folders of the nodes, as they were given."""
+    several = [folders] if isinstance(folders, str | os.PathLike) else folders or []
+    paths = [os.fspath(folder) for folder in several]
+    for path in paths:
+        if not os.path.isabs(path):
+            raise ConfigError(
+                f"app_dirs: {path!r} is no absolute path, and nodes have no folder "
+                "that it could start from"
+            )
+    return paths
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call what blocks; it is waited for even by who is cancelled: Ray is left in one piece."""
+    calling = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait([calling])
+        raise
+
+
+async def _answer(reference: Awaitable[T]) -> T:
+    """What an actor's method returned, as a coroutine."""
+    return await reference
+
+
+def _raisable(refusal: Refusal, arrival: Arrival | None) -> LightspanError:
+    """An actor's error, here; of a class that this lightspan has."""
+    kind = getattr(errors, refusal.kind, LightspanError)
+    where = "" if arrival is None else f" (on the Ray node at {arrival.address})"
+    is_ours = isinstance(kind, type) and issubclass(kind, LightspanError)
+    return (kind if is_ours else LightspanError)(refusal.message + where)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One error stands for those of all actors."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _explained(error: Exception) -> LightspanError:
+    if isinstance(error, LightspanError):
+        return error
+    failure = LightspanError(f"the runners in the Ray cluster cannot be kept: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

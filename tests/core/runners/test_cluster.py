@@ -1,0 +1,79 @@
+"""What is said of runners in a Ray cluster before there is one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lightspan.errors import AppError, ConfigError, UnsupportedError
+from lightspan.runners.cluster import RayRunners
+from lightspan.runners.protocol import RunnerPlan, Runners
+
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here comes to use it."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    vars(sys.modules["ray"])["is_initialized"] = lambda: False
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs Ray .*`pip install './packages/core\[ray\]'`"):
+        RayRunners(8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots"),
+        ({"actors": 0}, "actors"),
+        ({"slots": 2, "actors": 3}, "actors=3 for slots=2: each needs one at least"),
+        ({"cpus": -1}, "cpus"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"isolation": "none"}, 'isolation must be "thread" or "process"'),
+        ({"address": ""}, "address must be 'local'"),
+        ({"address": "ray://head:10001"}, "not by Ray Client; make the trainer's machine a node"),
+    ],
+)
+def test_options_that_cannot_be_honoured(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RayRunners(**options)
+
+
+def plan(url: str = "sqlite:///x.db", app: str = "app:answer") -> RunnerPlan:
+    return RunnerPlan(store_url=url, app=app)
+
+
+async def test_a_store_that_other_machines_cannot_open() -> None:
+    runners: Runners = RayRunners(8, address="10.0.0.1:6379")
+    with pytest.raises(UnsupportedError, match=r"'sqlite:///x.db' is of this machine.* serve it"):
+        await runners.start(plan())
+    await runners.stop()
+
+
+async def test_the_variable_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(UnsupportedError, match="is of this machine"):
+        await RayRunners(8).start(plan())
+
+
+async def test_a_folder_of_nowhere() -> None:
+    runners = RayRunners(8, address="10.0.0.1:6379", app_dirs="apps")
+    with pytest.raises(ConfigError, match="'apps' is no absolute path"):
+        await runners.start(plan("https://agents.example"))
+
+
+async def test_an_app_of_the_running_script() -> None:
+    with pytest.raises(AppError, match="put it into a module"):
+        await RayRunners(8, address="local").start(plan(app="__main__:answer"))
+
+
+async def test_a_cluster_without_a_token_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(ConfigError, match=r"10.0.0.1:6379 asks for no token.* RAY_AUTH_MODE=token"):
+        await RayRunners(8, address="10.0.0.1:6379").start(plan("https://agents.example"))

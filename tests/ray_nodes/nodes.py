@@ -1,0 +1,118 @@
+"""Nodes of a Ray cluster on this machine, as `ray start` makes them, each to be killed whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+READY = "Ray runtime started"
+
+
+class Node:
+    """One node: its raylet, agents, and whatever runs there.
+
+    Args:
+        arguments: of `ray start`.
+        log: where it writes.
+        environment: of its processes, beside the tests'.
+    """
+
+    def __init__(self, *arguments: str, log: Path, environment: dict[str, str]) -> None:
+        self._log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*START, *arguments],
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+
+    def wait_ready(self) -> None:
+        """Until it has said that it is up."""
+        while READY not in (said := self._log.read_text(errors="replace")):
+            assert self.process.poll() is None, said
+            time.sleep(0.05)
+
+    def running(self, *words: str) -> list[psutil.Process]:
+        """Its processes whose command line has all of these words."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = " ".join(process.cmdline())
+                if all(word in line for word in words):
+                    found.append(process)
+        return found
+
+    def orphans(self, word: str) -> list[psutil.Process]:
+        """Processes that were begun on it, whoever their parent is now."""
+        raylets = {str(each.pid) for each in self.running("raylet_socket_name")}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("RAY_RAYLET_PID") in raylets:
+                    found += [process] if word in " ".join(process.cmdline()) else []
+        return found
+
+    def kill(self) -> None:
+        """All of it at once, as when a machine loses its power."""
+        if self.process.poll() is not None:
+            return
+        everything = [psutil.Process(self.process.pid), *self.running()]
+        for process in everything:  # nobody is to see the others die and to say goodbye
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        for process in [*everything, *self.running()]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+
+class Cluster:
+    """A head without any CPU, and nodes beside it.
+
+    Args:
+        environment: of all nodes: the token's, the key's.
+    """
+
+    def __init__(self, **environment: str) -> None:
+        self._environment = environment
+        self._folder = Path(tempfile.mkdtemp(prefix="ls-"))  # short: sockets lie in it
+        self._numbers = 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.nodes: list[Node] = []
+
+    def __enter__(self) -> Self:
+        port = self.address.rpartition(":")[2]
+        head = ["--head", f"--port={port}", "--include-dashboard=false", "--num-cpus=0"]
+        self._start(*head, f"--temp-dir={self._folder / 'ray'}").wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, cpus: int = 2, **environment: str) -> Node:
+        """Start a node; it is there when it is ready."""
+        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", **environment)
+
+    def _start(self, *arguments: str, **environment: str) -> Node:
+        self._numbers += 1
+        log = self._folder / f"node-{self._numbers}.log"
+        more = {**self._environment, **environment}
+        self.nodes.append(Node(*arguments, log=log, environment=more))
+        return self.nodes[-1]

@@ -1,0 +1,141 @@
+"""Nodes, actors and trainers killed: attempts are lost, rollouts are not, and nobody is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import APP, HERE, TASKS, Recording, Script, trainer
+
+from lightspan import RayRunners, Trainer
+from lightspan.errors import AppError
+from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
+from lightspan.stores import open_store
+
+pytestmark = pytest.mark.timeout(900)
+
+ACTOR = "ray::RunnerActor"
+APP_PROCESS = "lightspan.runners.worker"
+
+
+def learned(trained: Trainer) -> object:
+    learner = trained.settings.learner
+    assert isinstance(learner, Recording)
+    return learner.learned()
+
+
+async def read(trained: Trainer, store: str) -> tuple[set[RolloutStatus], list[Attempt]]:
+    run_id = trained.folder.read_config()["run_id"]
+    async with open_store(store) as opened:
+        states = await opened.rollouts(run_id=run_id)
+        assert len(states) == 16
+        attempts = await opened.attempts([state.rollout.rollout_id for state in states])
+    return {state.status for state in states}, list(attempts)
+
+
+def at_work(node: Node) -> list[psutil.Process]:
+    return node.running(ACTOR) + node.orphans(APP_PROCESS)
+
+
+def wait_until_idle(node: Node) -> None:
+    """pytest's time limit ends a wait in vain."""
+    while at_work(node):
+        time.sleep(0.1)
+
+
+def test_a_node_that_is_lost(
+    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
+) -> None:
+    """In mid-call of all its attempts: the training ends with exactly the transitions of one that
+    nothing happened to. Leases are too long to have any part in it."""
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    calm = trainer(tmp_path / "calm", tiny, Script(), runners, served)
+    assert calm.fit(APP, TASKS).steps == 2
+    wait_until_idle(node)  # the training has ended, and with it its actors
+    doomed = cluster.add(cpus=1)
+    doomed.wait_ready()
+    busy: list[set[str]] = []
+
+    def lose() -> None:
+        busy.append(set(runners.nodes))
+        doomed.kill()
+
+    script = Script(held=5, happens=lose)  # of 4 slots each: both nodes have some
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    disturbed = trainer(tmp_path / "disturbed", tiny, script, runners, served)
+    assert disturbed.fit(APP, TASKS).steps == 2
+    assert len(busy[0]) == 2
+    assert learned(disturbed) == learned(calm)
+    statuses, attempts = asyncio.run(read(disturbed, served))
+    assert statuses == {RolloutStatus.SUCCEEDED}
+    ends = Counter((attempt.status, attempt.outcome) for attempt in attempts)
+    assert ends.pop((AttemptStatus.SUCCEEDED, Outcome.OK)) == 16
+    assert set(ends) == {(AttemptStatus.LOST, Outcome.CANCELLED)}
+    assert 1 <= ends.total() <= 4
+    wait_until_idle(node)
+
+
+def test_an_actor_that_is_killed(
+    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
+) -> None:
+    """Its node lives: its processes give back what they have, and another one takes its place."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        actor = node.running(ACTOR)[0]
+        killed.append(actor.pid)
+        actor.kill()
+
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    run = trainer(tmp_path / "run", tiny, Script(held=5, happens=kill), runners, served)
+    assert run.fit(APP, TASKS).steps == 2
+    assert killed
+    statuses, attempts = asyncio.run(read(run, served))
+    assert statuses == {RolloutStatus.SUCCEEDED}
+    ends = Counter(attempt.status for attempt in attempts)
+    assert ends[AttemptStatus.SUCCEEDED] == 16
+    wait_until_idle(node)
+
+
+def test_an_exception_ends_all_actors(
+    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
+) -> None:
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    run = trainer(tmp_path / "run", tiny, Script(), runners, served)
+    with pytest.raises(AppError, match=r"no_such_app.*on the Ray node at "):
+        run.fit("no_such_app:answer", TASKS)
+    wait_until_idle(node)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_the_trainers_end_is_that_of_all_actors(
+    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path, how: signal.Signals
+) -> None:
+    """`kill -9` in mid-call, and Ctrl-C."""
+    from tests.ray_nodes import trained
+
+    command = [sys.executable, trained.__file__, str(tmp_path / "run"), str(tiny)]
+    with (tmp_path / "log").open("w+b") as log:
+        process = subprocess.Popen(
+            [*command, cluster.address, served],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        while not (node.running(ACTOR) and node.running(APP_PROCESS)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        process.send_signal(how)
+        process.wait()
+    wait_until_idle(node)
+    if how is signal.SIGINT:
+        assert "KeyboardInterrupt" in (tmp_path / "log").read_text()

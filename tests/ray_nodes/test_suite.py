@@ -1,0 +1,23 @@
+"""Runners in a Ray cluster pass the suite of runners: one that was joined, with a served store."""
+
+from __future__ import annotations
+
+import pytest
+from tests.ray_nodes.nodes import Cluster, Node
+
+from lightspan import RayRunners
+from lightspan.runners.protocol import Runners
+from lightspan.stores.protocol import Store
+from lightspan.testing.runners_suite import RunnersSuite
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class TestJoined(RunnersSuite):
+    @pytest.fixture
+    def runners(self, cluster: Cluster, node: Node) -> Runners:
+        return RayRunners(4, actors=2, address=cluster.address)
+
+    @pytest.fixture
+    def store(self, store: Store) -> Store:
+        return store

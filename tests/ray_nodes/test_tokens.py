@@ -1,0 +1,77 @@
+"""Who joins a Ray cluster has its token, and a cluster that asks for none is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ray_nodes import joins
+from tests.ray_nodes.nodes import Cluster, Node
+
+pytestmark = pytest.mark.timeout(600)
+
+HOW = "set RAY_AUTH_MODE=token where each node and the trainer are started"
+
+
+def joined(address: str, store: str, *options: str, **environment: str | None) -> str:
+    """What a program that joins is told last."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name, value in environment.items():
+        env.pop(name, None)
+        env |= {} if value is None else {name: value}
+    command = [sys.executable, joins.__file__, address, store, *options]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return ended.stdout.strip().splitlines()[-1]
+
+
+def test_the_right_token(cluster: Cluster, node: Node, served: str) -> None:
+    assert joined(cluster.address, served) == "ran: 3.0"
+
+
+def test_a_wrong_token(cluster: Cluster, node: Node, served: str) -> None:
+    said = joined(cluster.address, served, RAY_AUTH_TOKEN_PATH=None, RAY_AUTH_TOKEN="f" * 32)
+    assert said.startswith(
+        f"ConfigError: Ray cluster {cluster.address} is there, and does not take the token of "
+        f"this process: {HOW}"
+    )
+
+
+def test_no_token(cluster: Cluster, node: Node, served: str, tmp_path: Path) -> None:
+    said = joined(cluster.address, served, RAY_AUTH_TOKEN_PATH=None, HOME=str(tmp_path))
+    assert said.startswith("ConfigError: ")
+    assert HOW in said
+
+
+@pytest.mark.parametrize("mode", [None, "disabled"])
+def test_a_trainer_that_asks_for_no_token(cluster: Cluster, served: str, mode: str | None) -> None:
+    """It does not even connect."""
+    said = joined(cluster.address, served, RAY_AUTH_MODE=mode)
+    assert said.startswith(f"ConfigError: Ray cluster {cluster.address} asks for no token")
+
+
+def test_a_cluster_that_asks_for_no_token(served: str) -> None:
+    """A trainer with a token can do nothing there. Who wants such a cluster says so."""
+    with Cluster(RAY_AUTH_MODE="disabled", LIGHTSPAN_STORE_KEY="a-runner-key-0123456789") as open_:
+        open_.add(cpus=1).wait_ready()
+        said = joined(open_.address, served)
+        assert said.startswith("LightspanError: an actor could not begin in the Ray cluster (")
+        assert "each node to be started with the RAY_AUTH_MODE of the trainer" in said
+        said = joined(open_.address, served, "without_token", RAY_AUTH_MODE="disabled")
+        assert said == "ran: 3.0"
+
+
+def test_a_cluster_of_this_machine(tmp_path: Path) -> None:
+    """It has a token of its own, and reaches a file."""
+    url = f"sqlite:///{tmp_path}/run.db"
+    alone = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": None, "RAY_AUTH_MODE": None}
+    assert joined("local", url, **alone) == "ran: 3.0"
+    assert (tmp_path / ".ray" / "auth_token").read_text()
+
+
+def test_a_key_that_nodes_do_not_have(cluster: Cluster, node: Node, served: str) -> None:
+    """Of a variable that the trainer's URL names: it is looked for on the node."""
+    said = joined(cluster.address, f"{served}?api_key_env=OTHER", OTHER="a-trainer-key-0123456789")
+    assert "api_key_env=OTHER: that variable is not set (on the Ray node at " in said

@@ -1,0 +1,105 @@
+"""A training with a scripted engine, whose learner keeps its rows; as a script:
+`trained.py FOLDER MODEL ADDRESS STORE`, which asks for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightspan import LightningRL, Optimizer, RayRunners, Trainer
+from lightspan.engines.protocol import GenerationRequest
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row
+from lightspan.progress import SilentReporter
+from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine, tiny_chat_tokenizer
+
+APP = "ray_apps:twice"
+TASKS = [{"q": "question " + "x" * number} for number in range(16)]
+HERE = str(Path(__file__).parent)
+
+
+class Recording(TorchLearner):
+    """Keeps what it learned from."""
+
+    def __init__(self, model: Path) -> None:
+        torch.set_num_threads(1)
+        super().__init__({"policy": str(model)}, optimizer=Optimizer(learning_rate=1e-3), seed=0)
+        self.steps: list[list[Row]] = []
+
+    def update(self, rows: Sequence[Row], *args: Any, **more: Any) -> dict[str, float]:
+        self.steps.append(list(rows))
+        return super().update(rows, *args, **more)
+
+    def learned(self) -> list[list[tuple[Any, ...]]]:
+        """Of each step, what was learned from, in an order that says nothing. A store never gives a
+        version again: they are counted from that of the first step."""
+        first = max(self.steps[0][0].versions)
+        return [sorted(_content(row, first) for row in rows) for rows in self.steps]
+
+
+def _content(row: Row, first: int) -> tuple[Any, ...]:
+    versions = [version and version - first + 1 for version in row.versions]
+    return (row.ids, row.mask, row.advantages, row.weights, row.logprobs, versions)
+
+
+class Script:
+    """Says what the prompt decides. The first calls are held until there are so many of them and
+    something has happened.
+
+    Args:
+        held: how many.
+        happens: what, called once.
+    """
+
+    def __init__(self, held: int = 0, happens: Callable[[], object] | None = None) -> None:
+        self.tokenizer = tiny_chat_tokenizer()
+        self.asked = 0
+        self._held = held
+        self._happens = happens
+        self._gate = Gate()
+
+    def __call__(self, request: GenerationRequest) -> Say:
+        prompt = self.tokenizer.decode(request.prompt_ids)
+        text = "so " * (1 + sum(map(ord, prompt)) % 7)
+        self.asked += 1
+        if self.asked > self._held:
+            return Say(text=text)
+        if self.asked == self._held and self._happens is not None:
+            happening = asyncio.get_running_loop().run_in_executor(None, self._happens)
+            happening.add_done_callback(lambda _: self._gate.open())
+        return Say(text=text, gates={1: self._gate})
+
+
+def trainer(folder: Path, model: Path, script: Script, runners: RayRunners, store: str) -> Trainer:
+    """Of two steps, eight tasks each."""
+    algorithm = LightningRL(
+        model, optimize="writer", estimator="reinforce++", group_size=1, tasks_per_step=8
+    )
+    engine = ScriptedEngine(script.tokenizer, script, policies={"policy": 0})
+    return Trainer(
+        algorithm,
+        folder=folder,
+        steps=2,
+        engine=engine,
+        learner=Recording(model),
+        runners=runners,
+        store=store,
+        lease_s=600,
+        reporter=SilentReporter(),
+    )
+
+
+def main(folder: str, model: str, address: str, store: str) -> None:
+    """Every call waits for ever."""
+    script = Script(held=10**6)
+    runners = RayRunners(8, actors=2, address=address, app_dirs=HERE)
+    trainer(Path(folder), Path(model), script, runners, store).fit(APP, TASKS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
