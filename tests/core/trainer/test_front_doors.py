@@ -58,6 +58,11 @@ WRONG: dict[str, list[Callable[[], object]]] = {
         lambda: lightspan.PromptTemplate("{q}").format(),
         lambda: lightspan.PromptTemplate("{q:d}").format(q="no number"),
     ],
+    "RayRunners": [
+        lambda: lightspan.RayRunners(0),
+        lambda: lightspan.RayRunners(2, actors=3),
+        lambda: lightspan.RayRunners(address="ray://192.0.2.1:10001"),
+    ],
     "SFT": [
         lambda: SFT("a/model", batch_size=0),
         lambda: SFT("nowhere/model").fit([[{"role": "user", "content": "q"}]], "model"),
