@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tests.core.otel.trace_files import (
 
 from lightspan import otel
 from lightspan.errors import DataError
+from lightspan.otel import files
 from lightspan.otel.arrivals import gathered
 from lightspan.otel.files import AT_ONCE, Imported, import_file, read_file
 from lightspan.otel.otlp import _take_hex
@@ -335,9 +337,83 @@ def test_a_response_as_it_came(tmp_path: Path) -> None:
     assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
 
 
-@pytest.mark.parametrize("odd", [float("inf"), -1, "soon", None, True])
+@pytest.mark.parametrize(
+    "odd", [float("inf"), float("nan"), 10**400, 1e305, -1, "soon", None, True]
+)
 def test_a_moment_that_is_none(tmp_path: Path, odd: Any) -> None:
     path = write(tmp_path / "one.jsonl", json.dumps({**FRAME[0], "start_time": odd}))
     [portion] = read_file(path)
     assert portion.arrivals == []
     assert len(portion.errors) == 1
+
+
+def test_a_span_of_a_newer_lightspan_is_refused(tmp_path: Path, url: str) -> None:
+    """Kept, it would make the store unreadable."""
+    newer = {**FRAME[0], "attributes": {"lightspan.span.schema": 99}}
+    done, errors = imported(url, write(tmp_path / "one.jsonl", json.dumps(newer)))
+    [error] = errors
+    assert error.startswith("line 1: span 'desk': it has schema 99; this lightspan reads up to ")
+    assert done == Imported(0, 0, 0, 1, 0)
+    assert asyncio.run(stored(url)) == []
+
+
+def test_half_a_character_in_a_name_costs_nobody_a_trace(tmp_path: Path, url: str) -> None:
+    whole = [{**each, "name": "\ud800", "status_message": "a\udc00b"} for each in PHOENIX]
+    whole[0]["events"] = [{"name": "\ud800", "timestamp": whole[0]["start_time"]}]
+    done, errors = imported(url, write(tmp_path / "odd.jsonl", lines(whole)), service="\ud800")
+    assert (done, errors) == (Imported(len(PHOENIX), 1, 0, 0, 0), [])
+    [(_, _, spans)] = asyncio.run(stored(url))
+    assert {span.name for span in spans} == {"\ufffd"}
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_packed_file_that_is_cut_or_damaged_keeps_what_came_before(
+    tmp_path: Path, url: str, cut: bool
+) -> None:
+    noise = [json.dumps({"logs": secrets.token_hex(4000)}) for _ in range(40)]
+    packed = bytearray(gzip.compress("\n".join([*PIECES, *noise]).encode()))
+    if cut:
+        del packed[-40_000:]
+    else:
+        packed[-40_000:-39_900] = b"\xff" * 100
+    path = write(tmp_path / "traces.jsonl.gz", bytes(packed))
+    done, errors = imported(url, path)
+    assert f"{path} cannot be read: " in errors[-1]
+    assert (done.spans, done.attempts, done.unfinished) == (4, 1, 0)
+
+
+def test_one_odd_span_costs_its_request_nothing(tmp_path: Path, url: str) -> None:
+    request = json.loads(otlp_line(*OTLP))
+    spans = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    spans[-1]["startTimeUnixNano"] = "-1"
+    done, [error] = imported(url, write(tmp_path / "traces.json", json.dumps(request)))
+    assert "startTimeUnixNano" in error
+    assert (done.spans, done.errors) == (3, 1)
+
+
+def test_a_file_whose_first_line_is_cut_is_read_by_lines(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as one document, which would be read whole."""
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 100)
+    done, errors = imported(
+        url, write(tmp_path / "rotated.jsonl", "\n".join(['{"resourceSpans": [{', *PIECES]))
+    )
+    assert done == Imported(4, 1, 0, 1, 0)
+    assert errors[0].startswith("line 1: no JSON: ")
+
+
+def test_what_is_too_large_to_be_read_at_once(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 100)
+    document = write(tmp_path / "whole.json", json.dumps(json.loads(PIECES[0]), indent=2))
+    with pytest.raises(DataError, match="one JSON document of more than 100 bytes"):
+        imported(url, document)
+    message = write(tmp_path / "one.bin", protobuf(PIECES[0])[0])
+    assert imported(url, message)[1] == [
+        "the file: it is one message of more than 100 bytes, which is not read"
+    ]
+    many = write(tmp_path / "many.bin", framed(protobuf(PIECES[0])[0]))
+    [error] = imported(url, many)[1]
+    assert error.startswith("message 1: it would have ")

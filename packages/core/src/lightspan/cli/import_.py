@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MOST_TOLD: Final = 20
 """Errors of a file that are told one by one."""
+_LONGEST_TOLD: Final = 500
+"""Characters of one: it may quote what the file holds."""
 
 
 def add(commands: Any) -> None:
@@ -73,6 +75,12 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 done = await import_file(
                     store, path, service=service, refuse=errors.add, advance=reporter.advance
                 )
+            except DataError as error:
+                if len(files) == 1:
+                    raise
+                errors.add(str(error))
+                left_out += 1
+                continue
             finally:
                 reporter.finish()
             errors.finish()
@@ -92,7 +100,7 @@ class _Errors:
     def add(self, text: str) -> None:
         self._count += 1
         if self._count <= _MOST_TOLD:
-            self._reporter.line(f"{self._path}: {text}")
+            self._reporter.line(f"{self._path}: {text[:_LONGEST_TOLD]}")
 
     def finish(self) -> None:
         if self._count > _MOST_TOLD:

@@ -16,11 +16,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from lightspan.errors import DataError
-from lightspan.otel.otlp import Arrival
+from lightspan.otel.otlp import Arrival, check_schema
 from lightspan.otel.translation import span_of
 from lightspan.production.attempt import SERVICE_NAME
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanEvent, SpanStatus, clean_attributes
+from lightspan.schema.texts import clean_text
 
 Record = Mapping[str, Any]
 
@@ -90,7 +91,7 @@ def _phoenix_events(events: Any) -> list[SpanEvent]:
         at = event.get("timestamp")
         found.append(
             SpanEvent(
-                str(event.get("name", "")),
+                clean_text(str(event.get("name", ""))),
                 _nanoseconds(at, "timestamp") if _is_said(at) else 0,
                 clean_attributes(said),
             )
@@ -266,14 +267,15 @@ def _arrival(said: Mapping[str, Any], *, service: str, **told: Any) -> Arrival:
         trace_id=_id(told["trace_id"], _TRACE_DIGITS, "trace"),
         span_id=_id(told["span_id"], _SPAN_DIGITS, "span"),
         parent_id=None if parent is None else _id(parent, _SPAN_DIGITS, "parent"),
-        name=str(told["name"] or "span"),
+        name=clean_text(str(told["name"] or "span")),
         start_ns=start,
         end_ns=end,
         status=told["status"],
-        status_message=str(told["status_message"] or ""),
+        status_message=clean_text(str(told["status_message"] or "")),
         events=told["events"],
-        resource={SERVICE_NAME: service},
+        resource={SERVICE_NAME: clean_text(service)},
     )
+    check_schema(span)
     return Arrival(span, span.parent_id is None)
 
 
@@ -296,15 +298,15 @@ def _id(value: Any, digits: int, what: str) -> str:
 
 def _nanoseconds(value: Any, what: str) -> int:
     """A moment: ISO 8601 (UTC where it names no zone), or milliseconds as pandas writes them."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        nanoseconds = round(value * 1_000_000)
-    else:
-        try:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            nanoseconds = round(value * 1_000_000)
+        else:
             moment = datetime.fromisoformat(value)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"its {what} is {value!r:.60}: give ISO 8601") from error
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        nanoseconds = (moment - _EPOCH) // _MICROSECOND * 1_000
+            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            nanoseconds = (moment - _EPOCH) // _MICROSECOND * 1_000
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"its {what} is {value!r:.60}: give ISO 8601") from error
     if not 0 <= nanoseconds < 2**63:
-        raise DataError(f"its {what} is {value!r:.60}, which is no time since 1970")
+        raise DataError(f"its {what} is {str(value)[:60]}, which is no time since 1970")
     return nanoseconds

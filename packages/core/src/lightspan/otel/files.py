@@ -8,10 +8,12 @@ number, and the others are kept.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Final, NamedTuple, cast
 
@@ -39,6 +41,9 @@ _PREFIX: Final = 4
 _TRACES_DATA: Final = b"\x0a"
 """How a message begins that no length stands before."""
 _LOOKED_AT: Final = 4096
+MOST_AT_ONCE: Final = 256 * 2**20
+"""Bytes, unpacked, of a message or of a JSON document that goes over several lines: it is read
+whole."""
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """What text has none of, and OTLP's protobuf within its first bytes."""
 _NOT_TRACES: Final = (
@@ -98,14 +103,21 @@ async def import_file(
         StoreError: the store cannot be written; what was kept before stays.
     """
     writer = _Writer(store, refuse)
-    errors = scores = 0
-    for portion in read_file(path, service=service):
-        for error in portion.errors:
-            refuse(f"{portion.place}: {error}")
-        errors += len(portion.errors)
-        scores += portion.scores
-        await writer.add(portion)
-        advance(portion.size)
+    errors = scores = read = 0
+    try:
+        for portion in read_file(path, service=service):
+            read += 1
+            for error in portion.errors:
+                refuse(f"{portion.place}: {error}")
+            errors += len(portion.errors)
+            scores += portion.scores
+            await writer.add(portion)
+            advance(portion.size)
+    except DataError as broken:  # such as the end of a file that was cut while it was packed
+        if not read:
+            raise
+        refuse(str(broken))
+        errors += 1
     await writer.write()
     return Imported(
         spans=writer.spans,
@@ -172,7 +184,7 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
             is_packed = begin[:2] == _GZIP
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
                 yield from _pieces(cast("IO[bytes]", file), path, service or UNNAMED_SERVICE)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{os.fspath(path)} cannot be read: {error}") from error
 
 
@@ -190,12 +202,21 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
             f"{os.fspath(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
-    if _loads(file.readline()) is None:
+    first = file.readline()
+    if _loads(first) is None:
         file.seek(0)
-        document = _loads(whole := file.read())
+        whole = file.read(MOST_AT_ONCE + 1)
+        is_long = len(whole) > MOST_AT_ONCE
+        if is_long and first.strip() in (b"{", b"["):
+            raise DataError(
+                f"{os.fspath(path)} is one JSON document of more than {MOST_AT_ONCE:,} bytes, "
+                "which would be read at once: write it as lines, a span each"
+            )
+        document = None if is_long else _loads(whole)
         if document is not None:  # one that goes over several lines
             yield _portion("the file", document, len(whole), service)
             return
+        del whole
     file.seek(0)
     yield from _lines(file, service)
 
@@ -222,22 +243,33 @@ def _loads(text: bytes) -> Any:
 
 def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
     """Messages of OTLP's protobuf: one, or many with their lengths before them."""
-    data = file.read()
-    if data.startswith(_TRACES_DATA):
+    prefix = file.read(_PREFIX)
+    if prefix.startswith(_TRACES_DATA):
+        data = prefix + file.read(MOST_AT_ONCE - len(prefix) + 1)
+        if len(data) > MOST_AT_ONCE:
+            why = f"it is one message of more than {MOST_AT_ONCE:,} bytes, which is not read"
+            yield Portion("the file", [], [why], 0, len(data))
+            return
         yield _message("the file", data, service)
         return
-    at = number = 0
-    while at < len(data):
+    at, number = len(prefix), 0
+    while prefix:
         number += 1
-        size = int.from_bytes(data[at : at + _PREFIX], "big")
-        message = data[at + _PREFIX : at + _PREFIX + size]
         place = f"message {number}"
-        if len(message) < size or len(data) - at < _PREFIX:
-            why = f"the file ends in it, at byte {len(data):,}: {size:,} bytes were to come"
-            yield Portion(place, [], [why], 0, len(data) - at)
+        size = int.from_bytes(prefix, "big")
+        if size > MOST_AT_ONCE:
+            why = f"it would have {size:,} bytes, more than {MOST_AT_ONCE:,}: no more is read"
+            yield Portion(place, [], [why], 0, len(prefix))
+            return
+        message = file.read(size)
+        at += len(message)
+        if len(message) < size or len(prefix) < _PREFIX:
+            why = f"the file ends in it, at byte {at:,}: {size:,} bytes were to come"
+            yield Portion(place, [], [why], 0, len(prefix) + len(message))
             return
         yield _message(place, message, service)
-        at += _PREFIX + size
+        prefix = file.read(_PREFIX)
+        at += len(prefix)
 
 
 def _message(place: str, data: bytes, service: str) -> Portion:
@@ -295,7 +327,7 @@ def _decoded(record: Any, service: str) -> Decoded:
     if not isinstance(record, dict):
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
-        return decode_object(record)
+        return _otlp(record)
     if backends.is_phoenix_span(record):
         return _each([record], backends.phoenix_span, service)
     if backends.is_langfuse_trace(record):
@@ -308,6 +340,45 @@ def _decoded(record: Any, service: str) -> Decoded:
     raise DataError(f"{_NOT_TRACES}; it has {', '.join(map(str, list(record)[:8])) or 'nothing'}")
 
 
+def _otlp(record: dict[str, Any]) -> Decoded:
+    """Raises `DataError`. A span that is none costs the others nothing."""
+    try:
+        return decode_object(copy.deepcopy(record))
+    except DataError:
+        apart = [*_apart(record)]
+        if len(apart) < 2:
+            raise
+    decoded = Decoded([], [])
+    for each in apart:
+        try:
+            one = decode_object(each)
+        except DataError as error:
+            decoded.refused.append(str(error))
+        else:
+            decoded.arrivals.extend(one.arrivals)
+            decoded.refused.extend(one.refused)
+    return decoded
+
+
+def _apart(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each span of a request as a request by itself."""
+    for resource in _parts(record, "resourceSpans", "resource_spans"):
+        for scope in _parts(resource, "scopeSpans", "scope_spans"):
+            for span in _parts(scope, "spans", "spans"):
+                alone = {**_without(scope, "spans", "spans"), "spans": [span]}
+                inner = {**_without(resource, "scopeSpans", "scope_spans"), "scopeSpans": [alone]}
+                yield {"resourceSpans": [inner]}
+
+
+def _parts(value: Any, name: str, other: str) -> list[Any]:
+    found = value.get(name, value.get(other)) if isinstance(value, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: inner for key, inner in value.items() if key not in names}
+
+
 def _each(
     records: list[Any], read: Callable[[Mapping[str, Any], str], Arrival], service: str
 ) -> Decoded:
@@ -317,7 +388,7 @@ def _each(
             if read is backends.langfuse_span and not backends.is_langfuse_observation(record):
                 raise DataError(f"its type is {record.get('type')!r:.40}, which is not known")
             decoded.arrivals.append(read(record, service))
-        except DataError as error:
+        except (DataError, ValueError) as error:
             decoded.refused.append(f"span {str(record.get('name'))[:80]!r}: {error}")
     return decoded
 

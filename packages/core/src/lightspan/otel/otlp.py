@@ -126,12 +126,17 @@ def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
     if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
         raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
     span = decode_span(sent, resource)
-    if span.schema > SCHEMA_VERSION:  # who reads its store could not read on
-        raise DataError(f"it has schema {span.schema}; this lightspan reads up to {SCHEMA_VERSION}")
+    check_schema(span)
     times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
     if max(times) >= _NEVER:
         raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
     return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
+
+
+def check_schema(span: Span) -> None:
+    """Raise `DataError` for a span of a newer lightspan: who reads its store could not read on."""
+    if span.schema > SCHEMA_VERSION:
+        raise DataError(f"it has schema {span.schema}; this lightspan reads up to {SCHEMA_VERSION}")
 
 
 def _from_protobuf(body: bytes) -> Any:
