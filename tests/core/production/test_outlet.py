@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -241,12 +244,48 @@ def test_one_exporter_at_once() -> None:
         otel.send(InMemorySpanExporter())
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://a", "http://"])
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "grpc://a", "http://", "http://[::1", "http://a:b"]
+)
 def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
     monkeypatch.setenv("LIGHTSPAN_OTLP", url)
     with pytest.raises(ConfigError, match="give a URL such as"):
         lightspan.record(f"sqlite:{tmp_path / 'a.db'}")
     put([SPAN])  # never into the app
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LIGHTSPAN_OTLP", "http://user:TOPSECRET@host/"),
+        ("LIGHTSPAN_OTLP", "grpc://user:TOPSECRET@host"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20TOP%0ASECRET"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=TOPSECRET%E2%82%AC"),
+        *[("OTEL_EXPORTER_OTLP_TIMEOUT", each) for each in ("nan", "0", "-1", "inf")],
+    ],
+)
+def test_what_is_wrong_is_told_without_keys(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=name) as caught:
+        module.current()
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_query_is_not_told() -> None:
+    assert OtlpSender("http://h:1/v1/traces?api_key=TOPSECRET").place == "http://h:1/v1/traces"
+
+
+def test_the_end_of_a_process_sends_its_last_attempts(backend: Backend, tmp_path: Path) -> None:
+    code = (
+        "import lightspan\nfrom lightspan.production.record import hold\nhold('test')\n"
+        "with lightspan.agent('writer'):\n    lightspan.emit_reward(0.5)\n"
+    )
+    wanted = {"LIGHTSPAN_OTLP": backend.url, "LIGHTSPAN_STORE": f"sqlite:{tmp_path / 'a.db'}"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **wanted}, check=True)
+    assert SpanKind.REWARD in {span.kind for span in backend.spans()}
 
 
 # --- whose spans are sent ---------------------------------------------------------------------
