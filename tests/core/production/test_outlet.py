@@ -33,7 +33,7 @@ from lightspan.production.otlp_sender import OtlpSender
 from lightspan.production.outlet import Outlet, put
 from lightspan.progress import SilentReporter
 from lightspan.schema import conventions as c
-from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
+from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.testing.scripted import ScriptedServer
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -272,6 +272,57 @@ def test_what_is_wrong_is_told_without_keys(
     with pytest.raises(ConfigError, match=name) as caught:
         module.current()
     assert "SECRET" not in str(caught.value)
+
+
+def test_all_text_of_a_span_counts() -> None:
+    event = SpanEvent("e", 1, {"a": "x" * 1_000})
+    span = SPAN.replace(
+        attributes={"many": ["x" * 1_000]}, events=[event], status_message="x" * 1_000
+    )
+    assert module._size(span) == 3_308
+
+
+def test_a_child_of_a_fork_sends_by_itself() -> None:
+    with otel.send(InMemorySpanExporter()):
+        held = threading.Lock()
+        module._State.lock, before = held, module._State.lock
+        explicit = module._State.explicit
+        held.acquire()
+        module._after_fork()  # what a child calls, somebody else holding the lock
+        with otel.send(InMemorySpanExporter()) as sending:
+            put([SPAN])
+            assert sending.flush()
+        assert sending.sent == 1
+        module._State.lock, module._State.explicit = before, explicit
+
+
+def test_a_thread_that_could_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outlet = Outlet(module.ExporterSender(InMemorySpanExporter()), "memory")
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        outlet.put([SPAN])
+    outlet.put([SPAN])
+    assert outlet.flush()
+    outlet.close()
+    assert (outlet.sent, outlet.lost) == (2, 0)
+    assert "can't start new thread" in told(caplog)[0]
+
+
+def test_an_address_that_becomes_wrong_costs_the_store_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(module, "current", fail)
+    put([SPAN])  # never into the app, nor between an attempt and its store
+    assert told(caplog) == ["lightspan: spans could not be sent: RuntimeError"]
 
 
 def test_a_query_is_not_told() -> None:

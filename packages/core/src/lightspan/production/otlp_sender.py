@@ -126,6 +126,8 @@ class OtlpSender:
                 text = f"it answered {error.code} {error.reason}"
                 pause = _seconds(error.headers.get("Retry-After"))
                 raise Undelivered(text, again=error.code in _AGAIN, pause_s=pause) from None
+        except ValueError as error:  # of the URL or a header: its words may quote a key
+            raise Undelivered(type(error).__name__) from None
         except (OSError, http.client.HTTPException) as error:
             raise Undelivered(str(error) or repr(error), again=True) from error
         return min(len(spans), self._refused(answer))

@@ -195,7 +195,7 @@ class Outlet:
             self.sent += len(batch) - refused
             if refused:
                 self._lose(refused, why)
-            else:
+            elif not self._queue:  # a backend that is merely slow is one trouble
                 self._is_troubled = False
             self._changed.notify_all()
 
@@ -222,7 +222,15 @@ class Outlet:
 
 
 def _size(span: Span) -> int:
-    return 200 + sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+    texts = sum(_length(value) for value in span.attributes.values())
+    events = sum(100 + sum(map(_length, e.attributes.values())) for e in span.events)
+    return 200 + len(span.status_message) + texts + events
+
+
+def _length(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return sum(8 + _length(each) for each in value) if isinstance(value, (list, tuple)) else 0
 
 
 @contextlib.contextmanager
