@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +33,7 @@ from lightspan.production.otlp_sender import OtlpSender
 from lightspan.production.outlet import Outlet, put
 from lightspan.progress import SilentReporter
 from lightspan.schema import conventions as c
-from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
+from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.testing.scripted import ScriptedServer
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -241,12 +244,99 @@ def test_one_exporter_at_once() -> None:
         otel.send(InMemorySpanExporter())
 
 
-@pytest.mark.parametrize("url", ["localhost:4318", "grpc://a", "http://"])
+@pytest.mark.parametrize(
+    "url", ["localhost:4318", "grpc://a", "http://", "http://[::1", "http://a:b"]
+)
 def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str) -> None:
     monkeypatch.setenv("LIGHTSPAN_OTLP", url)
     with pytest.raises(ConfigError, match="give a URL such as"):
         lightspan.record(f"sqlite:{tmp_path / 'a.db'}")
     put([SPAN])  # never into the app
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LIGHTSPAN_OTLP", "http://user:TOPSECRET@host/"),
+        ("LIGHTSPAN_OTLP", "grpc://user:TOPSECRET@host"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20TOP%0ASECRET"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=TOPSECRET%E2%82%AC"),
+        *[("OTEL_EXPORTER_OTLP_TIMEOUT", each) for each in ("nan", "0", "-1", "inf")],
+    ],
+)
+def test_what_is_wrong_is_told_without_keys(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=name) as caught:
+        module.current()
+    assert "SECRET" not in str(caught.value)
+
+
+def test_all_text_of_a_span_counts() -> None:
+    event = SpanEvent("e", 1, {"a": "x" * 1_000})
+    span = SPAN.replace(
+        attributes={"many": ["x" * 1_000]}, events=[event], status_message="x" * 1_000
+    )
+    assert module._size(span) == 3_308
+
+
+def test_a_child_of_a_fork_sends_by_itself() -> None:
+    with otel.send(InMemorySpanExporter()):
+        held = threading.Lock()
+        module._State.lock, before = held, module._State.lock
+        explicit = module._State.explicit
+        held.acquire()
+        module._after_fork()  # what a child calls, somebody else holding the lock
+        with otel.send(InMemorySpanExporter()) as sending:
+            put([SPAN])
+            assert sending.flush()
+        assert sending.sent == 1
+        module._State.lock, module._State.explicit = before, explicit
+
+
+def test_a_thread_that_could_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outlet = Outlet(module.ExporterSender(InMemorySpanExporter()), "memory")
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        outlet.put([SPAN])
+    outlet.put([SPAN])
+    assert outlet.flush()
+    outlet.close()
+    assert (outlet.sent, outlet.lost) == (2, 0)
+    assert "can't start new thread" in told(caplog)[0]
+
+
+def test_an_address_that_becomes_wrong_costs_the_store_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(module, "current", fail)
+    put([SPAN])  # never into the app, nor between an attempt and its store
+    assert told(caplog) == ["lightspan: spans could not be sent: RuntimeError"]
+
+
+def test_a_query_is_not_told() -> None:
+    assert OtlpSender("http://h:1/v1/traces?api_key=TOPSECRET").place == "http://h:1/v1/traces"
+
+
+def test_the_end_of_a_process_sends_its_last_attempts(backend: Backend, tmp_path: Path) -> None:
+    code = (
+        "import lightspan\nfrom lightspan.production.record import hold\nhold('test')\n"
+        "with lightspan.agent('writer'):\n    lightspan.emit_reward(0.5)\n"
+    )
+    wanted = {"LIGHTSPAN_OTLP": backend.url, "LIGHTSPAN_STORE": f"sqlite:{tmp_path / 'a.db'}"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **wanted}, check=True)
+    assert SpanKind.REWARD in {span.kind for span in backend.spans()}
 
 
 # --- whose spans are sent ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import os
 import urllib.error
 import urllib.parse
@@ -71,7 +72,7 @@ class OtlpSender:
         is_json: bool = False,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self.place: Final = url.partition("?")[0].rpartition("@")[2] if "@" in url else url
+        self.place: Final = url.partition("?")[0].partition("#")[0]
         self._url = url
         self._is_json = is_json
         self._headers = {**(headers or {}), "Content-Type": _JSON if is_json else _PROTOBUF}
@@ -87,9 +88,7 @@ class OtlpSender:
         Raises:
             ConfigError: it is no URL, the timeout is no number, or the encoder is not installed.
         """
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConfigError(f"{OTLP_VARIABLE}={url!r}: give a URL such as http://127.0.0.1:4318")
+        parts = _parts(url)
         if find_spec("opentelemetry.exporter") is None or find_spec(_ENCODER) is None:
             raise ConfigError(f"{OTLP_VARIABLE} needs {_ENCODER}: {how_to_install('otlp')}")
         if parts.path in ("", "/"):
@@ -102,9 +101,15 @@ class OtlpSender:
             timeout_s = float(timeout)
         except ValueError as error:
             raise ConfigError(f"OTEL_EXPORTER_OTLP_TIMEOUT={timeout!r} is no number") from error
+        if not 0 < timeout_s < math.inf:
+            raise ConfigError(f"OTEL_EXPORTER_OTLP_TIMEOUT={timeout!r}: give seconds above 0")
+        headers = parse_env_headers(given, liberal=True)
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):  # the value is a key: not told
+                raise ConfigError(f"OTEL_EXPORTER_OTLP_HEADERS: {name} has no printable ASCII text")
         return cls(
             url,
-            parse_env_headers(given, liberal=True),
+            headers,
             is_json=_variable("PROTOCOL") == "http/json",
             timeout_s=timeout_s,
         )
@@ -121,6 +126,8 @@ class OtlpSender:
                 text = f"it answered {error.code} {error.reason}"
                 pause = _seconds(error.headers.get("Retry-After"))
                 raise Undelivered(text, again=error.code in _AGAIN, pause_s=pause) from None
+        except ValueError as error:  # of the URL or a header: its words may quote a key
+            raise Undelivered(type(error).__name__) from None
         except (OSError, http.client.HTTPException) as error:
             raise Undelivered(str(error) or repr(error), again=True) from error
         return min(len(spans), self._refused(answer))
@@ -146,6 +153,22 @@ class OtlpSender:
             return max(0, int(whole.partial_success.rejected_spans))
         except (DecodeError, ValueError, TypeError, AttributeError, RecursionError):
             return 0
+
+
+def _parts(url: str) -> urllib.parse.SplitResult:
+    """Of the address. What is wrong with it is told without it: a key may stand in it."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise ConfigError(f"{OTLP_VARIABLE}: give a URL such as http://127.0.0.1:4318")
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"{OTLP_VARIABLE}: a URL with a user is not supported: use OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    return parts
 
 
 def _variable(name: str) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import multiprocessing
 import os
 import threading
 import time
@@ -103,21 +104,28 @@ class Outlet:
             with self._changed:
                 for span, size in sized:
                     full = len(self._queue) >= MOST_SPANS or self._text + size > MOST_TEXT
-                    if self._closing or full:
+                    if self._closing:
+                        self._lose(1, "they came after sending was closed")
+                        continue
+                    if full:
                         self._lose(1, "the queue is full: the backend is too slow, or out of reach")
                         continue
                     self._queue.append((span, size))
                     self._text += size
                     self._unsent += 1
-                self._begin()
+                self.begin()
                 self._changed.notify_all()
         except Exception as error:  # never into the app
             log.warning("lightspan: spans could not be sent to %s: %r", self.place, error)
 
-    def _begin(self) -> None:
-        if self._thread is None and not self._closing:
-            self._thread = threading.Thread(target=self._run, name="lightspan-outlet", daemon=True)
-            self._thread.start()
+    def begin(self) -> None:
+        """Start the thread, once: a process that ends may start none any more."""
+        with self._changed:
+            if self._thread is None and not self._closing:
+                thread = threading.Thread(target=self._run, name="lightspan-outlet", daemon=True)
+                thread.start()
+                self._thread = thread
+                _at_end_of_child()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was put is sent or lost; False if the time was too short."""
@@ -187,7 +195,7 @@ class Outlet:
             self.sent += len(batch) - refused
             if refused:
                 self._lose(refused, why)
-            else:
+            elif not self._queue:  # a backend that is merely slow is one trouble
                 self._is_troubled = False
             self._changed.notify_all()
 
@@ -214,7 +222,15 @@ class Outlet:
 
 
 def _size(span: Span) -> int:
-    return 200 + sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+    texts = sum(_length(value) for value in span.attributes.values())
+    events = sum(100 + sum(map(_length, e.attributes.values())) for e in span.events)
+    return 200 + len(span.status_message) + texts + events
+
+
+def _length(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return sum(8 + _length(each) for each in value) if isinstance(value, (list, tuple)) else 0
 
 
 @contextlib.contextmanager
@@ -290,7 +306,7 @@ def send(exporter: SpanExporter) -> Sending:
         if _State.explicit is not None:
             raise ConfigError("this process sends its spans to an exporter already: close() that")
         _State.explicit = outlet = Outlet(ExporterSender(exporter), type(exporter).__name__)
-        _at_exit_once()
+        outlet.begin()
     return Sending(outlet)
 
 
@@ -311,24 +327,44 @@ def current() -> Outlet | None:
         if known is None or _State.url != url or known.pid != os.getpid():
             sender = OtlpSender.of_environment(url)
             _State.by_environment, _State.url = Outlet(sender, sender.place), url
-            _at_exit_once()
+            _State.by_environment.begin()
         return _State.by_environment
 
 
 def put(spans: Sequence[Span]) -> None:
     """Have spans sent, if that is wanted; never raises."""
-    with contextlib.suppress(ConfigError):  # told when recording or the training began
+    try:
         outlet = current()
         if outlet is not None and spans:
             outlet.put([without_keys(span) for span in spans])
+    except ConfigError:
+        pass  # told when recording or the training began
+    except Exception as error:  # never into the app, nor between an attempt and its store
+        log.warning("lightspan: spans could not be sent: %s", type(error).__name__)
 
 
-def _at_exit_once() -> None:
-    atexit.unregister(_close)
-    atexit.register(_close)
+def _at_end_of_child() -> None:
+    """A child of `multiprocessing` ends without the interpreter's own end."""
+    if multiprocessing.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(None, _close, exitpriority=-1)  # after the journal's
 
 
 def _close() -> None:
     for outlet in (_State.explicit, _State.by_environment):
         if outlet is not None and outlet.pid == os.getpid():
             outlet.close()
+
+
+def _after_fork() -> None:
+    """What the parent sends by is the parent's; somebody may have held the lock."""
+    _State.lock = threading.RLock()
+    _State.explicit = _State.by_environment = None
+
+
+# At import, so before anything records: what is registered first is called last, and recordings
+# hand over their last attempts when the process ends.
+atexit.register(_close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
