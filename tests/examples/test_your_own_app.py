@@ -62,7 +62,8 @@ def test_what_it_shows_and_teaches(followed: Follower) -> None:
     assert float(gain[3]) > 0.3
     line = f'lightspan.connect("http://127.0.0.1:{followed.port}")'
     assert line in printed(followed, "lightspan serve")
-    headline = printed(followed, "python production.py").strip()
+    # One sampled answer: a special token in it, such as <tool_call>, is one token of many letters.
+    headline = re.sub(r"<\w+>", "?", printed(followed, "python production.py").strip())
     assert sum(letter.isupper() for letter in headline) > len(headline) / 2
 
 
