@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +14,25 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
+import lightspan
 from lightspan import otel
+from lightspan.capture import wire
+from lightspan.capture.entry import open_scope
+from lightspan.capture.scope import Scope
+from lightspan.lightning.detours import fix_of
 from lightspan.otel import hooks
 from lightspan.schema import conventions as c
+from lightspan.schema.origins import Request
 from lightspan.schema.routing import agent_name
+from lightspan.schema.spans import SpanKind
 from lightspan.testing.adapter_suite.plays import play
 from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
 from lightspan.testing.attempts import path_of
+from lightspan.testing.scripted import ScriptedServer
 from lightspan.testing.stage import Part, Played, Stage, Turn
 
 dspy = pytest.importorskip("dspy")
+litellm = pytest.importorskip("litellm")
 instrumentation = pytest.importorskip("openinference.instrumentation.dspy")
 
 # LiteLLM, of a type of its own
@@ -257,6 +269,97 @@ class TestDSPy(FrameworkSuite):
             app = self.app(stage, scenario, mode)
             played = play(stage, app, scenario, mode, through_gateway=True)
             self.check(played, scenario, app, stage)
+
+
+# --- LiteLLM's providers --------------------------------------------------------------------
+SEEN = (
+    *("openai", "azure", "cerebras", "custom_openai", "dashscope", "deepinfra", "hyperbolic"),
+    *("litellm_proxy", "llamafile", "lm_studio", "moonshot", "novita", "nvidia_nim"),
+    *("perplexity", "sambanova", "vercel_ai_gateway"),
+)
+"""Those for which it uses the OpenAI SDK."""
+PAST = {
+    **dict.fromkeys(
+        (
+            *("azure_ai", "databricks", "deepseek", "fireworks_ai", "groq", "hosted_vllm"),
+            *("huggingface", "mistral", "openrouter", "together_ai", "xai"),
+        ),
+        "/chat/completions",
+    ),
+    "anthropic": "/v1/messages",
+    "gemini": "/models/m:generateContent",
+    "ollama": "/api/generate",
+    "ollama_chat": "/api/chat",
+}
+"""Those that it asks by HTTP clients of its own, and the end of the URL."""
+
+
+def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
+    """(spans of model calls, requests past the SDKs, URL of the server)."""
+    scope = Scope(rollout_id="r", attempt_id="a")
+    with ScriptedServer("said") as server, open_scope(scope), lightspan.agent("writer"):
+        more: Any = {"api_base": server.url, "api_key": "key", "max_retries": 0, "timeout": 20}
+        more |= {"messages": [{"role": "user", "content": "go"}], "model": f"{provider}/m"}
+        # the server speaks OpenAI's API and Anthropic's only, so others' answers are no answers
+        with contextlib.suppress(litellm.APIConnectionError, litellm.BadRequestError):
+            if mode == "sync":
+                litellm.completion(**more)
+            else:
+                asyncio.run(litellm.acompletion(**more))
+    said = scope.recorder.sightings.attributes().get(c.REQUESTS_PAST, "[]")
+    calls = [span.name for span in scope.recorder.drain() if span.kind is SpanKind.LLM]
+    return calls, json.loads(str(said)), server.url
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(litellm, "suppress_debug_info", True)
+    yield
+    wire.uninstall()
+    gc.collect()  # here, where what LiteLLM leaves is known
+
+
+OF_LITELLM = (
+    pytest.mark.usefixtures("quiet"),
+    pytest.mark.filterwarnings(  # an event loop that it begins and never closes
+        "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning",
+        "ignore:Exception ignored in. <function BaseEve:pytest.PytestUnraisableExceptionWarning",
+    ),
+)
+
+
+def of_litellm(test: Any) -> Any:
+    """A test of LiteLLM alone."""
+    for mark in OF_LITELLM:
+        test = mark(test)
+    return test
+
+
+@of_litellm
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("provider", SEEN)
+def test_litellm_by_the_openai_sdk(provider: str, mode: str) -> None:
+    assert asked_of(provider, mode)[:2] == (["chat m"], [])
+
+
+@of_litellm
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("provider", PAST)
+def test_litellm_past_it(provider: str, mode: str) -> None:
+    calls, past, url = asked_of(provider, mode)
+    assert calls == []
+    assert past == [["writer", "litellm", "", provider, "m", f"{url}{PAST[provider]}", 1]]
+
+
+@of_litellm
+def test_litellm_as_the_report_says_to_change_it() -> None:
+    """The same server, by the prefix that `lightspan dev` names."""
+    _, [[*request, _]], url = asked_of("hosted_vllm", "sync")
+    assert fix_of(Request(*request)) == (
+        f'name its model "openai/m", with api_base="{url}", and its key as api_key=: LiteLLM then '
+        "uses the OpenAI SDK, which lightspan sees"
+    )
+    assert asked_of("openai", "sync")[:2] == (["chat m"], [])
 
 
 pytest_generate_tests = columns(TestDSPy)

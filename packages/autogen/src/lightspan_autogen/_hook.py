@@ -43,6 +43,7 @@ from lightspan.capture.adapter import (
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting
+from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -50,6 +51,7 @@ from lightspan.schema.messages import dump_json
 from lightspan.schema.spans import SpanKind, SpanStatus, text_of
 from lightspan_autogen import _bypass, _messages
 from lightspan_autogen._identity import End, Opened, Role, enter, span_of
+from lightspan_autogen._versions import FRAMEWORK
 
 _COVERED: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
 """OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
@@ -196,7 +198,9 @@ def _end(opened: Opened, how: Callable[[], End], raised: BaseException | None = 
     recorder = opened.inside.scope.recorder
     if recorder.settle(opened.span_id):
         try:
-            recorder.add(span_of(opened, how()))
+            span = span_of(opened, how())
+            recorder.sightings.span(adapted(FRAMEWORK, _bypass.NAME), span)
+            recorder.add(span)
         except Exception as error:
             damage(recorder, _bypass.NAME, error)
     if root is not None:

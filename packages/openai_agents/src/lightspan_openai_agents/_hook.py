@@ -47,6 +47,7 @@ from lightspan.capture.adapter import (
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
+from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -69,6 +70,7 @@ from lightspan_openai_agents._identity import (
     note_asked,
     span_of,
 )
+from lightspan_openai_agents._versions import FRAMEWORK
 
 _MAY_BYPASS: Final = (OperationKind.TURN, *MODEL_CALLS)
 _KINDS: Final = {kind.value: kind for kind in OperationKind}
@@ -204,6 +206,7 @@ def _record(operation: Operation, end: End) -> None:
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.settle(operation.key) else None
     if span is not None:
+        recorder.sightings.span(adapted(FRAMEWORK, NAME), span)
         recorder.add(span)
 
 

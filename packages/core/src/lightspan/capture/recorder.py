@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from lightspan.capture.sightings import Sightings
 from lightspan.schema.content import without_keys
 from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span, SpanKind
@@ -31,6 +32,8 @@ class Recorder:
         """The app has started another process."""
         self.is_over = False
         """The attempt has ended: what is made in its name now is no part of it."""
+        self.sightings = Sightings()
+        """Of frameworks, and of requests past the SDKs."""
         self._limit = limit
         self._spans: list[Span] = []
         self._damage: list[str] = []

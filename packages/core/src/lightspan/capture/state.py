@@ -44,6 +44,10 @@ class State:
     """The wrapped requests of the SDKs."""
     awaited: list[Awaited] = field(default_factory=list)
     """The SDKs that are wrapped once they are imported."""
+    watches: list[Patch] = field(default_factory=list)
+    """The HTTP clients that are watched."""
+    watched: list[Awaited] = field(default_factory=list)
+    """Those that are once they are imported."""
     starters: list[Patch] = field(default_factory=list)
     """The wrapped starts of threads, and what else carries scopes."""
     forks_seen: bool = False

@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from lightspan.capture import strays
+from lightspan.capture import outgoing, strays
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.candidates import note, reading_attributes, reading_of, with_text
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
@@ -78,6 +78,7 @@ def install() -> bool:
                 failed = failed or error
         if failed is not None and not state.shims:
             raise failed
+        outgoing.install()
         return bool(state.shims)
 
 
@@ -109,6 +110,7 @@ def uninstall() -> None:
             state.awaited.pop().stop()
         while state.shims:
             state.shims.pop(0).undo()
+        outgoing.uninstall()
 
 
 def installed() -> bool:

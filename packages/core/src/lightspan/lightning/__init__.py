@@ -20,7 +20,8 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
 Beside the arrows: `values` is what a critic's numbers make of an episode, `overlong` pays calls
 less whose answers are too long, `states` is what a call was made in, `history` is what AIR's
 signals read, `transcript` what a judge does, `breaks` says why conversations fell apart into
-several rows, `health` what a person should hear of a batch, `span_tree` is for display.
+several rows, `health` what a person should hear of a batch (and `detours` what to change about
+requests past the SDKs), `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
+from lightspan.lightning.detours import asked, fix_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import many
 from lightspan.schema import conventions as c
+from lightspan.schema.origins import requests_of
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import LARGEST
 from lightspan.schema.routing import Route, Routing
@@ -297,7 +299,12 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
     silent = "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL"
     way_out = f"Give another client (LiteLLM, httpx, requests) {WAY_OUT}"
-    if any(span.attributes.get(c.CHILDREN) for episode in episodes for span in episode.spans):
+    past = requests_of(span for episode in episodes for span in episode.spans)
+    if past:
+        named = list(past)[:NAMED]
+        silent += f"; it asked {', '.join(map(asked, named))}, which lightspan does not see"
+        way_out = ". ".join(dict.fromkeys(f"For {one.client}, {fix_of(one)}" for one in named))
+    elif any(span.attributes.get(c.CHILDREN) for episode in episodes for span in episode.spans):
         silent += "; it started other processes, and what is asked there is not seen"
         way_out = (
             "Ask in the app's own process, or in threads, or hand every such process what to ask: "

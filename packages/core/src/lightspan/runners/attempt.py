@@ -396,6 +396,7 @@ class AttemptRun:
         has_children = recorder.has_children or threads.has_children()
         if has_children and not recorder.has_called and not is_program:
             attributes[c.CHILDREN] = True
+        attributes |= recorder.sightings.attributes()
         failed = ending.status is not AttemptStatus.SUCCEEDED
         root = self._span(
             scope,

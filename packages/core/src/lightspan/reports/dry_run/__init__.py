@@ -5,8 +5,9 @@ down to the token is as in training, or with any OpenAI-compatible endpoint, who
 known: what depends on them is then estimated, and marked so. A `DevReport` comes of it.
 
 `run` drives it. `endpoints` says who answers, `estimates` makes token ids for an endpoint's
-answers, `findings` judges the episodes, `measurements` times and weighs the models. Of these come
-the `sections` of the `report`, its `warnings` and its `text`; `output` prints and writes it.
+answers, `findings` judges the episodes, `provenance` says of which frameworks they are and what
+went past the SDKs, `measurements` times and weighs the models. Of these come the `sections` of the
+`report`, its `warnings` and its `text`; `output` prints and writes it.
 """
 
 from lightspan.reports.dry_run.report import DevReport

@@ -51,6 +51,7 @@ from lightspan.reports.dry_run.findings import (
     read_rewards,
     read_rows,
 )
+from lightspan.reports.dry_run.provenance import read_detours, read_frameworks
 from lightspan.reports.dry_run.report import DevReport
 from lightspan.reports.dry_run.sections import AgentReport, RewardReport, RowReport
 from lightspan.reports.dry_run.warnings import warnings_of
@@ -394,6 +395,7 @@ class DryRun:
     ) -> DevReport:
         agents = read_agents(findings, self.agents)
         costs = read_costs(findings, self._size, self.settings.max_frozen_calls)
+        detours = read_detours(findings, agents)
         endpoint = self.endpoint
         stops = self._stops(findings)
         looked: list[str] = []
@@ -415,6 +417,7 @@ class DryRun:
                 memory,
                 would_stop=bool(stops),
                 trains=self.settings.has_policies,
+                detours=detours,
             ),
         ]
         return DevReport(
@@ -436,6 +439,8 @@ class DryRun:
             warnings=list(dict.fromkeys(warnings)),
             choices=[*self._choices, *looked],
             agents=agents,
+            frameworks=read_frameworks(findings),
+            detours=detours,
             overrides=read_overrides(findings),
             rewards=rewards,
             rows=rows,

@@ -13,6 +13,8 @@ from lightspan.reports.dry_run.sections import (
     AgentReport,
     BreakReport,
     CostReport,
+    DetourReport,
+    FrameworkReport,
     GroupReport,
     OverrideReport,
     RewardReport,
@@ -83,6 +85,31 @@ def _agent_notes(agent: AgentReport) -> Iterator[str]:
 def _spread(spread: Spread | None, *, estimated: bool) -> str:
     mark = "~" if estimated else ""
     return "-" if spread is None else f"{mark}{spread.mean:.0f} / {spread.max}"
+
+
+# --- frameworks -------------------------------------------------------------------------------
+def framework_lines(frameworks: Sequence[FrameworkReport]) -> Iterator[str]:
+    """The frameworks, and their agents."""
+    if not frameworks:
+        return
+    yield "FRAMEWORKS"
+    for framework in frameworks:
+        version = framework.version or "(version not known)"
+        named = f"{framework.name} {version}, told by {framework.told_by}"
+        yield f"  {named}: {', '.join(framework.agents)}"
+
+
+def detour_lines(detours: Sequence[DetourReport]) -> Iterator[str]:
+    """The requests past the SDKs, and what to change."""
+    if not detours:
+        return
+    yield "PAST THE OPENAI AND ANTHROPIC SDKS"
+    for detour in detours:
+        fix = detour.fix if detour.selected else _UNCHANGED
+        yield f"  {detour.agent}: {many(detour.requests, 'request')} to {detour.asked}: {fix}"
+
+
+_UNCHANGED: Final = "it is not selected, so nothing has to change; max_frozen_calls counts none"
 
 
 # --- overrides --------------------------------------------------------------------------------

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightspan.lightning.health import FAILURE_WARNING
-from lightspan.reports.dry_run.sections import AgentReport, CostReport, RewardReport, RowReport
+from lightspan.progress import many
+from lightspan.reports.dry_run.sections import (
+    AgentReport,
+    CostReport,
+    DetourReport,
+    RewardReport,
+    RowReport,
+)
 from lightspan.reports.forecast import MemoryForecast
 from lightspan.schema.conventions import UNNAMED_AGENT
 
@@ -20,16 +27,19 @@ def warnings_of(
     *,
     would_stop: bool,
     trains: bool = True,
+    detours: Sequence[DetourReport] = (),
 ) -> list[str]:
     """What the sections say that would hinder training, the worst first.
 
     Args:
         would_stop: whether `fit` would stop over the calls that it saw, which is said already.
+        detours: requests past the SDKs.
         trains: whether policies are trained. If not, no call has to be, and no group has to vary.
     """
     return [
         *_of_rewards(rewards, trains=trains),
         *([] if would_stop or not trains else _of_calls(agents)),
+        *([] if would_stop or not trains else _of_detours(detours)),
         *_of_names(agents),
         *_of_rows(rows),
         *_of_costs(costs),
@@ -85,6 +95,18 @@ def _of_calls(agents: Sequence[AgentReport]) -> list[str]:
         return [f"no call would be trained ({why or 'no selected agent called a model'})"]
     total = trained + sum(rejected.values())
     return [f"{total - trained} of {total} calls would be rejected ({why})"] if why else []
+
+
+def _of_detours(detours: Sequence[DetourReport]) -> list[str]:
+    """Requests of selected agents past the SDKs."""
+    selected = [detour for detour in detours if detour.selected]
+    if not selected:
+        return []
+    count, agents = sum(one.requests for one in selected), {one.agent: None for one in selected}
+    return [
+        f"{many(count, 'request')} of agents that would be trained ({', '.join(agents)}) went past "
+        "the OpenAI and Anthropic SDKs, and cannot be trained: see below for what to change"
+    ]
 
 
 def _of_names(agents: Sequence[AgentReport]) -> list[str]:

@@ -1,0 +1,94 @@
+"""What to change about requests past the SDKs, word for word; and who made no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lightspan.lightning.detours import asked, fix_of
+from lightspan.lightning.episode import build_episode
+from lightspan.lightning.health import why_no_call
+from lightspan.schema import conventions as c
+from lightspan.schema.origins import Framework, Request
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.testing.strategies import make_attempt, make_rollout
+
+PLAIN = Request("writer", "httpx.Client", "my_app", "", "mine", "http://host:1/v1/chat/completions")
+GROQ = Request(
+    *("writer", "litellm", "", "groq", "llama-3"), "https://api.groq.com/openai/v1/chat/completions"
+)
+SEEN = ", and its key as api_key=: LiteLLM then uses the OpenAI SDK, which lightspan sees"
+
+
+@pytest.mark.parametrize(
+    ("request_", "fix"),
+    [
+        (
+            GROQ,
+            'name its model "openai/llama-3", with api_base="https://api.groq.com/openai/v1"'
+            + SEEN,
+        ),
+        (
+            GROQ._replace(provider="ollama_chat", url="http://localhost:11434/api/chat"),
+            'name its model "openai/llama-3", with api_base="http://localhost:11434/v1"' + SEEN,
+        ),
+        (
+            GROQ._replace(provider="anthropic", url="https://api.anthropic.com/v1/messages"),
+            'name its model "openai/…", with api_base= of an endpoint that speaks OpenAI\'s API'
+            + SEEN,
+        ),
+        (PLAIN, 'use the OpenAI SDK in its place, with base_url="http://host:1/v1"'),
+        (
+            PLAIN._replace(client="ollama", url="http://host:1/api/generate"),
+            'use the OpenAI SDK in its place, with base_url="http://host:1/v1"',
+        ),
+        (
+            PLAIN._replace(url="http://host:1/v2/chat"),
+            "use the OpenAI SDK in its place, at an endpoint that speaks OpenAI's API",
+        ),
+    ],
+)
+def test_fixes(request_: Request, fix: str) -> None:
+    assert fix_of(request_) == fix
+
+
+def test_the_frameworks_own_client_is_named() -> None:
+    framework = Framework("pydantic-ai-slim", "2.68.0", "spans of pydantic-ai")
+    assert fix_of(PLAIN, framework) == (
+        "use OpenAIChatModel, which uses the OpenAI SDK, in its place, with "
+        'base_url="http://host:1/v1"'
+    )
+    unknown = Framework("some.framework", "", "spans of some.framework")
+    assert fix_of(PLAIN, unknown) == fix_of(PLAIN)
+
+
+def test_what_was_asked() -> None:
+    assert asked(GROQ) == "groq/llama-3 at api.groq.com by litellm"
+    assert asked(PLAIN) == "mine at host:1 by httpx.Client in my_app"
+    assert asked(PLAIN._replace(model="")) == "a model at host:1 by httpx.Client in my_app"
+
+
+def test_fit_names_what_was_asked_where_no_call_was_seen() -> None:
+    attempt = make_attempt()
+    rollout = make_rollout()
+    told = json.dumps([[*GROQ, 2], [*PLAIN, 1]])
+    root = Span(
+        span_id="1" * 16,
+        trace_id="0" * 32,
+        name="attempt",
+        rollout_id=attempt.rollout_id,
+        attempt_id=attempt.attempt_id,
+        kind=SpanKind.CHAIN,
+        parent_id=None,
+        start_ns=1,
+        end_ns=2,
+        attributes={c.REQUESTS_PAST: told},
+    )
+    episode = build_episode(attempt, rollout, [root], [])
+    assert why_no_call([episode]) == (
+        "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL; it asked "
+        "groq/llama-3 at api.groq.com by litellm, mine at host:1 by httpx.Client in my_app, which "
+        "lightspan does not see (rollouts: 1). For litellm, "
+        f"{fix_of(GROQ)}. For httpx.Client, {fix_of(PLAIN)}"
+    )

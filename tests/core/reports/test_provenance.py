@@ -1,0 +1,136 @@
+"""What a dry run says of frameworks and of requests past the SDKs: what was seen, word for word."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from tests.core.reports.dry_runs import scripted
+
+from lightspan import DevReport, Trainer
+from lightspan.progress import SilentReporter
+from lightspan.testing.scripted import ScriptedServer
+
+
+@pytest.fixture(scope="module")
+def apps(dry_apps: Any) -> Any:
+    """The module `framework_apps`."""
+    return importlib.import_module("framework_apps")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer("said") as running:
+        yield running
+
+
+def dev(rl: Callable[..., Any], app: Any, url: str = "", **options: Any) -> DevReport:
+    """One task, two rollouts."""
+    engine = scripted({"": ["1", "2"]})
+    trainer = Trainer(rl(**options), engine=engine, steps=1, reporter=SilentReporter())
+    return trainer.dev(app, [{"q": "how?", "url": url, "id": "0"}], group_size=2)
+
+
+def section(report: DevReport, heading: str) -> list[str]:
+    """Its lines; none if there is no such section."""
+    found = [part for part in report.text().split("\n\n") if part.startswith(f"{heading}\n")]
+    return [line for part in found for line in part.splitlines()[1:]]
+
+
+PAST = "PAST THE OPENAI AND ANTHROPIC SDKS"
+
+
+def test_a_framework_that_is_known_by_its_spans(rl: Callable[..., Any], apps: Any) -> None:
+    report = dev(rl, apps.spans, optimize="boss/writer", frozen="base")
+    installed = version("opentelemetry-sdk")
+    assert section(report, "FRAMEWORKS") == [
+        f"  opentelemetry-sdk {installed}, told by spans of opentelemetry-sdk: boss",
+        "  some.framework (version not known), told by spans of some.framework: boss/writer",
+    ]
+    assert json.loads(json.dumps(report.json()))["frameworks"] == [
+        {
+            "name": "opentelemetry-sdk",
+            "version": installed,
+            "told_by": "spans of opentelemetry-sdk",
+            "agents": ["boss"],
+        },
+        {
+            "name": "some.framework",
+            "version": None,
+            "told_by": "spans of some.framework",
+            "agents": ["boss/writer"],
+        },
+    ]
+    assert [agent.path for agent in report.agents] == ["boss", "boss/writer"]
+    assert report.detours == []
+    assert section(report, PAST) == []
+
+
+def test_a_framework_that_has_an_adapter(rl: Callable[..., Any], apps: Any) -> None:
+    pytest.importorskip("lightspan_langgraph")
+    report = dev(rl, apps.graph)
+    assert section(report, "FRAMEWORKS") == [
+        f"  langgraph {version('langgraph')}, told by lightspan_langgraph: writer"
+    ]
+    assert report.detours == []
+
+
+def test_an_app_without_a_framework(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says)
+    assert (report.frameworks, report.detours) == ([], [])
+    assert "FRAMEWORKS" not in report.text()
+    assert PAST not in report.text()
+
+
+def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: ScriptedServer) -> None:
+    report = dev(rl, apps.past, server.url)
+    host = server.origin.removeprefix("http://")
+    asked = f"mine at {host} by httpx.Client in framework_apps"
+    fix = f'use the OpenAI SDK in its place, with base_url="{server.url}"'
+    assert section(report, PAST) == [
+        f"  reviewer: 2 requests to {asked}: it is not selected, so nothing has to change; "
+        "max_frozen_calls counts none",
+        f"  writer: 2 requests to {asked}: {fix}",
+    ]
+    assert report.json()["detours"][1] == {
+        "agent": "writer",
+        "client": "httpx.Client",
+        "caller": "framework_apps",
+        "provider": "",
+        "model": "mine",
+        "url": f"{server.url}/chat/completions",
+        "requests": 2,
+        "asked": asked,
+        "selected": True,
+        "fix": fix,
+    }
+    assert (
+        "2 requests of agents that would be trained (writer) went past the OpenAI and Anthropic "
+        "SDKs, and cannot be trained: see below for what to change"
+    ) in report.warnings
+    assert report.frameworks == []
+
+
+def test_nothing_but_requests_past_the_sdks(
+    rl: Callable[..., Any], apps: Any, server: ScriptedServer
+) -> None:
+    """`fit` would stop, and says over which."""
+    report = dev(rl, apps.past_alone, server.url)
+    host = server.origin.removeprefix("http://")
+    fix = f'use the OpenAI SDK in its place, with base_url="{server.url}"'
+    assert report.warnings[0] == (
+        "fit would stop: the app made no model call through the OpenAI SDK, nor to "
+        f"OPENAI_BASE_URL; it asked mine at {host} by httpx.Client in framework_apps, which "
+        f"lightspan does not see (rollouts: 2). For httpx.Client, {fix}"
+    )
+    installed = version("opentelemetry-sdk")
+    assert section(report, "FRAMEWORKS") == [
+        f"  opentelemetry-sdk {installed}, told by spans of opentelemetry-sdk: writer"
+    ]
+    assert section(report, PAST) == [
+        f"  writer: 2 requests to mine at {host} by httpx.Client in framework_apps: {fix}"
+    ]
