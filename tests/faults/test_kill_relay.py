@@ -21,6 +21,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import Claim
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
+from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.scripted_engine import (
     Gate,
@@ -115,6 +116,6 @@ async def test_kill_the_server_in_mid_call(tmp_path: Path, server: Server, finis
         assert await asyncio.to_thread(_asked, server.port, claim) == "a b c"
         [record] = (await store.token_records(ids))[ids[0]]
         assert record.call_id == "call-1"
-        if finished:
-            assert len(asked) == 1
+        assert record.outcome is CallOutcome.OK
+        assert len(asked) == 1
         assert (await store.attempts(["ro-1"]))[0].damage == []

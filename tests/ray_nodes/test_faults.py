@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scripted_learning import Recording  # type: ignore[import-not-found]
 from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import APP, HERE, TASKS, Recording, Script, trainer
+from tests.ray_nodes.trained import APP, HERE, TASKS, Script, trainer
 
 from lightspan import RayRunners, Trainer
 from lightspan.errors import AppError

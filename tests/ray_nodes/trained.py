@@ -5,46 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
+from scripted_learning import Recording, scripted  # type: ignore[import-not-found]
 
-from lightspan import LightningRL, Optimizer, RayRunners, Trainer
+from lightspan import LightningRL, RayRunners, Trainer
 from lightspan.engines.protocol import GenerationRequest
-from lightspan.learners.torch import TorchLearner
-from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
 from lightspan.testing.scripted_engine import Gate, Say, ScriptedEngine, tiny_chat_tokenizer
 
 APP = "ray_apps:twice"
 TASKS = [{"q": "question " + "x" * number} for number in range(16)]
 HERE = str(Path(__file__).parent)
-
-
-class Recording(TorchLearner):
-    """Keeps what it learned from."""
-
-    def __init__(self, model: Path) -> None:
-        torch.set_num_threads(1)
-        super().__init__({"policy": str(model)}, optimizer=Optimizer(learning_rate=1e-3), seed=0)
-        self.steps: list[list[Row]] = []
-
-    def update(self, rows: Sequence[Row], *args: Any, **more: Any) -> dict[str, float]:
-        self.steps.append(list(rows))
-        return super().update(rows, *args, **more)
-
-    def learned(self) -> list[list[tuple[Any, ...]]]:
-        """Of each step, what was learned from, in an order that says nothing. A store never gives a
-        version again: they are counted from that of the first step."""
-        first = max(self.steps[0][0].versions)
-        return [sorted(_content(row, first) for row in rows) for rows in self.steps]
-
-
-def _content(row: Row, first: int) -> tuple[Any, ...]:
-    versions = [version and version - first + 1 for version in row.versions]
-    return (row.ids, row.mask, row.advantages, row.weights, row.logprobs, versions)
 
 
 class Script:
@@ -65,7 +38,7 @@ class Script:
 
     def __call__(self, request: GenerationRequest) -> Say:
         prompt = self.tokenizer.decode(request.prompt_ids)
-        text = "so " * (1 + sum(map(ord, prompt)) % 7)
+        text = scripted(prompt)
         self.asked += 1
         if self.asked > self._held:
             return Say(text=text)

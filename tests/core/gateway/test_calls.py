@@ -312,6 +312,59 @@ async def test_an_answer_that_nobody_got_is_undelivered_until_a_retry_gets_it(
         await asyncio.gather(task, return_exceptions=True)
 
 
+def relayed(rig: Rig) -> dict[str, str]:
+    return {**rig.headers("call-a"), c.HEADER_RELAYED: "1"}
+
+
+async def leave_in_the_middle(rig: Rig, client: openai.AsyncOpenAI, gate: Gate) -> None:
+    """What a server that hands calls on does when it is killed."""
+    create = client.chat.completions.create
+    task = asyncio.create_task(create(model="m", messages=MESSAGES, extra_headers=relayed(rig)))
+    await gate.reached.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    call = rig.account().calls["call-a"]
+    await until(lambda: call.deserted)
+    assert call.active
+
+
+async def test_a_relayed_call_is_worked_on_when_its_connection_is_lost(store: Store) -> None:
+    """For whoever asks again: nothing is sampled twice, and it can be learned from."""
+    gate = Gate()
+    async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
+        await leave_in_the_middle(rig, client, gate)
+        gate.open()
+        await wait_for_outcome(rig, CallOutcome.UNDELIVERED)
+        answer = await client.chat.completions.create(
+            model="m", messages=MESSAGES, extra_headers=relayed(rig)
+        )
+        assert answer.choices[0].message.content == "abc"
+        await wait_for_outcome(rig, CallOutcome.OK)
+        assert (len(rig.engine.requests), rig.engine.cancelled) == (1, [])
+
+
+async def test_a_relayed_call_that_nobody_comes_back_for_is_cancelled(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.05)
+    gate = Gate()
+    async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
+        await leave_in_the_middle(rig, client, gate)
+        await wait_for_outcome(rig, CallOutcome.CANCELLED)
+        assert len(rig.engine.cancelled) == 1
+
+
+async def test_a_relayed_call_holds_up_no_end(store: Store) -> None:
+    """The gateway closes while a call is worked on that nobody waits for."""
+    gate = Gate()
+    async with make_rig(store, [Say(text="abc", gates={1: gate})]) as rig, rig.client() as client:
+        await leave_in_the_middle(rig, client, gate)
+        await rig.gateway.close()
+        assert len(rig.engine.cancelled) == 1
+        [span] = await rig.spans()
+        assert span.attributes[c.CALL_OUTCOME] == "cancelled"
+
+
 async def test_the_last_chunk_waits_for_the_store() -> None:
     async with HeldStore() as store, make_rig(store, ["ok"]) as rig, rig.client() as client:
         stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)

@@ -14,7 +14,7 @@ from lightspan.errors import StoreError
 from lightspan.gateway.calls import Account, Past
 from lightspan.gateway.refusal import ApiError, bad_request, no_model
 from lightspan.gateway.server import MAX_BODY, Server
-from lightspan.gateway.store_log import StoreLog
+from lightspan.gateway.store_log import PATIENCE_S, StoreLog
 from lightspan.gateway.terms import Terms, token_of
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Claim
@@ -45,7 +45,7 @@ class Attempts(Terms):
         self,
         store: Store,
         *,
-        patience_s: float = 10.0,
+        patience_s: float = PATIENCE_S,
         recheck_s: float = 1.0,
         forget_s: float = 60.0,
     ) -> None:
@@ -188,7 +188,7 @@ class Gateway(Server):
         port: int = 0,
         max_body: int = MAX_BODY,
         most_connections: int | None = None,
-        patience_s: float = 10.0,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         super().__init__(
             Attempts(store, patience_s=patience_s),

@@ -140,6 +140,8 @@ class CallInfo:
     parent_id: str | None
     trace_id: str
     start_ns: int
+    patience_s: float = 0.0
+    """How long it is worked on when nobody waits for it: somebody may come again."""
     sequence_start: int = 0
     """Its number; 0 before it starts."""
 
@@ -198,6 +200,7 @@ class ServedCall(ABC):
         self._clients = 0
         self._task: asyncio.Task[None] | None = None
         self._cancellable = False
+        self._patience: asyncio.TimerHandle | None = None
         self._pulse = asyncio.Event()
 
     # --- what it is -----------------------------------------------------------------------
@@ -278,12 +281,22 @@ class ServedCall(ABC):
     def join(self) -> None:
         """A client came; the work starts, goes on after a cancellation, or again after an error."""
         self._clients += 1
+        if self._patience is not None:
+            self._patience.cancel()
         if self._task is None and not self.answered:
             self._start()
 
     def leave(self) -> None:
-        """A client left; the last one cancels the work."""
+        """A client left; the last one cancels the work, in a while where it may come again."""
         self._clients -= 1
+        if not self.info.patience_s:
+            self.give_up()
+        elif self.deserted and self._task is not None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(self.info.patience_s, self.give_up)
+
+    def give_up(self) -> None:
+        """Cancel the work if nobody waits for it."""
         if self.deserted and self._task is not None and self._cancellable:
             self._cancellable = False
             self._task.cancel()

@@ -43,6 +43,10 @@ from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 LONGEST_NAME: Final = 1_000
+RELAYED_S: Final = 30.0
+"""How long a relayed call is worked on when its connection is lost: a server that died is started
+again meanwhile, and the retry gets the answer. Cut short it would have to be sampled anew, as only
+its end is handed out, and what is sampled anew favours short answers: it is not learned from."""
 """Of a model, in letters: it is compared with the patterns of agents."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
@@ -309,6 +313,7 @@ def _call_info(
         parent_id=parent_id,
         trace_id=trace_id,
         start_ns=now_ns(),
+        patience_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not account.shared else 0.0,
     )
 
 

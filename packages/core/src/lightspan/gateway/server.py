@@ -63,6 +63,9 @@ class Server(HttpServer):
     async def close(self) -> None:
         """Stop listening, cancel generations, write what is left. Idempotent."""
         await super().close()
+        for account in self.terms.accounts():
+            for call in account.calls.values():
+                call.give_up()
         await self.terms.close()
         await self._intake.close()
 

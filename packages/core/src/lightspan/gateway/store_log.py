@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S: Final = 90.0
+"""A store behind HTTP, or in a database, is asked again for a minute while it is started again, and
+may take half a minute to answer: who waited less would give up what is recorded a moment later."""
 LONGEST_REFUSED: Final = 2**20
 """Letters of what a refused request said, or of its tools, that are kept. The store writes call
 after call, and an answer waits for its own: 15 MB that no model read held up others for 0.5 s."""
@@ -49,7 +52,7 @@ class StoreLog(CallLog):
             is marked damaged: the app goes on, and nothing unrecorded is trained.
     """
 
-    def __init__(self, store: Store, *, patience_s: float = 10.0) -> None:
+    def __init__(self, store: Store, *, patience_s: float = PATIENCE_S) -> None:
         super().__init__()
         self._store = store
         self._patience_s = patience_s

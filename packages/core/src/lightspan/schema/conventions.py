@@ -150,6 +150,9 @@ HEADER_PROTOCOL: Final = "x-lightspan-protocol"
 PROTOCOL_VERSION: Final = 1
 HEADER_VERSION: Final = "x-lightspan-version"
 """Of the lightspan that answers, for people."""
+HEADER_RELAYED: Final = "x-lightspan-relayed"
+"""On what a store's server hands on. Where that is cut off, the server may have died, or the
+network, and whoever asked comes again."""
 BUSY_RELAY: Final = "lightspan_busy"
 """The code of a refusal by a store's server that has no room for a model call now."""
 ROUTING_PATH: Final = "/lightspan/routing"

@@ -35,7 +35,12 @@ from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, openai_refusal
 from lightspan.gateway.server import MAX_BODY
 from lightspan.gateway.terms import token_of
 from lightspan.schema import clock
-from lightspan.schema.conventions import BUSY_RELAY, HEADER_CALL_ID, PROTOCOL_VERSION
+from lightspan.schema.conventions import (
+    BUSY_RELAY,
+    HEADER_CALL_ID,
+    HEADER_RELAYED,
+    PROTOCOL_VERSION,
+)
 from lightspan.schema.records import Claim
 from lightspan.schema.resources import routing_of
 from lightspan.schema.texts import clean_text
@@ -245,6 +250,7 @@ class Relay:
         query = request.rel_url.raw_query_string
         url = URL(f"{gateway}{path}{f'?{query}' if query else ''}", encoded=True)
         headers = _passed(request.headers, _OF_THIS_REQUEST)
+        headers[HEADER_RELAYED] = "1"
         async with self._ask(request.method, url, headers, body) as answer:
             response = web.StreamResponse(
                 status=answer.status,

@@ -1,0 +1,43 @@
+"""What tests of interrupted trainings share: a learner that keeps what it learned from, and what
+an interrupted training is compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightspan import Optimizer
+from lightspan.learners.torch import TorchLearner
+from lightspan.lightning.rows import Row
+
+
+class Recording(TorchLearner):
+    """Keeps what it learned from."""
+
+    def __init__(self, model: Path) -> None:
+        torch.set_num_threads(1)
+        super().__init__({"policy": str(model)}, optimizer=Optimizer(learning_rate=1e-3), seed=0)
+        self.steps: list[list[Row]] = []
+
+    def update(self, rows: Sequence[Row], *args: Any, **more: Any) -> dict[str, float]:
+        self.steps.append(list(rows))
+        return super().update(rows, *args, **more)
+
+    def learned(self) -> list[list[tuple[Any, ...]]]:
+        """Of each step, what was learned from, in an order that says nothing. A store never gives a
+        version again: they are counted from that of the first step."""
+        first = max(self.steps[0][0].versions)
+        return [sorted(_content(row, first) for row in rows) for rows in self.steps]
+
+
+def _content(row: Row, first: int) -> tuple[Any, ...]:
+    versions = [version and version - first + 1 for version in row.versions]
+    return (row.ids, row.mask, row.advantages, row.weights, row.logprobs, versions)
+
+
+def scripted(prompt: str) -> str:
+    """What is said to a prompt: one to seven words, as it decides."""
+    return "so " * (1 + sum(map(ord, prompt)) % 7)

@@ -1,0 +1,36 @@
+"""`lightspan serve --store URL` that ends itself by SIGKILL at its next request:
+`fault_served STORE PORT`. After SIGUSR1 it dies before what that asks is done, after SIGUSR2 when
+it is committed and nobody is told yet."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from fault_store import Mortal  # type: ignore[import-not-found]
+
+from lightspan.serving.store import process
+from lightspan.serving.store.server import StoreServer
+from lightspan.stores.remote.roles import Role
+
+KEYS = {Role.TRAINER: ["TRAINER_KEY"], Role.RUNNER: ["RUNNER_KEY"]}
+
+
+def _at_the_next(server: StoreServer) -> None:
+    assert isinstance(server, Mortal)
+
+    def die(point: str) -> None:
+        server.point, server.left = point, 1
+
+    signal.signal(signal.SIGUSR1, lambda *_: die("before"))
+    signal.signal(signal.SIGUSR2, lambda *_: die("after"))
+
+
+def main(url: str, port: str) -> None:
+    process.StoreServer = Mortal
+    options = process.StoreOptions(url=url, port=int(port), key_variables=KEYS)
+    process.serve_store(options, ready=_at_the_next)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
