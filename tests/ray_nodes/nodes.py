@@ -106,9 +106,10 @@ class Cluster:
             node.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def add(self, cpus: int = 2, **environment: str) -> Node:
-        """Start a node; it is there when it is ready."""
-        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", **environment)
+    def add(self, cpus: int = 2, resource: str = "", **environment: str) -> Node:
+        """Start a node, which may have one of a resource; it is there when it is ready."""
+        own = [f'--resources={{"{resource}": 1}}'] if resource else []
+        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", *own, **environment)
 
     def _start(self, *arguments: str, **environment: str) -> Node:
         self._numbers += 1

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import openai
 
 import lightspan
+from lightspan.runners.command.environment import TOKEN_VARIABLE
 
 
 @lightspan.rollout
@@ -19,6 +23,21 @@ def twice(task: dict[str, Any]) -> float:
         lightspan.agent("writer"),
     ):
         return float(len(_say(client, task["q"] + " a") + _say(client, task["q"] + " b")))
+
+
+async def meets(task: dict[str, Any]) -> dict[str, float]:
+    """Says where it runs, when another one has come."""
+    here = Path(task["folder"])
+    (here / task["name"]).touch()
+    while len([*here.iterdir()]) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    return {
+        "reward": 1.0,
+        "process": float(os.getpid()),
+        "interpreter": float(sys.prefix == task["prefix"]),
+        "token": float(TOKEN_VARIABLE in os.environ),
+        "ray": float("ray" in sys.modules),
+    }
 
 
 def _say(client: openai.OpenAI, text: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from scripted_learning import Recording  # type: ignore[import-not-found]
+from tests.ray_nodes.conftest import RUNNER, TRAINER
 from tests.ray_nodes.nodes import Cluster, Node
 from tests.ray_nodes.trained import APP, HERE, TASKS, Script, trainer
 
@@ -105,6 +106,43 @@ def test_an_actor_that_is_killed(
     ends = Counter(attempt.status for attempt in attempts)
     assert ends[AttemptStatus.SUCCEEDED] == 16
     wait_until_idle(node)
+
+
+def test_the_head_that_is_lost(
+    cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
+) -> None:
+    """In mid-call of all attempts, for good: Ray ends the trainer and the nodes, nobody is left,
+    and in another cluster the training goes on to exactly the same transitions."""
+    from tests.ray_nodes import trained
+
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    calm = trainer(tmp_path / "calm", tiny, Script(), runners, served)
+    assert calm.fit(APP, TASKS).steps == 2
+    soon = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+    with Cluster(LIGHTSPAN_STORE_KEY=RUNNER, **soon) as lost, (tmp_path / "log").open("w+b") as log:
+        [head] = lost.nodes
+        other = lost.add(cpus=4)
+        other.wait_ready()
+        command = [sys.executable, trained.__file__, str(tmp_path / "run"), str(tiny)]
+        own = {"LIGHTSPAN_STORE_KEY": TRAINER, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(
+            [*command, lost.address, served],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **soon, **own},
+        )
+        while not (other.running(ACTOR) and other.running(APP_PROCESS)):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        head.kill()
+        assert process.wait() != 0
+        wait_until_idle(other)
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    again = trainer(tmp_path / "run", tiny, Script(), runners, served)
+    assert again.fit(APP, TASKS, resume=True).steps == 2
+    assert learned(again) == learned(calm)
+    statuses, _ = asyncio.run(read(again, served))
+    assert statuses == {RolloutStatus.SUCCEEDED}
 
 
 def test_an_exception_ends_all_actors(

@@ -19,8 +19,11 @@ import lightspan.agl as agl
 from lightspan.agl import _tracers
 from lightspan.capture.scope import acting
 from lightspan.errors import ConfigError, DataError, UnsupportedError
+from lightspan.schema import clock
 from lightspan.schema.records import AttemptRef, Mode, RolloutStatus
 from lightspan.stores import open_store
+from lightspan.stores._lease_time import MachineClock
+from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.scripted import ScriptedServer
 from lightspan.testing.store_suite import make_span
 
@@ -187,6 +190,67 @@ async def test_another_process_hears_a_sign_of_life(tmp_path: Path) -> None:
     assert (alive.status, alive.last_heartbeat_time) == ("running", pytest.approx(heard, abs=0.5))
     await runner.close()
     await algorithm.close()
+
+
+class Set(MachineClock):
+    """A machine's clock that is set."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def __call__(self) -> float:
+        return super().__call__() + self._ahead_s
+
+
+@pytest.mark.parametrize("set_s", [-3600.0, 3600.0])
+async def test_a_clock_that_was_set_ends_no_attempt(
+    tmp_path: Path, set_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, so that the store's time is another one; and while somebody looks."""
+    async with SQLiteStore(tmp_path / "store.db", clock=Set(set_s)) as kept:
+        await kept.put_resources({})
+        assert await kept.lease_time() == pytest.approx(clock.now() + set_s, abs=60)
+    url = f"sqlite:{tmp_path}/store.db"
+    runner, algorithm = agl.LightningStoreClient(url), agl.LightningStoreClient(url)
+    limits = agl.RolloutConfig(unresponsive_seconds=600, timeout_seconds=600)
+    started = await runner.start_rollout("x", config=limits)
+    ids = (started.rollout_id, started.attempt.attempt_id)
+
+    async def seen() -> tuple[str, float | None]:
+        found = await algorithm.get_latest_attempt(started.rollout_id)
+        assert found is not None
+        return found.status, found.last_heartbeat_time
+
+    assert await seen() == ("preparing", None)
+    heard = started.attempt.start_time + 50
+    await runner.update_attempt(*ids, last_heartbeat_time=heard)
+    assert await seen() == ("running", pytest.approx(heard, abs=30))
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + set_s)
+    assert await seen() == ("running", pytest.approx(heard + set_s, abs=30))
+    await runner.close()
+    await algorithm.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "ends"),
+    [({"unresponsive_seconds": 0.2}, "unresponsive"), ({"timeout_seconds": 0.2}, "timeout")],
+)
+async def test_the_time_of_an_attempt_ends_all_the_same(
+    tmp_path: Path, limits: dict[str, float], ends: str
+) -> None:
+    async with SQLiteStore(tmp_path / "store.db", clock=Set(3600.0)) as kept:
+        await kept.put_resources({})
+    store = agl.LightningStoreClient(f"sqlite:{tmp_path}/store.db")
+    started = await store.start_rollout("x", config=agl.RolloutConfig(**limits))
+    while True:
+        found = await store.get_latest_attempt(started.rollout_id)
+        assert found is not None
+        if found.status not in ("preparing", "running"):
+            break
+        await asyncio.sleep(0.05)
+    assert found.status == ends
+    await store.close()
 
 
 # --- what is read from it -------------------------------------------------------------------

@@ -68,6 +68,12 @@ async def test_a_folder_of_nowhere() -> None:
         await runners.start(plan("https://agents.example"))
 
 
+async def test_an_interpreter_of_nowhere() -> None:
+    runners = RayRunners(8, address="10.0.0.1:6379", python=".venv/bin/python")
+    with pytest.raises(ConfigError, match=r"python: '.venv/bin/python' is no absolute path"):
+        await runners.start(plan("https://agents.example"))
+
+
 async def test_an_app_of_the_running_script() -> None:
     with pytest.raises(AppError, match="put it into a module"):
         await RayRunners(8, address="local").start(plan(app="__main__:answer"))

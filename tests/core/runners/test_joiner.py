@@ -19,7 +19,7 @@ import pytest
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
 from lightspan.runners.external import RunnerWatch
-from lightspan.runners.joiner import Trainings, trainings
+from lightspan.runners.joiner import Trainings, look_after, trainings
 from lightspan.runners.peers import Presence, here
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
@@ -497,6 +497,11 @@ async def test_a_runner_works_for_the_runs_it_is_told() -> None:
         runner.stop()
         await running
         assert (runner.claimed, runner.running) == (3, 0)
+
+
+def test_a_runner_that_nobody_needs_looks_seldom() -> None:
+    looks = [look_after(quiet_s) for quiet_s in (0.0, 10.0, 20.0, 60.0, 100.0, 3600.0)]
+    assert looks == [0.5, 0.5, 1.0, 3.0, 5.0, 5.0]
 
 
 # --- who sees whom ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from tests.core.runners.runs import apps, enqueue, finished, running
 
 from lightspan.errors import StoreError
-from lightspan.schema.records import Claim, RolloutStatus
+from lightspan.runners.app import App
+from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema.records import Claim, Outcome, RolloutStatus
 from lightspan.stores.memory import MemoryStore
 from lightspan.testing.conditions import until
 
@@ -47,6 +50,38 @@ class Observed(MemoryStore):
 async def observed() -> AsyncIterator[Observed]:
     async with Observed() as store:
         yield store
+
+
+class Slow(MemoryStore):
+    """Answers a claim late: it has been made by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    async def claim(self, *args: Any, **named: Any) -> list[Claim]:
+        claims = await super().claim(*args, **named)
+        self.made.set()
+        await self.answers.wait()
+        return claims
+
+
+async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
+    """At once, and not when its lease ends, though the answer comes after the order to end."""
+    async with Slow() as store:
+        await enqueue(store, [{}, {}])
+        runner = Runner(store, App(apps.returns), RunnerConfig(slots=2))
+        running = asyncio.create_task(runner.run())
+        await store.made.wait()
+        runner.abort()
+        store.answers.set()
+        await running
+        attempts = await store.attempts(["ro-0", "ro-1"])
+        assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 2
+        assert runner.closed
+        states = await store.rollouts()
+        assert [state.status for state in states] == [RolloutStatus.QUEUED] * 2
 
 
 async def test_an_idle_runner_claims_when_it_is_told_of_work(observed: Observed) -> None:

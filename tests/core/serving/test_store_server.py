@@ -22,7 +22,17 @@ from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, servi
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.schema.records import PeerRole, RolloutStatus
+from lightspan.schema.records import (
+    Attempt,
+    AttemptStatus,
+    Claim,
+    Outcome,
+    PeerRole,
+    RolloutState,
+    RolloutStatus,
+    new_id,
+)
+from lightspan.schema.reward import Reward
 from lightspan.schema.texts import without_keys
 from lightspan.serving.store.gate import Full, Gate
 from lightspan.serving.store.keys import Keys, take_keys
@@ -46,6 +56,7 @@ from lightspan.testing.store_suite import (
 )
 
 OLD_TRAINER = "a-trainer-key-of-before-01"
+REQUEST = new_id("request")
 
 
 @pytest.fixture
@@ -220,6 +231,7 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
         refusals = [
             *(store.put_resources({}), store.allot_version("sql"), store.policy_versions("sql")),
             *(store.enqueue([make_rollout("ro-2")]), store.start([production]), store.expire()),
+            store.lease_time(),
             *(store.cancel(["ro-1"]), store.watch(), store.count(), store.attempt("at-1")),
             *(store.claim_of_token("token"), store.mark_damaged("at-1", "x")),
             *(store.add_calls([span]), store.mark_call("at-1", "call-1", "ok")),
@@ -287,6 +299,66 @@ async def test_a_runner_sees_what_is_under_way_only(open_as: Any) -> None:
         for status in (None, [], [RolloutStatus.SUCCEEDED], [*RolloutStatus]):
             with pytest.raises(StoreError, match="other rollouts than those that are running"):
                 await store.rollouts(status=status)
+
+
+async def test_a_runner_pays_for_its_own_claims_only(served: Served, open_as: Any) -> None:
+    """Whatever it sees of the attempts of others: their ids are not those of their claims."""
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as victim:
+        await trainer.enqueue([make_rollout(f"ro-{number}") for number in range(4)])
+        theirs = [claim.attempt for claim in await victim.claim("victim", 3, LEASE_S)]
+        answer = await _asked_as_runner(
+            served, "claim", runner_id="attacker", slots=1, lease_s=LEASE_S, request_id=REQUEST
+        )
+        [mine] = msgspec.msgpack.decode(answer.body, type=list[Claim])
+        [seen] = [
+            attempt
+            for attempt in await _running_as_runner(served)
+            if attempt.attempt_id == theirs[0].attempt_id
+        ]
+        own = f"{REQUEST}/0"
+        forged = ["", own, f"{seen.attempt_id}/0", f"{new_id('request')}/0", "request/0", "é/0"]
+        paid = make_report(seen, reward=Reward(1.0))
+        for proofs in ([], *([proof] for proof in forged)):
+            for name, told in {
+                "report": {"reports": [paid]},
+                "add_spans": {"attempt": ref(seen), "spans": [make_span(seen)]},
+            }.items():
+                answer = await _asked_as_runner(served, name, **told, proofs=proofs)
+                assert answer.status == 403
+        assert "record anything for an attempt that it has not claimed" in answer.message
+        both = [make_report(mine.attempt, reward=Reward(0.5)), paid]
+        answer = await _asked_as_runner(served, "report", reports=both, proofs=[own, own])
+        assert answer.status == 403
+        assert "reward an attempt that it has not claimed" in answer.message
+        failed = msgspec.structs.replace(paid, status=AttemptStatus.FAILED)
+        answer = await _asked_as_runner(served, "report", reports=[failed], proofs=[own])
+        assert answer.status == 403
+        answer = await _asked_as_runner(served, "report", reports=both[:1], proofs=[own])
+        assert (answer.status, msgspec.msgpack.decode(answer.body)) == (200, [True])
+        # whoever looks after a process that died says so of its attempts, which pays nobody
+        lost = theirs[1].report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+        answer = await _asked_as_runner(served, "report", reports=[lost])
+        assert (answer.status, msgspec.msgpack.decode(answer.body)) == (200, [True])
+        # its own, whoever asks in the process of the claim
+        async with open_as(RUNNER) as guard:
+            assert await guard.add_spans(ref(theirs[2]), [make_span(theirs[2])]) == 0
+            assert await guard.report([make_report(theirs[2])]) == [True]
+        rewards = {a.attempt_id: a.reward for a in await trainer.attempts(["ro-0", "ro-3"])}
+        assert rewards == {seen.attempt_id: None, mine.attempt.attempt_id: Reward(0.5)}
+
+
+async def _asked_as_runner(served: Served, name: str, **arguments: Any) -> Answer:
+    """As a program asks that is not lightspan's."""
+    body = packed(**arguments)
+    return await asyncio.to_thread(ask, served.url, f"/store/v1/{name}", body, RUNNER)
+
+
+async def _running_as_runner(served: Served) -> list[Attempt]:
+    answer = await _asked_as_runner(served, "rollouts", status=["running"])
+    states = msgspec.msgpack.decode(answer.body, type=list[RolloutState])
+    names = [state.rollout.rollout_id for state in states]
+    answer = await _asked_as_runner(served, "attempts", rollout_ids=names)
+    return msgspec.msgpack.decode(answer.body, type=list[Attempt])
 
 
 async def test_the_longest_lease_of_a_runner(served: Served) -> None:

@@ -12,8 +12,9 @@ agent's code sees: `_agents`, `_emit`, `_tracers`, `_logs`, `_environment`. Trai
 where `_verl` says what a configuration means here, `_matched` is LightningRL for an `agent_match`,
 `_travel` brings an agent to the runners, and `_dev` tries one out with resources of its own.
 Algorithms of one's own, and `_apo`: `_algorithms` over a `_store`, run by `_own` with `_runners`;
-the store shows what lightspan's holds by `_views`, in the words of `_records`, and finds it by
-`_queries`; `_adapters` and `_triplets` make data of spans; `_components` and `_events` help.
+the store shows what lightspan's holds by `_views`, in the words of `_records`, knows by `_liveness`
+who is silent, and finds it by `_queries`; `_adapters` and `_triplets` make data of spans;
+`_components` and `_events` help.
 `_instead` says what to use for names that are not there.
 """
 

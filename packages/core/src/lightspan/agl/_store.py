@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
+from lightspan.agl._liveness import LEASE_S
 from lightspan.agl._queries import Logic, Order, contains, exactly, matching, page, within
 from lightspan.agl._records import ENVELOPE, FINAL, Asked, asked_of, lost_report, packed, worker_of
 from lightspan.agl._resources import NamedResources, ResourcesUpdate, check_resources
@@ -31,7 +32,7 @@ from lightspan.agl._rollouts import (
 )
 from lightspan.agl._spans import Span
 from lightspan.agl._translation import to_span
-from lightspan.agl._views import LEASE_S, StoreViews
+from lightspan.agl._views import StoreViews
 from lightspan.errors import ConfigError, NotFoundError, UnsupportedError
 from lightspan.schema import clock, records as r
 from lightspan.schema.prompts import PromptTemplate as KeptTemplate
@@ -353,7 +354,7 @@ class LightningStore(StoreViews):
         attempt = await self._attempt_of(rollout_id, attempt_id)
         if last_heartbeat_time is not UNSET or status in ("preparing", "running"):
             heard = time.time() if last_heartbeat_time is UNSET else last_heartbeat_time
-            await self._hear(attempt, heard)
+            await self._liveness.hear(attempt, heard)
         if status is not UNSET and status not in ("preparing", "running") and not attempt.sealed:
             limits = asked_of((await self._state(rollout_id)).rollout).limits
             await self._end(attempt, status, limits)
@@ -389,7 +390,7 @@ class LightningStore(StoreViews):
             await store.add_spans(
                 r.AttemptRef(attempt_id, attempt.epoch), [to_span(span) for span in new]
             )
-            self._heard[attempt_id] = time.time()
+            self._liveness.heard_now(attempt_id)
             rollout_id = attempt.rollout_id
             numbers = [span.sequence_id for span in mine]
             self._numbers[rollout_id] = max(self._numbers.get(rollout_id, 0), *numbers)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from lightspan.agl._liveness import Liveness
 from lightspan.agl._records import asked_of, attempt_status, lost_report, may_be, rollout_status
 from lightspan.agl._resources import ResourcesUpdate
 from lightspan.agl._rewards import find_final_reward
@@ -26,10 +27,6 @@ from lightspan.schema import clock, records as r
 from lightspan.schema.reward import Reward
 from lightspan.stores.protocol import Store
 
-LEASE_S: Final = 3.2e8
-"""Ten years: whether a worker has died is said by its rollout's configuration."""
-_ROUNDING_S: Final = 1e-3
-"""How far times may be off that went through the sum of a lease."""
 _LOOK_S: Final = 0.005
 """Between two looks whether another thread has opened the store."""
 
@@ -49,8 +46,7 @@ class StoreViews:
         self._began = time.time()
         self._numbers: dict[str, int] = {}
         """Rollout → the latest number of a span."""
-        self._heard: dict[str, float] = {}
-        """Attempt → when somebody here last heard of it."""
+        self._liveness = Liveness(store)
         self._updates: dict[str, ResourcesUpdate] = {}
         """Version of the resources → what it is, which never changes; copies are handed out."""
         self._workers: dict[str, dict[str, Any]] = {}
@@ -85,33 +81,13 @@ class StoreViews:
         return store
 
     async def _overdue(self, attempt: r.Attempt, limits: RolloutConfig) -> AttemptStatus | None:
-        now, begun = clock.now_ns() / 1e9, attempt.started_at
-        if limits.timeout_seconds is not None and now - begun > limits.timeout_seconds:
+        timeout, silence = limits.timeout_seconds, limits.unresponsive_seconds
+        age_s = await self._liveness.age_s(attempt)
+        if timeout is not None and age_s > timeout:
             return "timeout"
-        heard = await self._heard_of(attempt) or begun
-        silence = limits.unresponsive_seconds
-        return "unresponsive" if silence is not None and now - heard > silence else None
-
-    async def _heard_of(self, attempt: r.Attempt) -> float | None:
-        """When it last gave a sign of life."""
-        told = attempt.lease_until - LEASE_S
-        if told <= attempt.started_at + _ROUNDING_S:  # the lease is as old as the attempt
-            told = 0.0
-        heard = max(told, self._heard.get(attempt.attempt_id, 0.0))
-        if heard:
-            return heard
-        spans = (await self.store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        latest = max((span.end_ns / 1e9 for span in spans), default=None)
-        if latest is not None and attempt.sealed:
-            self._heard[attempt.attempt_id] = latest
-        return latest
-
-    async def _hear(self, attempt: r.Attempt, heard: float) -> None:
-        """Note a sign of life; its lease tells the other processes."""
-        self._heard[attempt.attempt_id] = heard
-        if heard > attempt.started_at:
-            lease_s = max(0.0, LEASE_S + heard - clock.now())
-            await self.store.heartbeat([r.AttemptRef(attempt.attempt_id, attempt.epoch)], lease_s)
+        silent_s = await self._liveness.silent_s(attempt)
+        silent_s = age_s if silent_s is None else silent_s
+        return "unresponsive" if silence is not None and silent_s > silence else None
 
     async def _end(
         self, attempt: r.Attempt, status: RolloutStatus | AttemptStatus, limits: RolloutConfig
@@ -206,7 +182,8 @@ class StoreViews:
         return Rollout(**fields) if attempt is None else AttemptedRollout(**fields, attempt=attempt)
 
     async def _attempt(self, attempt: r.Attempt) -> Attempt:
-        heard = await self._heard_of(attempt)
+        silent_s = await self._liveness.silent_s(attempt)
+        heard = None if silent_s is None else clock.now() - silent_s
         return Attempt(
             rollout_id=attempt.rollout_id,
             attempt_id=attempt.attempt_id,

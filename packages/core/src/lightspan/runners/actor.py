@@ -61,8 +61,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """How an actor's processes are."""
 
-    names: list[str] = []
-    """Of the runners that are at work, as attempts know them."""
     claimed: int = 0
     """Attempts that they have begun so far."""
     failure: Refusal | None = None
@@ -124,10 +122,7 @@ class RunnerActor:
             self._runners.check()
         except LightspanError as error:
             failure = _refusal(error)
-        condition = Condition(
-            names=self._runners.names, claimed=self._runners.claimed, failure=failure
-        )
-        return msgspec.json.encode(condition)
+        return msgspec.json.encode(Condition(claimed=self._runners.claimed, failure=failure))
 
     async def stop(self) -> None:
         """End the processes, which give back what they have under way."""

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,6 +31,7 @@ from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.schema import clock
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.conventions import PROTOCOL_VERSION
+from lightspan.schema.records import new_id
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import at_second_interrupt
 from lightspan.stores.known_secrets import secrets_of
@@ -59,7 +61,12 @@ class _Seat:
     slots: int
     actor: Any = None
     """Ray's handle; None while there is none."""
+    group: str = ""
+    """What the names of the actor's runners begin with, as attempts have them."""
+    is_here: bool = False
+    """Whether the actor has found room."""
     arrival: Arrival | None = None
+    """Of an actor that is at work."""
     condition: Condition = field(default_factory=Condition)
     useless: int = 0
     """Actors in a row that died before they had run anything."""
@@ -137,6 +144,8 @@ class RayRunners:
         self._membership = Membership(address, without_token=without_token)
         self._ray = membership.import_ray()
         self._plan: RunnerPlan | None = None
+        self._program: str | None = None
+        """On the nodes, the app's interpreter."""
         self._dirs: list[str] = []
         """On the nodes, where the app's modules are."""
         self._seats: list[_Seat] = []
@@ -166,6 +175,7 @@ class RayRunners:
             store_secrets=secrets_of(plan.store_url) if is_local else {},
         )
         self._dirs = self._folders_here(plan) if is_local else _folders_there(self._app_dirs)
+        self._program = _program(self._python, is_local=is_local)
         await _in_thread(self._membership.join)
         self._interruptible.enter_context(at_second_interrupt(self._end_by))
         self._seats = [_Seat(slots) for slots in shares(self.slots, self.actors)]
@@ -188,7 +198,7 @@ class RayRunners:
         """End the actors, by force after 12 s, and a cluster that was started here. Idempotent."""
         # First of all, before anything is waited for: who is cancelled here must not leave actors
         # that go on.
-        asked = [seat.actor.stop.remote() for seat in self._seats if seat.actor is not None]
+        asked = [seat.actor.stop.remote() for seat in self._seats if seat.is_here]
         keepers, self._keepers = self._keepers, []
         for keeper in keepers:
             keeper.cancel()
@@ -236,18 +246,21 @@ class RayRunners:
             LightspanError: it cannot work, or found no room in time.
         """
         assert self._plan is not None
+        seat.is_here, seat.group = False, new_id("actor")
+        plan = msgspec.structs.replace(self._plan, prefix=seat.group)
         station = Station(
             slots=seat.slots,
             isolation=self.isolation,
-            python=self._python,
+            python=self._program,
             app_dirs=self._dirs,
         )
         make = self._ray.remote(RunnerActor).options(**self._options)
         seat.actor = make.remote(msgspec.json.encode(station))
         try:
             arrival = await self._arrival(seat, timeout_s)
+            seat.is_here = True
             self._check_arrival(arrival)
-            said = await _answer(seat.actor.start.remote(msgspec.json.encode(self._plan)))
+            said = await _answer(seat.actor.start.remote(msgspec.json.encode(plan)))
         except self._ray.exceptions.RayError as error:
             raise _BeginningError(
                 f"an actor could not begin in the Ray cluster ({_last_line(error)}): lightspan "
@@ -266,12 +279,12 @@ class RayRunners:
         began = clock.monotonic()
         try:
             while not coming.done():
-                await asyncio.wait([coming], timeout=min(REMIND_S, timeout_s or REMIND_S))
-                if coming.done():
-                    break
-                if timeout_s is not None and clock.monotonic() - began >= timeout_s:
+                left_s = inf if timeout_s is None else timeout_s - (clock.monotonic() - began)
+                if left_s <= 0:
                     raise LightspanError(self._no_room([seat]))
-                log.warning("waiting for room in the Ray cluster: %s", self._room())
+                done, _ = await asyncio.wait([coming], timeout=min(REMIND_S, left_s))
+                if not done:
+                    log.warning("waiting for room in the Ray cluster: %s", self._room())
             return msgspec.json.decode(await coming, type=Arrival)
         finally:
             coming.cancel()
@@ -307,7 +320,7 @@ class RayRunners:
     async def _replace(self, seat: _Seat, why: str) -> None:
         arrival, condition = seat.arrival, seat.condition
         assert arrival is not None
-        seat.arrival = None
+        seat.arrival, seat.is_here = None, False
         is_lost = not await _in_thread(membership.is_alive, self._ray, arrival.node)
         what = "was lost with its node" if is_lost else "died"
         log.warning("the actor at %s %s and is replaced: %s", arrival.address, what, why)
@@ -318,7 +331,7 @@ class RayRunners:
                 f"Ray actors died {seat.useless} times before they ran anything (the last one, at "
                 f"{arrival.address}: {why}); Ray's logs on that node say more"
             )
-        await self._bury(condition.names, "the actor that looked after it " + what)
+        await self._bury(seat, "the actor that looked after it " + what)
         await self._refill(seat)
 
     async def _refill(self, seat: _Seat) -> None:
@@ -327,6 +340,8 @@ class RayRunners:
             try:
                 await self._fill(seat, None)
             except _BeginningError as error:
+                self._discard(seat)
+                await self._bury(seat, "the actor that looked after it died as it began")
                 if tried == MAX_QUICK_DEATHS:
                     raise LightspanError(str(error)) from error.__cause__
                 log.warning("%s; it is tried again", error)
@@ -334,33 +349,38 @@ class RayRunners:
             else:
                 return
 
-    async def _bury(self, names: Sequence[str], why: str) -> None:
-        """End the attempts of runners that are lost; what they may still do counts no more."""
+    async def _bury(self, seat: _Seat, why: str) -> None:
+        """End the attempts of an actor's runners, all of which are lost, whichever they were; what
+        they may still do counts no more."""
         assert self._plan is not None
         try:
             async with open_store(self._plan.store_url) as store:
-                for name in names:
-                    death = Death(
-                        runner=name,
-                        exit_code=None,
-                        faults=Path(),
-                        alone="",
-                        claimed=0,
-                        is_single=False,
-                        silent_s=None,
-                        leaves=why,
-                    )
-                    for report in await bury(death, store, self._plan.run_id):
-                        log.warning("attempt %s is lost, and run again", report.attempt_id)
+                death = Death(
+                    runner=seat.group,
+                    exit_code=None,
+                    faults=Path(),
+                    alone="",
+                    claimed=0,
+                    is_single=False,
+                    silent_s=None,
+                    leaves=why,
+                    is_group=True,
+                )
+                for report in await bury(death, store, self._plan.run_id):
+                    log.warning("attempt %s is lost, and run again", report.attempt_id)
         except LightspanError as error:
-            log.warning("the attempts of %s end with their leases: %s", ", ".join(names), error)
+            log.warning("the attempts of %s end with their leases: %s", seat.group, error)
 
     # --- the end --------------------------------------------------------------------------
     def _kill_all(self) -> None:
         for seat in self._seats:
-            if seat.actor is not None:
-                with contextlib.suppress(Exception):  # it has ended, or the cluster has
-                    self._ray.kill(seat.actor)
+            self._discard(seat)
+
+    def _discard(self, seat: _Seat) -> None:
+        """End what is left of an actor. From any thread."""
+        if seat.actor is not None:
+            with contextlib.suppress(Exception):  # it has ended, or the cluster has
+                self._ray.kill(seat.actor)
 
     def _end_by(self, end_at: float) -> None:
         """Have every actor end now. From any thread."""
@@ -398,6 +418,21 @@ def _folders_there(folders: Folders | None) -> list[str]:
                 "that it could start from"
             )
     return paths
+
+
+def _program(python: str | None, *, is_local: bool) -> str | None:
+    """The app's interpreter as the nodes are told: in a cluster of this machine, from here.
+
+    Raises `ConfigError`.
+    """
+    if python is None or os.sep not in python or python.startswith("~"):
+        return python
+    if not is_local and not os.path.isabs(python):
+        raise ConfigError(
+            f"python: {python!r} is no absolute path, and nodes have no folder that it could start "
+            "from"
+        )
+    return os.path.abspath(python)
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:

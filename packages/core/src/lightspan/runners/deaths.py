@@ -74,6 +74,7 @@ class Death:
         is_single: it runs one attempt at a time.
         silent_s: how long it had said nothing when it was ended for that.
         leaves: it gave itself up, for this reason, and no attempt that is left is to blame.
+        is_group: several were lost, whose names begin with that of `runner` and a hyphen.
     """
 
     runner: str
@@ -84,6 +85,13 @@ class Death:
     is_single: bool
     silent_s: float | None
     leaves: str
+    is_group: bool = False
+
+    def is_of(self, runner_id: str) -> bool:
+        """Whether it is the death of this runner."""
+        if self.is_group:
+            return runner_id.startswith(f"{self.runner}-")
+        return runner_id == self.runner
 
     def __str__(self) -> str:
         if self.leaves:
@@ -151,13 +159,14 @@ class Death:
 
 
 async def bury(death: Death, store: Store, run_id: str | None) -> list[Report]:
-    """End the attempts that the process had under way; returns how."""
+    """End the attempts that the process had under way; returns how. Of a group that is lost
+    (`Death.is_group`) those of all its processes."""
     running = await store.rollouts(run_id=run_id, status=[RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}
     mine = [
         (rollouts[attempt.rollout_id], attempt)
         for attempt in await store.attempts(list(rollouts))
-        if attempt.runner_id == death.runner and attempt.status is AttemptStatus.RUNNING
+        if death.is_of(attempt.runner_id) and attempt.status is AttemptStatus.RUNNING
     ]
     reports = death.reports(mine)
     await store.report(reports)

@@ -25,7 +25,9 @@ from lightspan.stores.event_loop import within
 from lightspan.stores.protocol import Store
 
 LOOK_S: Final = 0.5
-"""How often a runner looks at the store's trainings."""
+"""How often a runner looks at the store's trainings, at most, and at its processes."""
+_LONGEST_LOOK_S: Final = 5.0
+"""Between two looks at the trainings, where nothing has happened for long."""
 TELL_S: Final = 10.0
 """How often it says what it has done, at most."""
 
@@ -103,7 +105,9 @@ class _Joiner:
         self._waiting = ""
         self._told = self._seen = (0, 0)
         self._disagreed: set[str] = set()
-        self._told_at = self._busy_at = clock.monotonic()
+        self._told_at = self._busy_at = self._changed_at = clock.monotonic()
+        self._look_at = self._changed_at
+        """When the store is asked for its trainings again."""
 
     async def work(self, store: Store) -> None:
         """Until there is nothing to do any more."""
@@ -161,12 +165,18 @@ class _Joiner:
             slots=options.slots,
         )
         async with store, Presence(store, peer) as presence:
+            self._look_at = clock.monotonic()
             while _identity(path) == file:
-                seen = trainings(await store.peers(), options.app, options.run_id)
-                if seen.foreign and not seen.live:
-                    await presence.stay()  # for the trainer to see
-                    raise ConfigError(disagreement(seen.foreign[0]))
-                if self._follow(seen) or await self._paused() or self._is_idle():
+                if clock.monotonic() >= self._look_at:
+                    seen = trainings(await store.peers(), options.app, options.run_id)
+                    if seen.foreign and not seen.live:
+                        await presence.stay()  # for the trainer to see
+                        raise ConfigError(disagreement(seen.foreign[0]))
+                    if self._follow(seen):
+                        return True
+                    now = clock.monotonic()
+                    self._look_at = now + look_after(now - max(self._busy_at, self._changed_at))
+                if await self._paused() or self._is_idle():
                     return True
                 self._runners.check()
                 self._tell()
@@ -189,7 +199,7 @@ class _Joiner:
                 of = f" of {peer.python}" if peer.python else ""
                 self._say(f"joined training {peer.run_id} (lightspan {peer.lightspan}{of})")
         if runs != self._runs:
-            self._runs = runs
+            self._runs, self._changed_at = runs, clock.monotonic()
             self._runners.work_for(runs)
         finished = self._joined & complete
         self._joined |= set(runs)
@@ -261,6 +271,12 @@ class _Joiner:
     def _interrupt(self, times: int) -> None:
         self._interrupts += times
         self._interrupted.set()
+
+
+def look_after(quiet_s: float) -> float:
+    """Seconds until the next look at trainings of which nothing was heard, and for which nothing
+    was done, for `quiet_s`: a server has many runners that wait."""
+    return max(LOOK_S, min(_LONGEST_LOOK_S, quiet_s / 20))
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:

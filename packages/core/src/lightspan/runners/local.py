@@ -53,6 +53,8 @@ _SILENT_S: Final = 5.0
 """No process is taken for dead before, however short the lease."""
 _UNGUARDED_EXIT: Final = 4
 """Exit code of a process whose import of the script came to where training starts."""
+_CLOSING_S: Final = 1.0
+"""How long processes that end are waited for to claim nothing more: some app may block one."""
 _AWAY_S: Final = 1.0
 """From when on we have not been listening, rather than that a process said nothing."""
 _PROCESSES: Final = multiprocessing.get_context("spawn")
@@ -206,9 +208,12 @@ class LocalRunners:
 
     async def stop(self) -> None:
         """End the processes, by force after 10 s. Idempotent."""
-        # First of all, before anything is waited for: who is cancelled here must not leave behind
-        # processes that go on without a gateway.
-        _let_go(self._workers)
+        try:
+            await self.stop_claims()
+        finally:
+            # Before all else is waited for: who is cancelled here must not leave behind processes
+            # that go on without a gateway.
+            _let_go(self._workers)
         await self._end_supervision()
         workers, self._workers, self._runs = self._workers, [], None
         self._claimed_before += sum(worker.latest.claimed for worker in workers)
@@ -216,17 +221,35 @@ class LocalRunners:
         self._interruptible.close()
         shutil.rmtree(self._faults, ignore_errors=True)
 
+    async def stop_claims(self) -> None:
+        """Have all processes claim nothing more, before any of them gives back what it has: another
+        one would take it, to give it back in its turn. Waits for a second at most."""
+        if len(self._workers) < 2:
+            return
+        if self._supervisor is not None:
+            self._supervisor.cancel()  # a process that has nothing under way ends now
+        for worker in self._workers:
+            _order(worker, Order(stop=True))
+        deadline = clock.monotonic() + _CLOSING_S
+        while clock.monotonic() < deadline:
+            for worker in self._workers:
+                worker.hear()
+            if all(each.latest.closed or not _lives(each.process) for each in self._workers):
+                return
+            await asyncio.sleep(0.01)
+
     def _end_by(self, end_at: float) -> None:
         """Have every process end now, by force at that time by `clock.monotonic`. From any
         thread."""
         spawned = list(self._spawned)
         for worker in spawned:
             _order(worker, Order(stop=True, now=True))
-        while any(map(_lives, spawned)) and clock.monotonic() < end_at:
+        while any(_lives(each.process) for each in spawned) and clock.monotonic() < end_at:
             time.sleep(0.02)
-        for worker in filter(_lives, spawned):
+        for worker in spawned:
             with contextlib.suppress(ValueError, OSError):  # it has just ended
-                worker.kill()
+                if _lives(worker.process):
+                    worker.kill()
 
     def _end(self, workers: Sequence[_Worker]) -> None:
         _end(workers)
@@ -255,7 +278,8 @@ class LocalRunners:
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:
-            self._supervisor.cancel()
+            if not self._supervisor.cancelling():
+                self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
             self._supervisor = None
 
@@ -269,11 +293,6 @@ class LocalRunners:
         """Attempts that processes which join have under way."""
         alive = [worker for worker in self._workers if worker.process.is_alive()]
         return sum(worker.latest.running for worker in alive)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the runners, as attempts have them."""
-        return [worker.name for worker in self._workers]
 
     @property
     def pids(self) -> list[int]:
@@ -310,7 +329,7 @@ class LocalRunners:
 
     def _spawn(self, slots: int) -> _Worker:
         assert self._plan is not None
-        name = new_id("runner")
+        name = new_id(self._plan.prefix)
         plan = msgspec.structs.replace(
             self._plan,
             store_secrets=secrets_of(self._plan.store_url),
@@ -473,9 +492,9 @@ def _order(worker: _Worker, order: Order) -> None:
         worker.lifeline.send_bytes(msgspec.json.encode(order))
 
 
-def _lives(worker: _Worker) -> bool:
+def _lives(process: BaseProcess | interpreters.Subprocess) -> bool:
     try:
-        return worker.process.is_alive()
+        return process.is_alive()
     except ValueError:  # it has ended, and all of it is forgotten
         return False
 

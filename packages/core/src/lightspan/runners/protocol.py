@@ -29,6 +29,8 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: list[str] = msgspec.field(default_factory=list)
     environment: bool = False
     """Put the call token into the environment too (`RunnerConfig.environment`)."""
+    prefix: str = "runner"
+    """What the names of its processes' runners begin with."""
     faults: str = ""
     """The file where the process notes where it crashed."""
     elsewhere: bool = False

@@ -25,7 +25,7 @@ from lightspan.capture import threads, wire
 from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
-from lightspan.runners.outcome import Ending
+from lightspan.runners.outcome import STOPPED, Ending
 from lightspan.runners.pace import Pace
 from lightspan.runners.reachability import PROBE_S, Way
 from lightspan.schema import clock
@@ -84,7 +84,7 @@ class Runner:
         store: an open store.
         app: the app.
         config: see `RunnerConfig`.
-        told: called with what was claimed, before any app is.
+        told: called with what was claimed, before any app is; with nothing when it is `closed`.
         end: ends the process, for the reason that it is given; None: it is not the runner's own.
     """
 
@@ -117,6 +117,9 @@ class Runner:
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
         self._leaving = False
+        self._aborted = False
+        self.closed = False
+        """It claims nothing more, and nothing that it asked for is on its way."""
         self.spent = False
         """It ran an attempt that was to be run alone, and takes no other: what that left behind
         must not be blamed on another one. Only where a `Guard` says that it can be replaced."""
@@ -146,6 +149,9 @@ class Runner:
         try:
             async with self.app.opened():
                 await self._claim_loop()
+                self.closed = True
+                if self._told is not None:
+                    self._told([])
                 while self._tasks:
                     self._freed.clear()
                     await self._freed.wait()
@@ -191,6 +197,7 @@ class Runner:
 
     def abort(self) -> None:
         """Stop, and cancel the attempts under way (they are lost, and run again)."""
+        self._aborted = True
         self.stop()
         for attempt in self.attempts:
             attempt.stop()
@@ -327,15 +334,25 @@ class Runner:
             self._running[claim.attempt.attempt_id] = attempt
             self._tasks.add(attempt.task)
             attempt.task.add_done_callback(partial(self._ended, claim.attempt.attempt_id))
+            if self._aborted:  # the answer to a claim that was on its way
+                attempt.stop()
         if self._told is not None:
             self._told(claims)
 
     def _ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._running.pop(attempt_id, None)
+        attempt = self._running.pop(attempt_id, None)
+        if task.cancelled() and attempt is not None and attempt.ending is None:
+            self._give_back(attempt)  # it was cancelled before it could begin, and so report
         self._freed.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("attempt %s: the runner failed", attempt_id, exc_info=task.exception())
+
+    def _give_back(self, attempt: AttemptRun) -> None:
+        """Report an attempt that never began."""
+        task = asyncio.create_task(attempt.finish(STOPPED))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, attempt.attempt_id))
 
     async def _heartbeats(self) -> None:
         while True:

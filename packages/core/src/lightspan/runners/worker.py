@@ -83,6 +83,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts so far."""
     running: int = 0
     """Attempts under way."""
+    closed: bool = False
+    """It claims nothing more."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +239,7 @@ class _Voice:
                 alone=self._alone,
                 claimed=self.runner.claimed,
                 running=self.runner.running,
+                closed=self.runner.closed,
             )
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):
@@ -244,7 +247,7 @@ class _Voice:
 
     def claimed(self, claims: Sequence[Claim]) -> None:
         """Say what decides who is to blame, before an app can do any harm."""
-        if claims[0].alone:
+        if claims and claims[0].alone:
             self._alone = claims[0].attempt.attempt_id
         self.say()
 

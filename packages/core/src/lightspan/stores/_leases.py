@@ -24,7 +24,7 @@ from lightspan.stores._lease_time import Moment
 from lightspan.stores._requests import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, Tables, started
 
-_ALONE: Final = "alone"
+ALONE: Final = "alone"
 """The place in its claim of a rollout that is to be run alone, and so the only one."""
 
 _LOOK: Final = (16, 256)
@@ -101,7 +101,7 @@ def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 
     Raises `ConflictError`.
     """
-    ids = [request.attempt_id(_ALONE), request.attempt_id(request.first)]
+    ids = [request.attempt_id(ALONE), request.attempt_id(request.first)]
     found = tables.attempts_by_id(ids)
     at_once = min(max(request.slots, _LOOK[0]), _LOOK[1])
     place, goes_on = request.first + 1, ids[1] in found
@@ -121,7 +121,7 @@ def _begun(tables: Tables, request: ClaimRequest) -> list[Attempt]:
 
 def _again(tables: Tables, request: ClaimRequest, begun: Sequence[Attempt], now: Moment) -> Claimed:
     """The claim of before, without what is over. Whoever asks lives, as by a heartbeat."""
-    lease_until, alone = now.lease + request.lease_s, request.attempt_id(_ALONE)
+    lease_until, alone = now.lease + request.lease_s, request.attempt_id(ALONE)
     going = [replace(each, lease_until=lease_until) for each in begun if not each.sealed]
     tables.update_attempts(going)
     bodies = tables.bodies([attempt.rollout_id for attempt in going])
@@ -142,7 +142,7 @@ def _new_claims(tables: Tables, request: ClaimRequest, now: Moment) -> list[Clai
     taken = tables.take_queued(one, request.run_id, alone=True)
     queued = taken or tables.take_queued(request.slots, request.run_id)
     for place, (before, rollout) in enumerate(queued, request.first):
-        attempt_id = request.attempt_id(_ALONE if before.alone else place)
+        attempt_id = request.attempt_id(ALONE if before.alone else place)
         attempt = _new_attempt(attempt_id, before, request, now)
         claims.append(Claim(rollout=rollout, attempt=attempt, alone=before.alone))
         moved.append(started(before, attempt, tables.next_change()))

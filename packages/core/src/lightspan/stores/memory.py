@@ -181,6 +181,10 @@ class MemoryStore(Store):
         with self._opened() as tables:
             return _state_machine.report(tables, reports, self._clock())
 
+    async def lease_time(self) -> float:
+        with self._opened():
+            return self._now().lease
+
     async def expire(self) -> int:
         with self._opened() as tables:
             return _leases.expire(tables, len(tables.attempts), self._now())

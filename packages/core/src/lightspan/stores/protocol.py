@@ -219,6 +219,11 @@ class Store(Protocol):
         """
         ...
 
+    async def lease_time(self) -> float:
+        """The store's own time, by which leases run (`Attempt.lease_until`), in seconds. For who
+        wants to know how long a lease lasts yet: no clock of a machine tells that."""
+        ...
+
     async def expire(self) -> int:
         """Lose every attempt whose lease ran out; returns how many, of this time."""
         ...

@@ -7,7 +7,8 @@ call token, no path of another machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import or_
 from typing import Any, Final
 
 import msgspec
@@ -24,14 +25,25 @@ from lightspan.schema.records import (
 )
 from lightspan.stores._arguments import check_lease
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.operations import Arguments
+from lightspan.stores.remote.operations import Arguments, Operation
+from lightspan.stores.remote.proofs import proves
 
 LONGEST_LEASE_S: Final = 86_400.0
 """Of a runner: one that is gone must not keep others from its rollouts for ever."""
 
 
-async def check_runner(store: Store, name: str, arguments: Arguments) -> None:
-    """Raise `ApiError` for arguments that are no runner's."""
+async def check_runner(
+    store: Store, operation: Operation, arguments: Arguments, proofs: Sequence[str]
+) -> None:
+    """Raise `ApiError` for arguments that are no runner's.
+
+    Args:
+        proofs: that it has claimed the attempts that it writes to.
+    """
+    name = operation.name
+    if operation.written is not None:
+        owned = map(proves, proofs, written := operation.written(arguments))
+        _check_owned(name, arguments, [*owned, *[False] * (len(written) - len(proofs))])
     if name == "announce" and arguments["peer"].role is not PeerRole.RUNNER:
         raise _forbidden("announce itself as another kind of peer than a runner")
     if name == "announce" and await _is_another_kind(store, arguments["peer"].peer_id):
@@ -72,6 +84,20 @@ _SHOWN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "attempts": _under_way,
     "peers": _without_paths,
 }
+
+
+def _check_owned(name: str, arguments: Arguments, owned: Sequence[bool]) -> None:
+    """Raise `ApiError` where a runner would pay for what another one has claimed. An attempt of one
+    that died is reported by who looks after it, as lost or out of time: that pays nobody."""
+    if name == "report":
+        unpaid = [
+            report.reward is None and report.status is not AttemptStatus.SUCCEEDED
+            for report in arguments["reports"]
+        ]
+        if not all(map(or_, owned, unpaid)):
+            raise _forbidden("reward an attempt that it has not claimed")
+    elif not all(owned):
+        raise _forbidden("record anything for an attempt that it has not claimed")
 
 
 async def _is_another_kind(store: Store, peer_id: str) -> bool:

@@ -45,6 +45,7 @@ from lightspan.stores.remote.operations import (
     OPERATIONS,
     PATH,
     POLL_S,
+    PROOFS,
     Arguments,
     Greeting,
     Operation,
@@ -255,8 +256,9 @@ class StoreServer(HttpServer):
 
     async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
         arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+        proofs = arguments.pop(PROOFS, [])
         if role is Role.RUNNER:
-            await check_runner(self._store, operation.name, arguments)
+            await check_runner(self._store, operation, arguments, proofs)
         answer = await self._answer(operation, arguments)
         if role is Role.RUNNER:
             answer = shown_to_runner(operation.name, answer)

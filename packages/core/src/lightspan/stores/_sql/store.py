@@ -167,6 +167,10 @@ class SQLStore(OpenedStore[D]):
         database = self._opened
         return await self._write(database.report, reports, check=database.check_reports)
 
+    async def lease_time(self) -> float:
+        [time] = await self._write(self._opened.moving.lease_times, [None])
+        return time
+
     async def expire(self) -> int:
         total = 0
         while True:

@@ -163,6 +163,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
     def lease_time(self) -> float:
         """The time by which leases run, in this transaction."""
 
+    def lease_times(self, asked: Sequence[None]) -> list[float]:
+        """`lease_time` for each who asks."""
+        return [self.lease_time()] * len(asked)
+
     def moment(self) -> Moment:
         return Moment(self.now(), self.lease_time())
 

@@ -32,6 +32,10 @@ LONG: Final = 256
 """Items of an answer beyond which it is encoded beside the server's event loop."""
 CONTENT_TYPE: Final = "application/msgpack"
 
+PROOFS: Final = "proofs"
+"""Beside the method's own arguments: that the caller has claimed the attempts that it writes to
+(`proofs`), in their order."""
+
 Arguments = dict[str, Any]
 T = TypeVar("T")
 
@@ -73,6 +77,8 @@ class Operation:
     """
     signature: inspect.Signature
     """Of the store's method, `self` left out."""
+    written: Callable[[Arguments], list[str]] | None
+    """The attempts that it writes to, for which `PROOFS` travel with the arguments."""
     _arguments: msgspec.msgpack.Decoder[Any]
     _answer: msgspec.msgpack.Decoder[Any]
     _check: Callable[[Arguments], object] | None
@@ -179,6 +185,7 @@ def _operation(
     check: Callable[[Arguments], object] | None = None,
     *,
     joins: bool = False,
+    written: Callable[[Arguments], list[str]] | None = None,
 ) -> Operation:
     hints = get_type_hints(method)
     signature = inspect.signature(method)
@@ -189,6 +196,8 @@ def _operation(
         else (name, hints[name], parameter.default)
         for name, parameter in signature.parameters.items()
     ]
+    if written is not None:
+        fields.append((PROOFS, list[str], []))
     # an argument that this version does not know is an error: passed over, it would do something
     # else than was asked
     arguments = msgspec.defstruct(
@@ -199,6 +208,7 @@ def _operation(
         roles,
         joins,
         signature,
+        written,
         msgspec.msgpack.Decoder(arguments),
         msgspec.msgpack.Decoder(hints["return"]),
         check,
@@ -220,6 +230,14 @@ def _check_spans(arguments: Arguments) -> None:
         pack_span(arguments["attempt"], span)
 
 
+def _reported(arguments: Arguments) -> list[str]:
+    return [report.attempt_id for report in arguments["reports"]]
+
+
+def _described(arguments: Arguments) -> list[str]:
+    return [arguments["attempt"].attempt_id]
+
+
 def _check_calls(arguments: Arguments) -> None:
     for call in arguments["calls"]:
         pack_call(call)
@@ -237,7 +255,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.claim, EVERY_ROLE, joins=True),
         _operation(Store.await_work, EVERY_ROLE),
         _operation(Store.heartbeat, EVERY_ROLE, joins=True),
-        _operation(Store.report, EVERY_ROLE, joins=True),
+        _operation(Store.report, EVERY_ROLE, joins=True, written=_reported),
+        _operation(Store.lease_time, NO_RUNNER, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
         _operation(Store.prune, frozenset({Role.ADMIN})),
@@ -251,7 +270,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.attempt, NO_RUNNER),
         _operation(Store.claim_of_token, NO_RUNNER),
         _operation(Store.mark_damaged, NO_RUNNER, joins=True),
-        _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True),
+        _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True, written=_described),
         _operation(Store.add_calls, NO_RUNNER, _check_calls, joins=True),
         _operation(Store.mark_call, NO_RUNNER, joins=True),
         _operation(Store.spans, NO_RUNNER),

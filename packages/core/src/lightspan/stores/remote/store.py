@@ -14,7 +14,8 @@ from lightspan.stores._arguments import check_integer, check_lease, check_timeou
 from lightspan.stores._opened import OpenedStore
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.remote.address import read_address
-from lightspan.stores.remote.operations import OPERATIONS, POLL_S, Arguments, Operation
+from lightspan.stores.remote.operations import OPERATIONS, POLL_S, PROOFS, Arguments, Operation
+from lightspan.stores.remote.proofs import keep_proofs, proof_of
 
 try:
     from lightspan.stores.remote.connection import ServerConnection
@@ -37,7 +38,12 @@ def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine
         arguments = operation.bind(*given, **named)
         if operation.name == "heartbeat":
             check_lease(arguments["lease_s"])  # by which it is told how long to wait
-        return cast(R, await cast(RemoteStore, store)._ask(operation, arguments))
+        if operation.written is not None:
+            arguments[PROOFS] = [proof_of(each) for each in operation.written(arguments)]
+        answer = await cast(RemoteStore, store)._ask(operation, arguments)
+        if operation.name == "claim":
+            keep_proofs(arguments["request_id"], answer)
+        return cast(R, answer)
 
     return ask
 
@@ -100,6 +106,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
     claim = _asked(Store.claim)
     heartbeat = _asked(Store.heartbeat)
     report = _asked(Store.report)
+    lease_time = _asked(Store.lease_time)
     expire = _asked(Store.expire)
     cancel = _asked(Store.cancel)
     prune = _asked(Store.prune)

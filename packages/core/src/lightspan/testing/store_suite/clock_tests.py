@@ -52,6 +52,16 @@ class ClockTests(StoreTests):
         assert await store.expire() == 1
 
     @pytest.mark.parametrize("step", STEPS)
+    async def test_the_store_says_how_long_a_lease_lasts_yet(
+        self, store: Store, clock: Clock, step: float
+    ) -> None:
+        attempt = await start(store)
+        clock.step(step)
+        clock.advance(LEASE_S / 4)
+        left = attempt.lease_until - await store.lease_time()
+        assert left == pytest.approx(LEASE_S * 3 / 4)
+
+    @pytest.mark.parametrize("step", STEPS)
     async def test_people_are_shown_what_the_clock_says(
         self, store: Store, clock: Clock, step: float
     ) -> None:

@@ -1,0 +1,145 @@
+"""What runners in a Ray cluster may be told, and actors that find no room or die as they begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_environment import app_environment  # type: ignore[import-not-found]
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import HERE
+
+from lightspan import RayRunners
+from lightspan.errors import ConfigError, LightspanError
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.stores.protocol import Store
+
+pytestmark = pytest.mark.timeout(900)
+
+LONG_S = 600.0
+"""A lease that has no part in any test."""
+
+
+def plan(store: Store, app: str) -> RunnerPlan:
+    return RunnerPlan(store_url=store.url, app=app, run_id="run-1", lease_s=LONG_S)
+
+
+@asynccontextmanager
+async def started(runners: RayRunners, told: RunnerPlan) -> AsyncIterator[None]:
+    try:
+        await runners.start(told)
+        yield
+    finally:
+        await runners.stop()
+
+
+async def enqueue(store: Store, *tasks: Any) -> list[str]:
+    rollouts = [
+        Rollout(
+            rollout_id=f"ro-{number}",
+            task=task,
+            task_id=f"t-{number}",
+            run_id="run-1",
+            mode=Mode.VAL,
+        )
+        for number, task in enumerate(tasks)
+    ]
+    await store.enqueue(rollouts)
+    return [rollout.rollout_id for rollout in rollouts]
+
+
+async def until(runners: RayRunners, happened: Callable[[], bool]) -> None:
+    while not happened():
+        runners.check()
+        await asyncio.sleep(0.05)
+
+
+async def ended(runners: RayRunners, store: Store, names: list[str]) -> list[Attempt]:
+    while not all(state.status.final for state in await store.rollouts(names)):
+        runners.check()
+        await asyncio.sleep(0.05)
+    return await store.attempts(names)
+
+
+async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
+    cluster: Cluster, node: Node, store: Store, tmp_path: Path
+) -> None:
+    """Nothing of Ray's is in the app's environment."""
+    python = app_environment(tmp_path / "environment", "openai", "aiohttp")
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    task = {"folder": str(meeting), "prefix": str(tmp_path / "environment")}
+    names = await enqueue(store, {**task, "name": "one"}, {**task, "name": "two"})
+    runners = RayRunners(
+        2, address=cluster.address, isolation="process", python=python, app_dirs=HERE
+    )
+    async with started(runners, plan(store, "ray_apps:meets")):
+        attempts = await ended(runners, store, names)
+    assert [attempt.message for attempt in attempts] == ["", ""]
+    said = [attempt.reward.dimensions for attempt in attempts if attempt.reward]
+    assert len({each.pop("process") for each in said}) == 2
+    each = {"reward": 1.0, "interpreter": 1.0, "token": 1.0, "ray": 0.0}
+    assert said == [each, each]
+
+
+async def test_an_interpreter_that_nodes_do_not_have(
+    cluster: Cluster, node: Node, store: Store
+) -> None:
+    runners = RayRunners(2, address=cluster.address, python="/nowhere/python")
+    with pytest.raises(ConfigError, match=r"no such program; .* \(on the Ray node at "):
+        await runners.start(plan(store, "lightspan.testing.errands:right"))
+
+
+async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store) -> None:
+    """Of two actors one has room; nothing is left of it."""
+    runners = RayRunners(2, actors=2, address=cluster.address, cpus=3, timeout_s=10)
+    with pytest.raises(
+        LightspanError,
+        match=r"^the Ray cluster had no room for 1 of 2 actors for 10 s: each asks for 3 CPU; free "
+        r"are [\d.]+ of \d+ CPU; start more nodes, or ask for less \(actors=, cpus=, resources=\)$",
+    ):
+        await runners.start(plan(store, "lightspan.testing.errands:right"))
+    while node.running("ray::RunnerActor"):  # noqa: ASYNC110 - processes of others
+        await asyncio.sleep(0.05)
+
+
+async def test_actors_that_die_one_after_the_other(
+    cluster: Cluster, store: Store, tmp_path: Path
+) -> None:
+    """At work, and then as the next one begins: the training goes on where there is room again."""
+    here = tmp_path / "here"
+    here.mkdir()
+    hold = here / "hold"
+    files = {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
+
+    def add() -> Node:
+        return cluster.add(cpus=1, resource="slow", SLOW_FOLDER=str(here))
+
+    def imports() -> int:
+        return len([*here.glob("imports-*")])
+
+    first = add()
+    names = await enqueue(store, files)
+    runners = RayRunners(1, address=cluster.address, resources={"slow": 1}, app_dirs=HERE)
+    async with started(runners, plan(store, "slow_app:waits")):
+        await until(runners, (tmp_path / "begun").exists)
+        hold.touch()
+        first.kill()
+        second = add()
+        await until(runners, lambda: imports() == 2)
+        second.kill()
+        hold.unlink()
+        (tmp_path / "go").touch()
+        third = add()
+        attempts = await ended(runners, store, names)
+        assert len(runners.nodes) == 1
+    assert [(attempt.status, attempt.outcome) for attempt in attempts] == [
+        (AttemptStatus.LOST, Outcome.CANCELLED),
+        (AttemptStatus.SUCCEEDED, Outcome.OK),
+    ]
+    third.kill()
