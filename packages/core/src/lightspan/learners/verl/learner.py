@@ -113,6 +113,8 @@ class VerlLearner(Learner):
         dtype: str = "float32",
         token_budget: int | None = None,
         gradient_checkpointing: bool = False,
+        param_offload: bool = False,
+        optimizer_offload: bool = False,
         seed: int = 0,
         critic: Critic | None = None,
     ) -> None:
@@ -148,6 +150,8 @@ class VerlLearner(Learner):
             dtype=dtype,
             token_budget=self._budget,
             gradient_checkpointing=gradient_checkpointing,
+            param_offload=param_offload,
+            optimizer_offload=optimizer_offload,
             seed=seed,
         )
         self._versions = workers.together([setup] * len(workers.devices))[0].versions
@@ -529,6 +533,8 @@ def described(
             dtype=description.dtype or ("float32" if device == "cpu" else "bfloat16"),
             token_budget=description.token_budget,
             gradient_checkpointing=description.gradient_checkpointing,
+            param_offload=description.param_offload,
+            optimizer_offload=description.optimizer_offload,
             **options,
         )
     except BaseException:
