@@ -122,9 +122,7 @@ def test_keys_mean_what_they_say(change: dict[str, Any], expected: dict[str, Any
 
 def test_a_number_of_ranks_that_is_none_is_an_error() -> None:
     for value in (0, 1.5, "many", True):
-        with pytest.raises(
-            ConfigError, match=r"n_gpus_per_node=.* must be a whole number"
-        ):
+        with pytest.raises(ConfigError, match=r"n_gpus_per_node=.* must be a whole number"):
             learner(trainer__n_gpus_per_node=value)
     with pytest.raises(ConfigError, match=r"ppo_max_token_len_per_gpu=0 must be a whole number"):
         learner(actor__ppo_max_token_len_per_gpu=0)

@@ -173,7 +173,7 @@ class Model:
     def settle(self) -> None:
         """Wait until all that was sent to the host is there: verl does not, and what is read before
         would be half of it."""
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     @property
