@@ -734,7 +734,7 @@ def tests_verl(session: nox.Session) -> None:
     session.install("-r", "constraints/verl.txt")
     session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
     report_versions(session, learning_python())
-    run_pytest(session, "tests/verl_ranks", python=learning_python())
+    run_pytest(session, "-rs", "tests/verl_ranks", python=learning_python())
 
 
 @nox.session(default=False)

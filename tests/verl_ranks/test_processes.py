@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,13 @@ import torch
 
 from lightspan.engines.protocol import EngineCapabilities, LoRAWeights
 from lightspan.engines.weights import load_model
-from lightspan.errors import CheckpointError, ConfigError, RankError, UnsupportedError
+from lightspan.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    RankError,
+    UnsupportedError,
+)
 from lightspan.learners.models import TrainedModel
 from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
 from lightspan.learners.torch import TorchLearner
@@ -183,8 +191,64 @@ def test_a_checkpoint_that_lacks_files_is_refused(
 
 def test_a_model_that_is_not_there_is_named(python: str, tmp_path: Path) -> None:
     workers = Workers(python, ["cpu"])
-    with pytest.raises(RankError, match=r"rank 0 [\s\S]*ended with status 1[\s\S]*nowhere"):
+    with pytest.raises(ModelError, match=r"the model folder .*nowhere does not exist"):
         VerlLearner({"writer": tmp_path / "nowhere"}, workers=workers, own=True)
+    workers.end()
+
+
+def test_a_rank_that_fails_says_what(python: str, folder: Path, tmp_path: Path) -> None:
+    """A file that is no model, which verl finds out."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    workers = Workers(python, ["cpu"])
+    with pytest.raises(RankError, match=r"rank 0 [\s\S]*ended with status 1[\s\S]*header"):
+        VerlLearner({"writer": damaged}, workers=workers, own=True)
+
+
+def test_a_rank_that_hangs_is_named_after_the_limit(
+    python: str, folder: Path, batches: list[list[Row]]
+) -> None:
+    """It is stopped in mid-training; nothing is left of either."""
+    workers = Workers(python, ["cpu", "cpu"], timeout_s=10)
+    workers._timeout_s = 120  # the first passes of a process take longer
+    learner = VerlLearner({"writer": folder}, workers=workers, own=True)
+    learner.update(batches[0], BOTH_CLIPS)
+    workers._timeout_s = 10
+    os.kill(workers.pids[1], signal.SIGSTOP)
+    with pytest.raises(
+        RankError, match=r"verl's rank 1 \(cpu\) took longer than timeout_s=10 [\s\S]*resume=True"
+    ):
+        learner.update(batches[1], BOTH_CLIPS)
+    for pid in workers.pids:
+        assert not Path(f"/proc/{pid}").exists()
+    learner.close()
+
+
+async def test_policies_may_be_in_another_order_after_a_resume(
+    one: Workers, tmp_path: Path
+) -> None:
+    """Two models that differ: each policy has its own weights and optimiser again."""
+    models = {
+        name: tiny_model(tmp_path / name, seed=seed, hidden=32)
+        for seed, name in enumerate(("writer", "critic"))
+    }
+    rows = [
+        dataclasses.replace(row, policy=name)
+        for name in models
+        for row in make_rows(load_model(models[name]), seed=len(name))
+    ]
+    first = VerlLearner(models, workers=one, optimizer=ADAMW)
+    first.update(rows, BOTH_CLIPS)
+    first.save(tmp_path / "saved")
+    again = VerlLearner(dict(reversed(models.items())), workers=one, optimizer=ADAMW)
+    again.load(tmp_path / "saved")
+    for name in models:
+        assert again.weight_hash(name) == first.weight_hash(name)
+    expected = first.update(rows, BOTH_CLIPS)
+    assert again.update(rows, BOTH_CLIPS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for learner in (first, again):
+        learner.close()
 
 
 def test_what_it_cannot_is_refused_by_name(one: Workers, folder: Path) -> None:

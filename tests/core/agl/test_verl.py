@@ -10,7 +10,8 @@ import pytest
 import lightspan.agl as agl
 from lightspan import Critic, LightningRL, LoRA, Optimizer, Overlong, PolicyLoss
 from lightspan.agl._trainer import make_algorithm
-from lightspan.agl._verl import DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT, make_plan
+from lightspan.agl._verl import make_plan
+from lightspan.agl._verl_keys import AGREES, DEFAULTS, NEUTRAL, NEVER, WITHOUT_EFFECT
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import check_agents
@@ -367,20 +368,21 @@ def test_what_has_no_effect_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch
     assert plan.sinks() == ([], ["wandb"])
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     assert plan.report() == (
-        "VERL(config) trains with lightspan's own engine and learner; a verl cluster is not there "
-        "yet. Without effect here: data.train_files='data/train.parquet' (data is what fit() is "
-        "given); data.truncation='error' (calls are never cut: longer ones are rejected, and "
+        "VERL(config) trains with lightspan's own engine and learner. Without effect here: "
+        "data.train_files='data/train.parquet' (data is what fit() is given); "
+        "data.truncation='error' (calls are never cut: longer ones are rejected, and "
         f"counted); {rollout}.tensor_model_parallel_size=1, {rollout}.name='vllm', "
         f"{rollout}.gpu_memory_utilization=0.8, {actor}.fsdp_config.param_offload=True, "
-        "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of a cluster: "
-        f"here one device, this process); {rollout}.multi_turn.format='hermes' (the model's own "
+        "actor_rollout_ref.model.use_remove_padding=True, trainer.n_gpus_per_node=1 (of verl's own "
+        "processes: VERL(config, python=…) has them, here it is this process alone); "
+        f"{rollout}.multi_turn.format='hermes' (the model's own "
         "chat template says how tools are called); trainer.logger='wandb' (not installed)"
     )
 
 
 def test_every_key_is_used_or_named() -> None:
     """Nothing of the tutorial's configuration is lost."""
-    from lightspan.agl._verl import AGREES, _leaves
+    from lightspan.agl._verl import _leaves
 
     report = make_plan(TUTORIAL).report()
     for key, value in _leaves(TUTORIAL):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,99 @@ def test_a_killed_rank_is_named_at_once(folder: Path, model: Any, tmp_path: Path
     alone = TorchLearner({"writer": folder})
     alone.load(tmp_path)
     assert alone.weight_hash("writer") == learner.weight_hash("writer")
+    learner.close()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_hangs_is_named_after_the_limit(
+    folder: Path, model: Any, tmp_path: Path, size: int
+) -> None:
+    """The last one is stopped, and those that wait for it are not blamed. All are gone after."""
+    ranks = Ranks(["cpu"] * size, timeout_s=5)
+    learner = RanksLearner({"writer": folder}, ranks=ranks, own=True)
+    rows = make_rows(model)
+    learner.update(rows, BOTH_CLIPS)
+    learner.save(tmp_path)
+    processes = [psutil.Process(pid) for pid in ranks.pids]
+    os.kill(ranks.pids[-1], signal.SIGSTOP)
+    named = (
+        rf"^rank {size - 1} of the learner \(cpu, process {ranks.pids[-1]}\) kept the others "
+        r"waiting for longer than timeout_s=5 seconds\. What the last checkpoint holds is whole: go"
+    )
+    for _ in range(2):
+        with pytest.raises(RankError, match=named):
+            learner.update(rows, BOTH_CLIPS)
+    assert not any(process.is_running() for process in processes)
+    alone = TorchLearner({"writer": folder})
+    alone.load(tmp_path)
+    assert alone.weight_hash("writer") == learner.weight_hash("writer")
+    learner.close()
+
+
+def test_a_rank_that_hangs_while_it_loads_is_named(folder: Path) -> None:
+    ranks = Ranks(["cpu", "cpu"])
+    ranks._start_s = 5  # the processes themselves take as long on a busy machine
+    os.kill(ranks.pids[0], signal.SIGSTOP)
+    named = r"^rank 1 of the learner .* kept the others waiting for longer than start_s=5 seconds"
+    with pytest.raises(RankError, match=named):
+        RanksLearner({"writer": folder}, ranks=ranks, own=True)
+
+
+async def test_three_ranks_are_one_learner(folder: Path, model: Any) -> None:
+    """Batches of uneven rollouts, and of fewer than there are ranks."""
+    ranks = Ranks(["cpu"] * 3)
+    one = [replace(row, rollout_id="one") for row in make_rows(model)]
+    # float64: after three steps float32's rounding alone is at the bound
+    alone = TorchLearner({"writer": folder}, optimizer=PLAIN, dtype=torch.float64)
+    shared = RanksLearner(
+        {"writer": folder}, ranks=ranks, own=True, optimizer=PLAIN, dtype="float64"
+    )
+    batches = [make_rows(model), [*one[:-1], *make_rows(model, seed=5)[:3]], one[:2]]
+    shared_out = [shares(batch, 3, whole_rollouts=True) for batch in batches]
+    assert [sum(bool(share) for share in each) for each in shared_out] == [3, 2, 1]
+    await check_alike(alone, shared, batches)
+    assert shared.score(one) == [pytest.approx(row, abs=1e-5) for row in alone.score(one)]
+    shared.close()
+
+
+async def test_policies_may_be_in_another_order_after_a_resume(two: Ranks, tmp_path: Path) -> None:
+    """Two models that differ: each policy has its own weights and optimiser again."""
+    models = {
+        name: tiny_model(tmp_path / name, seed=seed, hidden=32)
+        for seed, name in enumerate(("writer", "critic"))
+    }
+    rows = [
+        replace(row, policy=name)
+        for name in models
+        for row in make_rows(load_model(models[name]), seed=len(name))
+    ]
+    loaded = dict(reversed(models.items()))
+    first = RanksLearner(models, ranks=two, optimizer=PLAIN)
+    first.update(rows, BOTH_CLIPS)
+    first.save(tmp_path / "saved")
+    again = RanksLearner(loaded, ranks=two, optimizer=PLAIN)
+    again.load(tmp_path / "saved")
+    assert again.policies() == ["critic", "writer"]
+    for name in models:
+        assert again.weight_hash(name) == first.weight_hash(name)
+    expected = first.update(rows, BOTH_CLIPS)
+    assert again.update(rows, BOTH_CLIPS) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    for learner in (first, again):
+        learner.close()
+
+
+def test_a_model_of_pickles_is_refused_on_every_rank(
+    two: Ranks, folder: Path, tmp_path: Path
+) -> None:
+    """No pickle is read, and the ranks go on."""
+    pickled = tmp_path / "pickled"
+    shutil.copytree(folder, pickled)
+    (pickled / "model.safetensors").unlink()
+    torch.save(load_model(folder).state_dict(), pickled / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"cannot load the weights of .*pickled"):
+        RanksLearner({"writer": pickled}, ranks=two)
+    learner = RanksLearner({"writer": folder}, ranks=two)
+    assert learner.weight_hash("writer") == TorchLearner({"writer": folder}).weight_hash("writer")
     learner.close()
 
 

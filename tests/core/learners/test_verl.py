@@ -10,12 +10,15 @@ import torch
 
 from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
 from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
+from lightspan.engines.weights import load_model
+from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.learners.protocol import LearnerCapabilities
 from lightspan.learners.verl.environment import check_environment
-from lightspan.learners.verl.learner import CAPABILITIES
+from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner
 from lightspan.learners.verl.shards import Saved, Shard, write
+from lightspan.learners.verl.workers import _card
 from lightspan.testing.learner_suite.rows import random_row
+from lightspan.testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -139,3 +142,44 @@ def test_shards_are_read_by_any_number_of_ranks(tmp_path: Path) -> None:
         saved.read("v", Shard(torch.zeros(8, 3), 0, 8))
     with pytest.raises(CheckpointError, match="no weights of policy 1"):
         Saved(tmp_path, 1)
+
+
+def test_weights_in_pickles_are_never_read(tmp_path: Path) -> None:
+    """verl itself would; so they are refused before any of its processes is asked."""
+    folder = tiny_model(tmp_path / "pickled", seed=0, hidden=32)
+    torch.save(load_model(folder).state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+    class Unasked:
+        devices = ("cpu",)
+
+    with pytest.raises(ModelError, match=r"no model\*\.safetensors.*\.bin, pickles.* never read"):
+        VerlLearner({"writer": folder}, workers=Unasked())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (None, ["0", "1", "2"]),
+        ("4,6,7", ["4", "6", "7"]),
+        ("GPU-ab, MIG-cd,0", ["GPU-ab", "MIG-cd", "0"]),
+    ],
+)
+def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
+    monkeypatch: pytest.MonkeyPatch, shown: str | None, expected: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert [_card(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
+
+
+@pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
+def test_a_card_that_is_not_shown_is_named(
+    monkeypatch: pytest.MonkeyPatch, shown: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    with pytest.raises(
+        ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"
+    ):
+        _card("cuda:1")

@@ -9,20 +9,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from drilled import Drilled, row_of  # type: ignore[import-not-found]
+from drilled import Numbers  # type: ignore[import-not-found]
 from torch import Tensor
 
 from lightspan import LightningRL, Torch, Trainer
-from lightspan.algorithms import Metrics, World
 from lightspan.engines.weights import load_model
 from lightspan.errors import RankError
-from lightspan.learners import SFTLoss
 from lightspan.testing.learner_suite.reference import distance
 from lightspan.training.checkpoints import latest
 from lightspan.training.folder import RunFolder
@@ -106,27 +105,15 @@ def test_a_dry_run_forecasts_each_rank(
     assert not ranks_of(os.getpid())
 
 
-class Numbers(Drilled):  # type: ignore[misc]
-    """Imitates numbers that it draws: three rows, then one, so that a rank has none."""
+def kill_rank_before(step: int) -> Callable[[int], None]:
+    """What kills the rank of this process before a step."""
 
-    def __init__(self, model: Path, kill_before: int = -1) -> None:
-        super().__init__(model)
-        self._kill_before = kill_before
-
-    async def run_step(self, world: World) -> Metrics:
-        if world.step == self._kill_before:
+    def kill(now: int) -> None:
+        if now == step:
             [rank] = ranks_of(os.getpid())
             rank.send_signal(signal.SIGKILL)
-        count = 3 if world.step % 2 else 1
-        rows = [row_of([world.rng.randrange(300) for _ in range(8)], str(n)) for n in range(count)]
-        result = await world.learn(lambda: world.learner.update(rows, SFTLoss()))
-        await world.publish()
-        return {"loss": result["loss"]}
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    return kill
 
 
 @pytest.mark.ranks
@@ -139,7 +126,7 @@ def test_a_run_goes_on_after_a_killed_rank(
     expected = whole.fit(apps.spell, ask(3))
     parts = {**options, "folder": tmp_path / "parts", "learner": Torch(ranks=2)}
     with pytest.raises(RankError, match=r"^rank 1 of the learner .* was ended by SIGKILL.*resume="):
-        Trainer(Numbers(tiny, kill_before=4), **parts).fit(apps.spell, ask(3))
+        Trainer(Numbers(tiny, kill_rank_before(4)), **parts).fit(apps.spell, ask(3))
     saved = latest(tmp_path / "parts" / "checkpoints")
     assert saved is not None
     assert saved.name == "step-000003"
@@ -148,6 +135,47 @@ def test_a_run_goes_on_after_a_killed_rank(
     assert expected.model is not None
     name = expected.model.relative_to(tmp_path / "whole")
     check_alike(tmp_path / "whole", tmp_path / "parts", name, tiny)
+
+
+@pytest.mark.ranks
+def test_a_run_goes_on_after_kill_9_of_its_trainer(
+    apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
+) -> None:
+    """Killed twice in mid-fit: no process is left of either life, and the end is that of a run on
+    one device that was never interrupted."""
+    steps = 40
+    options: dict[str, Any] = {"steps": steps, "runners": 1, "reporter": lines}
+    expected = Trainer(Numbers(tiny), folder=tmp_path / "whole", **options).fit(apps.spell, ask(3))
+    folder, log = tmp_path / "parts", tmp_path / "log"
+    script = Path(__file__).parents[2] / "apps" / "train_ranks.py"
+    command = [sys.executable, str(script), str(folder), str(tiny), str(steps), "--resume"]
+    for least in (3, 8):
+        with (
+            log.open("ab") as output,
+            subprocess.Popen(command, stdout=output, stderr=output) as it,
+        ):
+            while steps_of(folder) < least:
+                assert it.poll() is None, log.read_text()
+                time.sleep(0.01)
+            children = psutil.Process(it.pid).children(recursive=True)
+            assert any("lightspan.learners.ranks.worker" in each.cmdline() for each in children)
+            it.kill()
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
+        assert steps_of(folder) < steps
+    with log.open("ab") as output:
+        subprocess.run(command, stdout=output, stderr=output, check=True, timeout=240)
+    assert log.read_text().count("resuming") == 2
+    trained = [line["step"] for line in RunFolder(folder).metrics() if line["kind"] == "train"]
+    assert trained == list(range(1, steps + 1))
+    assert expected.model is not None
+    check_alike(tmp_path / "whole", folder, expected.model.relative_to(tmp_path / "whole"), tiny)
+
+
+def steps_of(folder: Path) -> int:
+    """How many steps a run's metrics show."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 SCRIPT = """

@@ -9,7 +9,8 @@ nowhere else in lightspan. What maps to what, and what is missing: `docs/from-ag
 What is said: `_spans`, `_rollouts` and `_resources` are the original's records, on `_models`;
 `_attributes` and `_rewards` read what spans say, `_translation` makes them of lightspan's. What an
 agent's code sees: `_agents`, `_emit`, `_tracers`, `_logs`, `_environment`. Training: `_trainer`,
-where `_verl` says what a configuration means here, `_matched` is LightningRL for an `agent_match`,
+where `_verl` says what a configuration means here by `_verl_keys`, and `_sharding` what it means
+for verl's own processes, `_matched` is LightningRL for an `agent_match`,
 `_travel` brings an agent to the runners, and `_dev` tries one out with resources of its own.
 Algorithms of one's own, and `_apo`: `_algorithms` over a `_store`, run by `_own` with `_runners`;
 the store shows what lightspan's holds by `_views`, in the words of `_records`, knows by `_liveness`

@@ -272,7 +272,8 @@ class Trainer:
         """Our own trainer, as the plan has it."""
         from lightspan.trainer import Trainer as CoreTrainer
 
-        options = {"device": _device(), **plan.trainer, "sinks": plan.sinks()[0]}
+        parts = {"engine": plan.engine, "learner": plan.learner}
+        options = {"device": _device(), **plan.trainer, **parts, "sinks": plan.sinks()[0]}
         algorithm = make_algorithm(plan, self._agent_match)
         return CoreTrainer(algorithm, runners=self.n_runners, **options)
 

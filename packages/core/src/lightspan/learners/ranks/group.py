@@ -30,6 +30,11 @@ _LOOK_S: Final = 0.001
 class GroupError(Exception):
     """Another rank has ended, or said nothing for too long."""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether one said nothing for too long."""
+        return "timed out" in str(self).lower()
+
 
 class Group:
     """One rank's connections to all others. Its methods are called by all ranks in one order.
@@ -69,11 +74,20 @@ class Group:
         """A rank, for a message."""
         return f"rank {rank} ({self.devices[rank]})"
 
-    def send(self, rank: int, data: bytes) -> None:
-        """To one other rank."""
+    def close(self) -> None:
+        """Hang up: the others notice at once, whatever they wait for. Nothing can be said after."""
+        self._gloo = None
+
+    def send(self, rank: int, data: bytes, *, within: timedelta | None = None) -> None:
+        """To one other rank, which has to take it.
+
+        Args:
+            within: None for the group's own timeout.
+        """
+        within = within or self._timeout
         size = torch.tensor([len(data)], dtype=torch.int64)
-        self._made(lambda: self._gloo.send([size], rank, 0).wait())
-        self._made(lambda: self._gloo.send([_tensor(data)], rank, 0).wait())
+        self._made(lambda: self._gloo.send([size], rank, 0).wait(within))
+        self._made(lambda: self._gloo.send([_tensor(data)], rank, 0).wait(within))
 
     def receive(self, rank: int, *, within: timedelta | None = None) -> bytes:
         """What another rank sent.

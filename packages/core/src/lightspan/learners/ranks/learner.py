@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -80,6 +81,7 @@ class Ranks:
                 f"Ranks: devices={list(devices)!r} are of one rank: use TorchLearner(device=…)"
             )
         self._start_s = start_s
+        self._timeout_s = timeout_s
         self._lost = ""
         self._lock = threading.Lock()
         self._processes: Processes | None = None
@@ -116,7 +118,7 @@ class Ranks:
             try:
                 return self._together(orders, own)
             except GroupError as error:
-                self._lost = f"{self._why(error)}. {GO_ON}"
+                self._lost = f"{self._why(error, orders[0])}. {GO_ON}"
                 self.end()
                 raise RankError(self._lost) from error
             except LightspanError:
@@ -127,14 +129,14 @@ class Ranks:
                 raise
 
     def _together(self, orders: Sequence[Order], own: Callable[[], T]) -> tuple[T, list[Answer]]:
+        longest = timedelta(seconds=self._start_s) if isinstance(orders[0], Setup) else None
         for rank, order in enumerate(orders, 1):
-            self.group.send(rank, packed(order))
+            self.group.send(rank, packed(order), within=longest)
         failure = None
         try:
             mine = own()
         except LightspanError as error:
             failure = error
-        longest = timedelta(seconds=self._start_s) if isinstance(orders[0], Setup) else None
         received = [
             answers.decode(self.group.receive(rank, within=longest))
             for rank in range(1, self.group.size)
@@ -146,10 +148,14 @@ class Ranks:
                 raise answer.failure.error(self.group.name(rank))
         return mine, received
 
-    def _why(self, error: GroupError) -> str:
+    def _why(self, error: GroupError, order: Order) -> str:
         if self._processes is None:
             return f"a process of torchrun is lost, whose output says why ({error})"
-        return self._processes.failure(str(error))
+        self.group.close()
+        limit = f"timeout_s={self._timeout_s:g}"
+        if isinstance(order, Setup):
+            limit = f"start_s={self._start_s:g}"
+        return self._processes.failure(str(error), limit=limit, late=error.is_late)
 
     def end(self) -> None:
         """End the other ranks, whatever they are doing. Idempotent."""
@@ -466,4 +472,8 @@ def check_here(device: str) -> None:
     if device.startswith("cuda"):
         count, number = torch.cuda.device_count(), torch.device(device).index or 0
         if number >= count:
-            raise ConfigError(f"Torch: device {device!r}: torch sees {count} GPUs on this machine")
+            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+            why = "" if shown is None else f", as CUDA_VISIBLE_DEVICES={shown!r} shows no others"
+            raise ConfigError(
+                f"Torch: device {device!r}: torch sees {count} GPUs on this machine{why}"
+            )

@@ -23,6 +23,10 @@ GRACE_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _SEEN_S: Final = 2.0
 """How long the end of a process may take to show after its connections have closed."""
+_APART_S: Final = 10.0
+"""How long ranks that wait for one that hangs may take to end, once they are told."""
+LOST: Final = 75
+"""The status of a process that ended because another one was lost."""
 _SHOWN: Final = 6
 
 
@@ -68,24 +72,31 @@ class Processes:
         if self._ended() is not None:
             raise GroupError("a process has ended")
 
-    def failure(self, why: str) -> str:
-        """Which rank is lost, how, and what to do.
+    def failure(self, why: str, *, limit: str = "", late: bool = False) -> str:
+        """Which rank is lost, and how.
 
         Args:
             why: what was noticed, for where every process lives.
+            limit: how long a rank may take, as it is set.
+            late: whether one took longer. Ranks that do not hang have to have been told (hung up).
         """
         if not self._end.alive:
             return "the ranks of the learner have been ended"
-        end = time.monotonic() + _SEEN_S
+        end = time.monotonic() + (_APART_S if late else _SEEN_S)
         while (rank := self._ended()) is None and time.monotonic() < end:
+            if late and len(self._living()) < 2:
+                break
             time.sleep(_LOOK_S)
-        if rank is None:
-            return f"the ranks of the learner do not answer each other any more: {why}"
-        child = self._children[rank - 1]
-        where = f"rank {rank} of the learner ({self.devices[rank]}, process {child.pid})"
-        said = self._log(rank).read_text(errors="replace").strip().splitlines()[-_SHOWN:]
-        words = "; it said at the end:\n" + "\n".join(said) if said else ""
-        return f"{where} {how_it_ended(child.returncode)}{words}"
+        if rank is not None:
+            child = self._children[rank - 1]
+            said = self._log(rank).read_text(errors="replace").strip().splitlines()[-_SHOWN:]
+            words = "; it said at the end:\n" + "\n".join(said) if said else ""
+            return f"{self._name(rank)} {how_it_ended(child.returncode)}{words}"
+        hung = [self._name(each) for each in self._living()]
+        if limit and (late or not hung):
+            who = " and ".join(hung) or "rank 0 of the learner (the trainer's own process)"
+            return f"{who} kept the others waiting for longer than {limit} seconds"
+        return f"the ranks of the learner do not answer each other any more: {why}"
 
     def end(self) -> None:
         """End all. Idempotent."""
@@ -113,12 +124,21 @@ class Processes:
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.log"
 
+    def _name(self, rank: int) -> str:
+        process = self._children[rank - 1].pid
+        return f"rank {rank} of the learner ({self.devices[rank]}, process {process})"
+
+    def _living(self) -> list[int]:
+        """Ranks whose processes have not ended."""
+        return [rank for rank, child in enumerate(self._children, 1) if child.poll() is None]
+
     def _ended(self) -> int | None:
-        """A rank whose process has ended; one that was killed before one that lost its peer."""
+        """A rank whose process has ended, but because another was lost; one that was killed before
+        others."""
         ended = [
             (child.returncode >= 0, rank)
             for rank, child in enumerate(self._children, 1)
-            if child.poll() is not None
+            if child.poll() not in (None, LOST)
         ]
         return min(ended)[1] if ended else None
 

@@ -31,7 +31,7 @@ from lightspan.learners.ranks.messages import (
     orders,
     packed,
 )
-from lightspan.learners.ranks.processes import ready
+from lightspan.learners.ranks.processes import LOST, ready
 from lightspan.learners.ranks.steps import RankSums
 from lightspan.learners.torch import TorchLearner
 
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> None:
     rank, path, timeout_s, *devices = arguments
     store = dist.FileStore(path, len(devices))
     store.set(ready(int(rank)), "1")
-    serve(Group(store, int(rank), devices, timeout_s=float(timeout_s)))
+    if not serve(Group(store, int(rank), devices, timeout_s=float(timeout_s))):
+        os._exit(LOST)  # at once, so that the trainer sees which of its ranks does not end
 
 
 def _hold_lifeline() -> None:
@@ -50,17 +51,17 @@ def _hold_lifeline() -> None:
     os._exit(0)
 
 
-def serve(group: Group) -> None:
-    """Do what rank 0 orders, until it has no more or has ended."""
+def serve(group: Group) -> bool:
+    """Do what rank 0 orders, until it has no more or has ended; whether it had no more."""
     served = Served(group)
     try:
         while True:
             order = orders.decode(group.receive(0, within=FOREVER))
             if isinstance(order, End):
-                return
+                return True
             group.send(0, packed(served.answer(order)))
     except GroupError:
-        return  # rank 0 says why, if it still can
+        return False  # rank 0 says why, if it still can
 
 
 class Served:

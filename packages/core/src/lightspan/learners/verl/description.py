@@ -36,6 +36,10 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     CPU, bfloat16 on a GPU."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass, rather than keep them."""
+    param_offload: bool = False
+    """Hold weights and gradients in the host's memory between passes, as verl has it."""
+    optimizer_offload: bool = False
+    """The same of the optimiser's state."""
     start_s: float = 600.0
     """How long the ranks may take until they have loaded the model."""
     timeout_s: float = 1800.0
@@ -53,6 +57,9 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("Verl: token_budget", self.token_budget, 1)
         if self.dtype is not None:
             check_choice("Verl: dtype", self.dtype, DTYPES)
+        for name in ("gradient_checkpointing", "param_offload", "optimizer_offload"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"Verl: {name}={getattr(self, name)!r} must be True or False")
         check_number("Verl: start_s", self.start_s, above=0)
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 

@@ -141,6 +141,8 @@ class Model:
         dtype: str,
         token_budget: int,
         gradient_checkpointing: bool,
+        param_offload: bool,
+        optimizer_offload: bool,
         seed: int,
     ) -> None:
         self._budget = token_budget
@@ -150,7 +152,12 @@ class Model:
                 TrainingWorkerConfig(
                     model_type=KIND,
                     model_config=_model_config(path, lora, gradient_checkpointing),
-                    engine_config=_engine_config(dtype, token_budget),
+                    engine_config=_engine_config(
+                        dtype,
+                        token_budget,
+                        param_offload=param_offload,
+                        optimizer_offload=optimizer_offload,
+                    ),
                     optimizer_config=_optimizer_config(optimizer),
                     checkpoint_config=CheckpointConfig(),
                 )
@@ -162,6 +169,12 @@ class Model:
     def module(self) -> Any:
         """The plain transformers model, sharded, with adapters inside its layers."""
         return self._engine.module
+
+    def settle(self) -> None:
+        """Wait until all that was sent to the host is there: verl does not, and what is read before
+        would be half of it."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -247,10 +260,14 @@ def _model_config(path: str, lora: LoRA | None, gradient_checkpointing: bool) ->
     )
 
 
-def _engine_config(dtype: str, token_budget: int) -> Any:
+def _engine_config(
+    dtype: str, token_budget: int, *, param_offload: bool, optimizer_offload: bool
+) -> Any:
     return FSDPEngineConfig(
         strategy="fsdp2",
         use_torch_compile=False,
+        param_offload=param_offload,
+        optimizer_offload=optimizer_offload,
         use_dynamic_bsz=True,
         max_token_len_per_gpu=token_budget,
         infer_max_token_len_per_gpu=token_budget,

@@ -19,12 +19,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from lightspan.engines.hub import locate
 from lightspan.engines.protocol import LoRAWeights, TokenEngine
 from lightspan.engines.sizes import count_parameters
 from lightspan.engines.vllm.weights import locked, sweep
 from lightspan.errors import (
     CheckpointError,
     ConfigError,
+    ModelError,
     NotFoundError,
     RankError,
     UnsupportedError,
@@ -96,6 +98,7 @@ class VerlLearner(Learner):
 
     Raises:
         ConfigError: a model in memory; a critic.
+        ModelError: a model is not there, or is one of pickles.
         UnsupportedError: what `capabilities` do not declare.
         RankError: a rank ended before it had loaded its models.
     """
@@ -113,6 +116,8 @@ class VerlLearner(Learner):
         dtype: str = "float32",
         token_budget: int | None = None,
         gradient_checkpointing: bool = False,
+        param_offload: bool = False,
+        optimizer_offload: bool = False,
         seed: int = 0,
         critic: Critic | None = None,
     ) -> None:
@@ -122,7 +127,7 @@ class VerlLearner(Learner):
                 f"the model of policy {loaded[0]!r} is one in memory, and verl's processes load "
                 "their own: give a folder (save_pretrained) or a hub name"
             )
-        self._models = {name: str(model) for name, model in models.items()}
+        self._models = {name: _weights_of(model) for name, model in models.items()}
         self._optimizer = optimizer or Optimizer()
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         check_names("lora", adapters, models)
@@ -148,6 +153,8 @@ class VerlLearner(Learner):
             dtype=dtype,
             token_budget=self._budget,
             gradient_checkpointing=gradient_checkpointing,
+            param_offload=param_offload,
+            optimizer_offload=optimizer_offload,
             seed=seed,
         )
         self._versions = workers.together([setup] * len(workers.devices))[0].versions
@@ -440,6 +447,22 @@ class VerlLearner(Learner):
                 )
 
 
+def _weights_of(model: str | Path) -> str:
+    """The folder of a model's weights. verl would read a pickle where there is nothing else.
+
+    Raises:
+        ModelError: it is not there, or has no safetensors.
+    """
+    origin = locate(model, "weights")
+    if not any(origin.folder.glob("model*.safetensors")):
+        raise ModelError(
+            f"cannot load the weights of {origin.name}: {origin.folder} has no "
+            "model*.safetensors, and weights in other files (.bin, pickles) are never read: save "
+            "it with save_pretrained(…, safe_serialization=True)"
+        )
+    return str(origin.folder)
+
+
 def _padded(parts: Sequence[Sequence[Row]], policy: str) -> list[list[Row]]:
     """The same number of rows for each rank: verl has all ranks make as many passes, so as the one
     with the most needs. What is added trains nothing."""
@@ -529,6 +552,8 @@ def described(
             dtype=description.dtype or ("float32" if device == "cpu" else "bfloat16"),
             token_budget=description.token_budget,
             gradient_checkpointing=description.gradient_checkpointing,
+            param_offload=description.param_offload,
+            optimizer_offload=description.optimizer_offload,
             **options,
         )
     except BaseException:

@@ -25,6 +25,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dtype: str
     token_budget: int
     gradient_checkpointing: bool
+    param_offload: bool
+    optimizer_offload: bool
     seed: int
 
 

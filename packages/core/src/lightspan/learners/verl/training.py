@@ -47,6 +47,8 @@ class Policy:
             dtype=self._setup.dtype,
             token_budget=self._setup.token_budget,
             gradient_checkpointing=self._setup.gradient_checkpointing,
+            param_offload=self._setup.param_offload,
+            optimizer_offload=self._setup.optimizer_offload,
             seed=self._setup.seed,
         )
 
@@ -174,10 +176,12 @@ class Policy:
         """The state of the transformers model, adapters inside its layers."""
         module = self._model.module
         plain = module if self._lora is None else module.get_base_model()
+        self._model.settle()
         found: dict[str, Any] = plain.state_dict(keep_vars=True)
         return found
 
     def _trainable(self) -> dict[str, Any]:
+        self._model.settle()
         return {
             name: each for name, each in self._model.module.named_parameters() if each.requires_grad
         }

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -46,13 +47,18 @@ def _card(device: str) -> str:
     seen = os.environ.get(_VISIBLE)
     if seen is None:
         return str(number)
-    cards = [card.strip() for card in seen.split(",") if card.strip()]
+    cards = list(takewhile(_is_card, map(str.strip, seen.split(","))))
     if number >= len(cards):
         raise ConfigError(
             f"Verl: {_VISIBLE}={seen!r} shows {len(cards)} devices, and a rank is to be on "
             f"{device!r}: show more, or take fewer ranks"
         )
     return cards[number]
+
+
+def _is_card(named: str) -> bool:
+    """Whether CUDA takes it for one: what follows one that it does not, it does not see either."""
+    return named.isdecimal() or named.startswith(("GPU-", "MIG-"))
 
 
 class Workers:
