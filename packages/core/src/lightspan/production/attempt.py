@@ -27,7 +27,7 @@ from lightspan.production.journal import (
     report_of,
     text_size,
 )
-from lightspan.production.options import RecordOptions
+from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.schema import clock, conventions as c, messages
 from lightspan.schema.conventions import exception_attributes
@@ -44,8 +44,6 @@ from lightspan.schema.spans import (
 
 log = logging.getLogger(__name__)
 
-SERVICE_NAME: Final = "service.name"
-"""OpenTelemetry's attribute of a resource; on every span that is recorded."""
 MOST_SPANS: Final = 10_000
 """Of one attempt; what comes after is counted, and damages it."""
 MOST_OPEN: Final = 10_000
