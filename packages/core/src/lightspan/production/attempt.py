@@ -155,7 +155,7 @@ class OpenAttempt(Recorder):
             self._owner.options.service,
             task_of(spans, is_call=self.is_call),
             spans,
-            started_at=self._started_at,
+            started_at=min([self._started_at, *(span.start_ns / 1e9 for span in spans)]),
             report=report_of(
                 self.attempt_id,
                 *self._outcome(spans),
