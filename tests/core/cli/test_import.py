@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -91,8 +92,7 @@ def test_what_cannot_be_kept_is_told(
     assert said.out.splitlines() == [
         f"{langfuse}: 4 spans of 1 attempt in {url}; 1 score left out: lightspan feedback puts "
         "them on",
-        f"{phoenix}: 3 spans of 1 attempt in {url}; 1 attempt without the span that began it: "
-        "still running",
+        f"{phoenix}: 3 spans of 1 attempt in {url}",  # that began with a span of the other file
     ]
     errors = said.err.splitlines()
     assert errors[0].startswith(f"{phoenix}: line 1: no JSON: ")
@@ -103,11 +103,55 @@ def test_what_cannot_be_kept_is_told(
     ]
 
 
+def test_what_is_left_out_is_counted(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {**PHOENIX[3], "name": "other"}
+    ours = {**PHOENIX[2], "attributes": {"lightspan.attempt.id": "at-1"}}
+    file = tmp_path / "phoenix.jsonl"
+    file.write_text("\n".join(map(json.dumps, [*PHOENIX[1:], other, ours])))
+    assert main(["import", str(file), "--store", url]) == 1
+    assert capsys.readouterr().out == (
+        f"{file}: 3 spans of 1 attempt in {url}; 1 attempt without the span that began it: still "
+        "running; 1 span refused; 1 span with the id of another, left out\n"
+    )
+
+
+def test_a_bad_file_does_not_hold_up_the_next(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("table.csv", "empty", "good.jsonl")]
+    files[0].write_text("id,name\n")
+    files[1].touch()
+    files[2].write_text(otlp_line(*OTLP))
+    assert main(["import", *map(str, files), "--store", url]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{files[2]}: 4 spans of 1 attempt in {url}\n"
+    first, second, last = said.err.splitlines()
+    assert first.startswith(f"{files[0]}: {files[0]} is neither JSON")
+    assert second.startswith(f"{files[1]}: {files[1]} is empty")
+    assert last.startswith("lightspan: 2 of what the files hold could not be kept")
+
+
+def test_the_standard_input_is_a_file_too(
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(otlp_line(*OTLP).encode())))
+    assert main(["import", "-", "--store", url]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"standard input: 4 spans of 1 attempt in {url}\n"
+    assert said.err == "reading standard input to its end\n"
+
+
 @pytest.mark.usefixtures("url")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["import", "missing.json", "--store", "sqlite:a.db"], "there is no file missing.json"),
+        (["import", "{}", "--store", "sqlite:a.db"], "is a folder: name the files in it"),
         (["import", __file__], "import needs a store: give --store, or set LIGHTSPAN_STORE"),
         (["import", __file__, "--store", "memory:"], "store 'memory:' lives in one process"),
         (["import", __file__, "--store", "sqlite:{}/a.db"], "test_import.py is neither JSON"),

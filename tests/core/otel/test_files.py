@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
+import os
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -417,3 +420,101 @@ def test_what_is_too_large_to_be_read_at_once(
     many = write(tmp_path / "many.bin", framed(protobuf(PIECES[0])[0]))
     [error] = imported(url, many)[1]
     assert error.startswith("message 1: it would have ")
+
+
+# --- what is counted ----------------------------------------------------------------------------
+def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> None:
+    """The span that began it is in the store, if not in the file."""
+    imported(url, write(tmp_path / "whole.jsonl", "\n".join(PIECES)))
+    more = otlp_span("00000000000000ab", ROOT, "later", 9)
+    done, errors = imported(url, write(tmp_path / "more.jsonl", otlp_line(more)))
+    assert (done, errors) == (Imported(1, 1, 0, 0, 0), [])
+
+
+def test_a_trace_that_is_refused_is_no_attempt(tmp_path: Path, url: str) -> None:
+    path = write(tmp_path / "t.jsonl", lines(PHOENIX))
+    done, errors = imported(url, path, service="x" * 1_001)
+    assert done == Imported(0, 0, 0, 4, 0, refused=4)
+    assert "service.name has 1,001 characters" in errors[0]
+
+
+def test_two_spans_of_one_id_are_told_of(tmp_path: Path, url: str) -> None:
+    """One that says the same is the same."""
+    other = json.loads(PIECES[1])
+    other["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] = "other"
+    written = "\n".join([*PIECES, PIECES[0], json.dumps(other)])
+    done, errors = imported(url, write(tmp_path / "t.jsonl", written))
+    assert done == Imported(4, 1, 0, 1, 0, doubles=1)
+    assert errors == [f"line 5: span 'other' has the id of another one, {ROOT}, which is kept"]
+    [(_, _, spans)] = asyncio.run(stored(url))
+    assert "other" not in {span.name for span in spans}
+
+
+@pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])
+def test_progress_is_in_bytes_of_the_file(tmp_path: Path, url: str, name: str) -> None:
+    content = FORMS[name]
+    if name.endswith(".gz"):
+        content = gzip.compress("\n".join(PIECES * 2_000).encode())
+    path = write(tmp_path / name, content)
+    read: list[int] = []
+    imported(url, path, advance=read.append)
+    assert sum(read) == path.stat().st_size
+
+
+def test_no_error_shows_a_key(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-proj-0123456789abcdefABCDEF0123456789"
+    monkeypatch.setenv("SHOP_API_KEY", "s3cret-of-the-shop")
+    odd = [
+        {**PHOENIX[0], "start_time": key},
+        {**PHOENIX[1], "start_time": "s3cret-of-the-shop"},
+        {"type": key, "traceId": "1"},
+        {"x" * 10_000: 1},
+    ]
+    _, errors = imported(url, write(tmp_path / "t.jsonl", lines(odd)))
+    assert len(errors) == 4
+    assert "sk-proj" not in str(errors)
+    assert "s3cret" not in str(errors)
+    assert str(errors).count("<key>") == 2
+    assert max(map(len, errors)) < 600
+    with pytest.raises(DataError, match="<key>") as caught:
+        imported(url, write(tmp_path / "odd.txt", "s3cret-of-the-shop"))
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_an_observation_of_langfuse_that_makes_no_span_costs_the_others_nothing(
+    tmp_path: Path, url: str, which: int
+) -> None:
+    """Numbers of so many digits are a ValueError of Python's."""
+    trace = json.loads(json.dumps(LANGFUSE))
+    odd = trace["observations"][which]
+    odd["usageDetails"] = {"input": "9" * 5_000}
+    odd["type"] = "GENERATION"
+    done, [error] = imported(url, write(tmp_path / "t.json", json.dumps(trace)))
+    assert f": span {odd['name']!r}: Exceeds the limit" in error
+    assert (done.spans, done.errors) == (3, 1)
+
+
+# --- pipes --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["otlp.jsonl", "otlp.jsonl.gz", "collector.bin"])
+def test_the_standard_input(url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    content = FORMS[name]
+    data = content.encode() if isinstance(content, str) else content
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert imported(url, Path("-")) == (Imported(4, 1, 0, 0, 0), [])
+
+
+def test_a_standard_input_that_is_empty(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(DataError, match="the standard input is empty"):
+        imported(url, Path("-"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=write, args=(path, FORMS["otlp.jsonl"]))
+    writer.start()
+    assert imported(url, path) == (Imported(4, 1, 0, 0, 0), [])
+    writer.join()

@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,21 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.core.production.backend import Backend
 
 import lightspan
-from lightspan import LightningRL, Trainer, otel
+from lightspan import otel
 from lightspan.capture import wire
 from lightspan.errors import ConfigError
-from lightspan.otel.otlp import JSON, PROTOBUF, decode_request
+from lightspan.otel.otlp import JSON, PROTOBUF
 from lightspan.production import outlet as module
 from lightspan.production.otlp_sender import OtlpSender
 from lightspan.production.outlet import Outlet, put
-from lightspan.progress import SilentReporter
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.testing.scripted import ScriptedServer
 
-Reply = tuple[int, dict[str, str], bytes]
+VARIABLES = ("LIGHTSPAN_OTLP", "LIGHTSPAN_STORE", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 SPAN = Span(
     span_id="eee19b7ec3c1b174",
     trace_id="5b8efff798038103d269b633813fc60c",
@@ -51,53 +50,6 @@ SPAN = Span(
 )
 
 
-class Backend:
-    """A receiver that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[dict[str, str], bytes]] = []
-        self.reply: Callable[[int], Reply] = lambda number: (200, {}, b"")
-        self.held = threading.Event()
-        self.held.set()
-        backend = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                backend.held.wait(60)
-                headers = {key.lower(): value for key, value in self.headers.items()}
-                backend.requests.append(({**headers, "path": self.path}, body))
-                status, more, answer = backend.reply(len(backend.requests))
-                self.send_response(status)
-                for key, value in {**more, "Content-Length": str(len(answer))}.items():
-                    self.send_header(key, value)
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *args: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.held.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-    def spans(self) -> list[Span]:
-        """All that it got, decoded."""
-        found: list[Span] = []
-        for headers, body in self.requests:
-            decoded = decode_request(body, headers["content-type"])
-            assert decoded.refused == []
-            found += [arrival.span for arrival in decoded.arrivals]
-        return found
-
-
 @pytest.fixture
 def backend() -> Iterator[Backend]:
     made = Backend()
@@ -107,13 +59,14 @@ def backend() -> Iterator[Backend]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("LIGHTSPAN_OTLP", "LIGHTSPAN_STORE", "OTEL_SERVICE_NAME"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "PAUSES_S", (0.0,) * 5)
     yield
     wire.uninstall()
     module._close()
     module._State.by_environment = None
+    module._State.lost = 0
 
 
 @pytest.mark.parametrize(("protocol", "kind"), [("http/json", JSON), ("http/protobuf", PROTOBUF)])
@@ -200,6 +153,44 @@ def test_a_backend_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
     backend.close()
     assert sent_to(backend) == (0, 1)
     assert len(told(caplog)) == 2
+
+
+def test_a_backend_that_is_down_is_told_of_once_however_often_it_is_sent_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = Backend()
+    backend.close()
+    outlet = Outlet(OtlpSender(f"{backend.url}/v1/traces"), backend.url)
+    for _ in range(8):
+        outlet.put([SPAN])
+        assert outlet.flush()
+    outlet.close()
+    once, last = told(caplog)
+    assert f"spans do not get to {backend.url}" in once
+    assert last == f"lightspan: 8 spans did not get to {backend.url}"
+
+
+def test_what_is_offered_is_taken_whole_or_not_at_all(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_SPANS", 4)
+    backend.held.clear()
+    outlet = Outlet(OtlpSender(f"{backend.url}/v1/traces"), backend.url)
+    outlet.begin()
+    assert outlet.offer([SPAN] * 9)  # more than there is ever room for, and nothing waits
+    while outlet._queue:  # until it is on its way
+        threading.Event().wait(0.01)
+    assert outlet.offer([SPAN] * 3)
+    assert not outlet.has_room
+    assert not outlet.offer([SPAN] * 2)
+    assert outlet.offer([SPAN])
+    assert (outlet.unsent, outlet.lost) == (13, 0)
+    backend.held.set()
+    assert outlet.flush()
+    outlet.close()
+    assert (outlet.sent, outlet.lost, outlet.unsent) == (13, 0, 0)
+    assert outlet.offer([SPAN])
+    assert outlet.lost == 1  # it was closed
 
 
 def test_a_backend_that_does_not_answer_fills_a_queue_that_is_bounded(
@@ -322,7 +313,13 @@ def test_an_address_that_becomes_wrong_costs_the_store_nothing(
 
     monkeypatch.setattr(module, "current", fail)
     put([SPAN])  # never into the app, nor between an attempt and its store
+    put([SPAN, SPAN])
+    assert module.offer([SPAN])
     assert told(caplog) == ["lightspan: spans could not be sent: RuntimeError"]
+    module._close()
+    assert told(caplog)[1:] == [
+        "lightspan: 4 spans could not be sent, nor handed to who sends them"
+    ]
 
 
 def test_a_query_is_not_told() -> None:
@@ -337,6 +334,77 @@ def test_the_end_of_a_process_sends_its_last_attempts(backend: Backend, tmp_path
     wanted = {"LIGHTSPAN_OTLP": backend.url, "LIGHTSPAN_STORE": f"sqlite:{tmp_path / 'a.db'}"}
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **wanted}, check=True)
     assert SpanKind.REWARD in {span.kind for span in backend.spans()}
+
+
+FORKED = """
+import multiprocessing, os, sys
+import lightspan
+from lightspan.production.record import hold
+
+def work(name):
+    with lightspan.agent(name):
+        lightspan.emit_reward(0.5)
+
+if __name__ == "__main__":
+    hold("test")
+    work("parent")
+    child = os.fork()
+    if child == 0:
+        work("forked")
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    process = multiprocessing.get_context("fork").Process(target=work, args=("process",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    work("parent again")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_children_of_a_fork_send_what_they_do(backend: Backend, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(FORKED)
+    wanted = {"LIGHTSPAN_OTLP": backend.url, "LIGHTSPAN_STORE": f"sqlite:{tmp_path / 'a.db'}"}
+    environment = {**os.environ, **wanted}
+    subprocess.run([sys.executable, tmp_path / "app.py"], env=environment, check=True)
+    paths = [s.attributes[c.AGENT_PATH] for s in backend.spans() if s.kind is SpanKind.REWARD]
+    assert sorted(map(str, paths)) == ["forked", "parent", "parent again", "process"]
+
+
+# --- whose spans they are -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environment", "given", "service"),
+    [
+        ({}, None, "unknown_service"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=de%20sk,team=a"}, None, "de sk"),
+        (
+            {"OTEL_RESOURCE_ATTRIBUTES": "service.name=desk", "OTEL_SERVICE_NAME": "shop"},
+            None,
+            "shop",
+        ),
+        ({"OTEL_SERVICE_NAME": "shop"}, "code", "code"),
+    ],
+)
+def test_the_service_of_production_is_what_the_user_says(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    given: str | None,
+    service: str,
+) -> None:
+    """As OpenTelemetry has it: what code says, then OTEL_SERVICE_NAME, then the attributes."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    exporter = InMemorySpanExporter()
+    with otel.send(exporter) as sending:
+        with lightspan.record(f"sqlite:{tmp_path / 'a.db'}", service=given) as recording:
+            with lightspan.agent("writer"):
+                pass
+            assert recording.flush()
+        assert sending.flush()
+    for span in exporter.get_finished_spans():
+        more = {"team": "a"} if "team" in str(environment) else {}
+        assert dict(span.resource.attributes) == {"service.name": service, **more}
 
 
 # --- whose spans are sent ---------------------------------------------------------------------
@@ -393,28 +461,3 @@ def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:
     said = str(dict(span.attributes or {}))
     assert "***" in said
     assert "secret" not in said
-
-
-def test_a_training_is_sent_with_rewards_advantages_and_agents(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, apps: Any
-) -> None:
-    monkeypatch.setenv("LIGHTSPAN_OTLP", backend.url)
-    algorithm = LightningRL(tiny, optimize="writer", frozen="base", group_size=4, tasks_per_step=2)
-    trainer = Trainer(algorithm, steps=1, folder=tmp_path / "desk", reporter=SilentReporter())
-    trainer.fit(apps.two, [{"q": "a"}, {"q": "b"}])
-    outlet = module.current()
-    assert outlet is not None
-    assert outlet.flush()
-    assert outlet.lost == 0
-    spans = backend.spans()
-    assert len({span.attempt_id for span in spans}) == 8
-    assert {span.resource["service.name"] for span in spans} == {"desk"}
-    assert {span.attributes[c.STEP] for span in spans} == {1}
-    known = {(span.attempt_id, span.span_id) for span in spans}
-    outermost = [span for span in spans if (span.attempt_id, span.parent_id) not in known]
-    paid = {span.attempt_id for span in outermost if c.EPISODE_REWARD in span.attributes}
-    assert len(paid) == 8
-    calls = [span for span in spans if span.kind is SpanKind.LLM]
-    told = {str(span.attributes[c.AGENT_PATH]): c.ADVANTAGE in span.attributes for span in calls}
-    assert told["writer"] is True
-    assert [path for path, is_told in told.items() if is_told] == ["writer"]

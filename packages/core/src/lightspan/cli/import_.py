@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from lightspan.otel.files import Imported
     from lightspan.progress import Reporter
 
+STDIN: Final = "-"
 _MOST_TOLD: Final = 20
 """Errors of a file that are told one by one."""
-_LONGEST_TOLD: Final = 500
-"""Characters of one: it may quote what the file holds."""
 
 
 def add(commands: Any) -> None:
@@ -31,7 +30,9 @@ def add(commands: Any) -> None:
         "too. They have no tokens. To import a file again adds nothing twice. Exit status 1 if "
         "anything was left out.",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with traces")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="with traces; - for standard input"
+    )
     parser.add_argument("--store", metavar="URL", help="LIGHTSPAN_STORE if absent")
     parser.add_argument(
         "--service", metavar="NAME", help="whose traces these are, where they do not say so"
@@ -48,13 +49,25 @@ def _run(options: argparse.Namespace) -> None:
     if not url:
         raise ConfigError(f"import needs a store: give --store, or set {STORE_VARIABLE}")
     for path in options.files:
-        if not path.is_file():
-            raise DataError(f"there is no file {path}")
+        _check(path)
     left_out = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
     if left_out:
         raise DataError(
             f"{left_out:,} of what the files hold could not be kept (see above); the rest was"
         )
+
+
+def _check(path: Path) -> None:
+    if str(path) == STDIN:
+        return
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name the files in it")
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+
+
+def _named(path: Path) -> str:
+    return "standard input" if str(path) == STDIN else str(path)
 
 
 async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
@@ -70,7 +83,10 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
     async with opened as store:
         for path in files:
             errors = _Errors(path, reporter)
-            reporter.start(f"importing {path}, bytes", path.stat().st_size)
+            if path.is_file():  # how much comes out of a pipe nobody knows
+                reporter.start(f"importing {path}, bytes", path.stat().st_size)
+            else:
+                reporter.line(f"reading {_named(path)} to its end")
             try:
                 done = await import_file(
                     store, path, service=service, refuse=errors.add, advance=reporter.advance
@@ -85,7 +101,7 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 reporter.finish()
             errors.finish()
             left_out += done.errors
-            say(f"{path}: {_summary(done, public_url(url))}")
+            say(f"{_named(path)}: {_summary(done, public_url(url))}")
     return left_out
 
 
@@ -100,11 +116,13 @@ class _Errors:
     def add(self, text: str) -> None:
         self._count += 1
         if self._count <= _MOST_TOLD:
-            self._reporter.line(f"{self._path}: {text[:_LONGEST_TOLD]}")
+            self._reporter.line(f"{_named(self._path)}: {text}")
 
     def finish(self) -> None:
         if self._count > _MOST_TOLD:
-            self._reporter.line(f"{self._path}: and {self._count - _MOST_TOLD:,} more errors")
+            self._reporter.line(
+                f"{_named(self._path)}: and {self._count - _MOST_TOLD:,} more errors"
+            )
 
 
 def _summary(done: Imported, place: str) -> str:
@@ -115,6 +133,10 @@ def _summary(done: Imported, place: str) -> str:
         parts.append(
             f"{many(done.unfinished, 'attempt')} without the span that began it: still running"
         )
+    if done.refused:
+        parts.append(f"{many(done.refused, 'span')} refused")
+    if done.doubles:
+        parts.append(f"{many(done.doubles, 'span')} with the id of another, left out")
     if done.scores:
         parts.append(f"{many(done.scores, 'score')} left out: lightspan feedback puts them on")
     return "; ".join(parts)

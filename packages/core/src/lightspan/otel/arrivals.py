@@ -14,16 +14,16 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.otel.identity import Role, agent_name, role_of
 from lightspan.otel.otlp import Arrival
-from lightspan.production.attempt import SERVICE_NAME, task_of
+from lightspan.production.attempt import task_of
 from lightspan.production.journal import parcel_of, report_of, write_parcel
-from lightspan.production.options import UNNAMED_SERVICE
+from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
 from lightspan.schema import conventions as c
 from lightspan.schema.records import (
     Attempt,
@@ -43,13 +43,22 @@ SENDER: Final = "opentelemetry"
 
 _AT_ONCE: Final = 16
 """Traces that are written side by side: one after another a large batch outlasts its sender."""
+_ASKED_AT_ONCE: Final = 500
+"""Attempts."""
 _LONGEST_NAME: Final = 1_000
 """Characters of a service's name: databases index it."""
 _REFUSALS: Final = (ConflictError, DataError, IllegalMoveError, NotFoundError)
 """What is refused again each time it is sent."""
 
 
-async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -> list[str]:
+class Refusal(NamedTuple):
+    """A span that is not kept."""
+
+    span: Span
+    reason: str
+
+
+async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -> list[Refusal]:
     """Keep spans; repeating one is a no-op.
 
     Args:
@@ -58,24 +67,22 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
         may_reward: whether rewards among them are kept.
 
     Returns:
-        Why, of each span that is not kept.
+        The spans that are not kept, and why.
 
     Raises:
         StoreError: the store cannot be written; all may be sent again.
     """
-    refused: list[str] = []
+    refused: list[Refusal] = []
     named: defaultdict[str, list[Span]] = defaultdict(list)
     traces: defaultdict[tuple[str, str], list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         span = arrival.span
         service = _service_of(span)
         if len(service) > _LONGEST_NAME:
-            refused.append(
-                f"span {span.name[:80]!r}: service.name has {len(service):,} characters, more than "
-                f"{_LONGEST_NAME:,}"
-            )
+            why = f"service.name has {len(service):,} characters, more than {_LONGEST_NAME:,}"
+            refused.append(_refusal(span, why))
         elif span.kind is SpanKind.REWARD and not may_reward:
-            refused.append(f"span {span.name[:80]!r}: a reward needs a trainer's key")
+            refused.append(_refusal(span, "a reward needs a trainer's key"))
         elif span.attempt_id:
             named[span.attempt_id].append(span)
         else:
@@ -94,7 +101,7 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     trouble: BaseException | None = None
     for (spans, _), result in zip(works, results, strict=True):
         if isinstance(result, _REFUSALS):  # one bad trace does not hold up the others
-            refused += [f"span {span.name[:80]!r}: {result}" for span in spans]
+            refused += [_refusal(span, str(result)) for span in spans]
         elif isinstance(result, BaseException):
             trouble = result
     if trouble is not None:
@@ -102,9 +109,29 @@ async def keep(store: Store, arrivals: Sequence[Arrival], *, may_reward: bool) -
     return refused
 
 
+def _refusal(span: Span, why: str) -> Refusal:
+    return Refusal(span, f"span {span.name[:80]!r}: {why}")
+
+
 def trace_of(span: Span) -> tuple[str, str] | None:
     """The service and the trace of which a span's attempt is; None where it names an attempt."""
     return None if span.attempt_id else (_service_of(span), span.trace_id)
+
+
+async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
+    """How many of these traces (`trace_of`) lack the span that began them: their attempts have not
+    ended."""
+    count = 0
+    for begin in range(0, len(traces), _ASKED_AT_ONCE):
+        names = [_name_of(*trace) for trace in traces[begin : begin + _ASKED_AT_ONCE]]
+        attempts = await store.attempts([f"ro-{name}" for name in names])
+        count += sum(attempt.status is AttemptStatus.RUNNING for attempt in attempts)
+    return count
+
+
+def _name_of(service: str, trace_id: str) -> str:
+    """What the ids of a trace's attempt and rollout are made of."""
+    return hashlib.sha256(f"{service}\0{trace_id}".encode()).hexdigest()[:32]
 
 
 async def _in_room(room: asyncio.Semaphore, work: Callable[[], Awaitable[None]]) -> None:
@@ -123,7 +150,7 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
 async def _keep_trace(
     store: Store, service: str, trace_id: str, arrivals: Sequence[Arrival]
 ) -> None:
-    name = hashlib.sha256(f"{service}\0{trace_id}".encode()).hexdigest()[:32]
+    name = _name_of(service, trace_id)
     attempt_id, rollout_id = f"at-{name}", f"ro-{name}"
     entry = next((arrival.span for arrival in arrivals if arrival.is_entry), None)
     failed = entry is not None and entry.status is SpanStatus.ERROR

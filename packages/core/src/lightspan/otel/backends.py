@@ -18,7 +18,7 @@ from typing import Any, Final
 from lightspan.errors import DataError
 from lightspan.otel.otlp import Arrival, check_schema
 from lightspan.otel.translation import span_of
-from lightspan.production.attempt import SERVICE_NAME
+from lightspan.production.options import SERVICE_NAME
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanEvent, SpanStatus, clean_attributes
 from lightspan.schema.texts import clean_text

@@ -13,21 +13,32 @@ import gzip
 import json
 import os
 import re
+import shutil
+import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple, cast
+
+import msgspec
 
 from lightspan.errors import DataError
 from lightspan.otel import backends
-from lightspan.otel.arrivals import keep, trace_of
+from lightspan.otel.arrivals import keep, running, trace_of
 from lightspan.otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
 from lightspan.otel.vocabulary import translated
-from lightspan.production.attempt import SERVICE_NAME
-from lightspan.production.options import UNNAMED_SERVICE
+from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
+from lightspan.schema.spans import Span
+from lightspan.schema.texts import kept_text
 from lightspan.stores.protocol import Store
 
 AT_ONCE: Final = 512
 """Spans that are written together, about: those of one trace often lie side by side."""
+STDIN: Final = "-"
+"""In place of a path."""
+LONGEST_ERROR: Final = 500
+"""Characters of one: it may quote what the file holds."""
 _GZIP: Final = b"\x1f\x8b"
 _OTHERS: Final = {
     b"PAR1": "Parquet: write JSON lines of the data frame, "
@@ -62,20 +73,27 @@ class Portion(NamedTuple):
     """Why, of each span that is none, or of the whole piece."""
     scores: int
     """Langfuse's, which are left out."""
-    size: int
-    """Bytes of the file, as it is unpacked."""
+    size: int = 0
+    """Bytes of the file that were read for it."""
 
 
 class Imported(NamedTuple):
     """What became of a file."""
 
     spans: int
-    """That are in the store now, whether this import has written them or an earlier one."""
+    """Different ones that are in the store now, whether this import has written them or an earlier
+    one."""
     attempts: int
+    """That these are of."""
     unfinished: int
-    """Attempts of which the span that began them is not in the file: they stay `running`."""
+    """Attempts of which the span that began them is not in the store: they are `running`."""
     errors: int
+    """All that was left out and told of."""
     scores: int
+    refused: int = 0
+    """Spans among the errors that could be read, and that the store does not take."""
+    doubles: int = 0
+    """Spans among the errors that have the id of another one of the file."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -93,38 +111,47 @@ async def import_file(
     Args:
         store: an open one.
         path: of the file: OTLP's JSON or protobuf, or what Phoenix or Langfuse export as JSON;
-            gzip too.
+            gzip too. `-` is the standard input; that, and a pipe, is read to its end first.
         service: whose traces these are, where they do not say so.
-        refuse: is told of each piece and each span that is left out, and where it stands.
-        advance: is told how many bytes were read, unpacked.
+        refuse: is told of each piece and each span that is left out, and where it stands; no key
+            stands in it.
+        advance: is told how many bytes of the file were read.
 
     Raises:
         DataError: nothing of the file can be read.
         StoreError: the store cannot be written; what was kept before stays.
     """
-    writer = _Writer(store, refuse)
+
+    def told(text: str) -> None:
+        refuse(kept_text(text, LONGEST_ERROR))
+
+    writer = _Writer(store, told)
     errors = scores = read = 0
     try:
         for portion in read_file(path, service=service):
             read += 1
             for error in portion.errors:
-                refuse(f"{portion.place}: {error}")
+                told(f"{portion.place}: {error}")
             errors += len(portion.errors)
             scores += portion.scores
             await writer.add(portion)
             advance(portion.size)
     except DataError as broken:  # such as the end of a file that was cut while it was packed
         if not read:
-            raise
-        refuse(str(broken))
+            raise DataError(kept_text(str(broken), LONGEST_ERROR)) from broken
+        told(str(broken))
         errors += 1
     await writer.write()
     return Imported(
         spans=writer.spans,
-        attempts=len(writer.traces),
-        unfinished=sum(not is_whole for is_whole in writer.traces.values()),
-        errors=errors + writer.refused,
+        attempts=len(writer.traces) + len(writer.named),
+        unfinished=await running(
+            store, [trace for trace, is_whole in writer.traces.items() if not is_whole]
+        ),
+        errors=errors + writer.refused + writer.doubles,
         scores=scores,
+        refused=writer.refused,
+        doubles=writer.doubles,
     )
 
 
@@ -132,20 +159,41 @@ class _Writer:
     """Writes spans, many at once."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
-        self.spans = self.refused = 0
+        self.spans = self.refused = self.doubles = 0
         self.traces: dict[tuple[str, str], bool] = {}
         """Service and trace → whether the span that began it was there."""
+        self.named: set[str] = set()
+        """Attempts of lightspan's own, which spans name."""
         self._store = store
         self._refuse = refuse
         self._waiting: list[Arrival] = []
         self._places: list[str] = []
+        self._seen: dict[int, int] = {}
+        """What stands for a span's ids → for all that it says. Numbers, as there may be millions.
+        """
 
     async def add(self, portion: Portion) -> None:
-        if portion.arrivals:
-            self._waiting += portion.arrivals
+        fresh = [each for each in portion.arrivals if self._is_new(each.span, portion.place)]
+        if fresh:
+            self._waiting += fresh
             self._places.append(portion.place)
         if len(self._waiting) >= AT_ONCE:
             await self.write()
+
+    def _is_new(self, span: Span, place: str) -> bool:
+        """Whether no span of this id came before; another one of that id is told of."""
+        key = hash((trace_of(span), span.attempt_id, span.trace_id, span.span_id))
+        content = hash(msgspec.msgpack.encode(span))
+        if key not in self._seen:
+            self._seen[key] = content
+            return True
+        if self._seen[key] != content:
+            self.doubles += 1
+            self._refuse(
+                f"{place}: span {span.name[:80]!r} has the id of another one, {span.span_id}, "
+                "which is kept"
+            )
+        return False
 
     async def write(self) -> None:
         waiting, places = self._waiting, self._places
@@ -154,14 +202,21 @@ class _Writer:
             return
         refused = await keep(self._store, waiting, may_reward=True)
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        for reason in refused:
-            self._refuse(f"{where}: {reason}")
+        for refusal in refused:
+            self._refuse(f"{where}: {refusal.reason}")
+        left_out = {id(refusal.span) for refusal in refused}
         self.refused += len(refused)
-        self.spans += len(waiting) - len(refused)
         for arrival in waiting:
-            trace = trace_of(arrival.span)
-            if trace is not None:
-                self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
+            if id(arrival.span) not in left_out:
+                self._count(arrival)
+
+    def _count(self, arrival: Arrival) -> None:
+        self.spans += 1
+        trace = trace_of(arrival.span)
+        if trace is None:
+            self.named.add(arrival.span.attempt_id)
+        else:
+            self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
 
 
 # --- out of a file --------------------------------------------------------------------------
@@ -176,16 +231,44 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
         DataError: nothing of it can be read; the message says what it is, if that is known.
     """
     try:
-        with open(path, "rb") as raw:
+        with _opened(path) as raw:
             begin = raw.read(_PREFIX)
             raw.seek(0)
             if begin in _OTHERS:
-                raise DataError(f"{os.fspath(path)} is {_OTHERS[begin]}")
+                raise DataError(f"{_named(path)} is {_OTHERS[begin]}")
             is_packed = begin[:2] == _GZIP
+            read = 0
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
-                yield from _pieces(cast("IO[bytes]", file), path, service or UNNAMED_SERVICE)
+                pieces = _pieces(cast("IO[bytes]", file), path, service or UNNAMED_SERVICE)
+                for portion in pieces:
+                    at = raw.tell()  # of the packed file too
+                    yield portion._replace(size=at - read)
+                    read = at
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{os.fspath(path)} cannot be read: {error}") from error
+        raise DataError(f"{_named(path)} cannot be read: {error}") from error
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The file; of a pipe a copy, for a file's beginning is looked at before it is read."""
+    if os.fspath(path) == STDIN:
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.seek(0)
+            yield copy
+        return
+    with open(path, "rb") as raw:
+        if raw.seekable():
+            yield raw
+            return
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(raw, copy)
+            copy.seek(0)
+            yield copy
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    return "the standard input" if os.fspath(path) == STDIN else os.fspath(path)
 
 
 def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iterator[Portion]:
@@ -196,10 +279,10 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
         yield from _messages(file, service)
         return
     if not begin.strip():
-        raise DataError(f"{os.fspath(path)} is empty: there are no traces in it")
+        raise DataError(f"{_named(path)} is empty: there are no traces in it")
     if is_binary or begin.lstrip()[:1] not in (b"{", b"["):
         raise DataError(
-            f"{os.fspath(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
+            f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
     first = file.readline()
@@ -209,12 +292,12 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
         is_long = len(whole) > MOST_AT_ONCE
         if is_long and first.strip() in (b"{", b"["):
             raise DataError(
-                f"{os.fspath(path)} is one JSON document of more than {MOST_AT_ONCE:,} bytes, "
+                f"{_named(path)} is one JSON document of more than {MOST_AT_ONCE:,} bytes, "
                 "which would be read at once: write it as lines, a span each"
             )
         document = None if is_long else _loads(whole)
         if document is not None:  # one that goes over several lines
-            yield _portion("the file", document, len(whole), service)
+            yield _portion("the file", document, service)
             return
         del whole
     file.seek(0)
@@ -229,9 +312,9 @@ def _lines(file: IO[bytes], service: str) -> Iterator[Portion]:
             value = json.loads(line.strip())
         except (ValueError, RecursionError) as error:
             why = str(error).replace(": line 1 column ", ": column ")  # it is not the file's first
-            yield Portion(f"line {number}", [], [f"no JSON: {why}"], 0, len(line))
+            yield Portion(f"line {number}", [], [f"no JSON: {why}"], 0)
             continue
-        yield _portion(f"line {number}", value, len(line), service)
+        yield _portion(f"line {number}", value, service)
 
 
 def _loads(text: bytes) -> Any:
@@ -248,7 +331,7 @@ def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
         data = prefix + file.read(MOST_AT_ONCE - len(prefix) + 1)
         if len(data) > MOST_AT_ONCE:
             why = f"it is one message of more than {MOST_AT_ONCE:,} bytes, which is not read"
-            yield Portion("the file", [], [why], 0, len(data))
+            yield Portion("the file", [], [why], 0)
             return
         yield _message("the file", data, service)
         return
@@ -259,13 +342,13 @@ def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
         size = int.from_bytes(prefix, "big")
         if size > MOST_AT_ONCE:
             why = f"it would have {size:,} bytes, more than {MOST_AT_ONCE:,}: no more is read"
-            yield Portion(place, [], [why], 0, len(prefix))
+            yield Portion(place, [], [why], 0)
             return
         message = file.read(size)
         at += len(message)
         if len(message) < size or len(prefix) < _PREFIX:
             why = f"the file ends in it, at byte {at:,}: {size:,} bytes were to come"
-            yield Portion(place, [], [why], 0, len(prefix) + len(message))
+            yield Portion(place, [], [why], 0)
             return
         yield _message(place, message, service)
         prefix = file.read(_PREFIX)
@@ -274,12 +357,12 @@ def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
 
 def _message(place: str, data: bytes, service: str) -> Portion:
     try:
-        return _in_our_words(place, decode_protobuf(data), len(data), service)
+        return _in_our_words(place, decode_protobuf(data), service)
     except DataError as error:
-        return Portion(place, [], [str(error)], 0, len(data))
+        return Portion(place, [], [str(error)], 0)
 
 
-def _portion(place: str, value: Any, size: int, service: str) -> Portion:
+def _portion(place: str, value: Any, service: str) -> Portion:
     arrivals: list[Arrival] = []
     errors: list[str] = []
     scores = 0
@@ -293,7 +376,7 @@ def _portion(place: str, value: Any, size: int, service: str) -> Portion:
             continue
         arrivals += decoded.arrivals
         errors += decoded.refused
-    return _in_our_words(place, Decoded(arrivals, errors), size, service)._replace(scores=scores)
+    return _in_our_words(place, Decoded(arrivals, errors), service)._replace(scores=scores)
 
 
 def _records(value: Any) -> Iterator[Any]:
@@ -393,11 +476,11 @@ def _each(
     return decoded
 
 
-def _in_our_words(place: str, decoded: Decoded, size: int, service: str) -> Portion:
+def _in_our_words(place: str, decoded: Decoded, service: str) -> Portion:
     arrivals = []
     for arrival in decoded.arrivals:
         span = translated(arrival.span)
         if not span.resource.get(SERVICE_NAME):
             span = span.replace(resource={**span.resource, SERVICE_NAME: service})
         arrivals.append(arrival._replace(span=span))
-    return Portion(place, arrivals, decoded.refused, 0, size)
+    return Portion(place, arrivals, decoded.refused, 0)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from opentelemetry.sdk.trace import TracerProvider
 
+from lightspan.capture import scope
 from lightspan.capture.adapter import Instrumentation
 from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.otel import resolver
+from lightspan.otel import hearsay, resolver
 from lightspan.otel.frameworks import switch_on
 from lightspan.otel.notes import NAME
-from lightspan.otel.processor import can_be_heard, hear, hear_what_is_asked_for
+from lightspan.otel.processor import (
+    AgentSpanProcessor,
+    can_be_heard,
+    hear,
+    hear_what_is_asked_for,
+    processors,
+)
 from lightspan.production import record
 
 
@@ -24,7 +31,7 @@ class _Undo:
     """One `instrument`."""
 
     key: Any
-    """The name of a framework, or a processor."""
+    """The name of a framework, a processor, or a processor whose spans' content is read."""
     off: Callable[[], None]
 
 
@@ -41,7 +48,7 @@ _state: Final = _State()
 
 
 @short_tracebacks
-def instrument(what: str | TracerProvider) -> Instrumentation:
+def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrumentation:
     """Read who acts from OpenTelemetry's spans, in this process; twice is once.
 
     Their names, ids and kinds are read, and no prompt. Nothing is sent anywhere: exporters get
@@ -53,19 +60,29 @@ def instrument(what: str | TracerProvider) -> Instrumentation:
         what: a framework, such as `"pydantic-ai"`, whose telemetry is then on for us alone, unless
             the app has switched it on; spans of its global provider are heard, whenever it is
             set. Or the app's own TracerProvider, to which the spans of any framework go.
+        content: of a provider: in production (`lightspan.record`), keep what its spans say, too:
+            model calls that nobody else records, with their messages, and what tools and agents
+            were given and gave back.
 
     Raises:
-        ConfigError: no framework is known by that name, it is not installed, or the provider is
-            none of OpenTelemetry's SDK.
+        ConfigError: no framework is known by that name, it is not installed, the provider is none
+            of OpenTelemetry's SDK, or content is wanted of a framework.
     """
+    if content and isinstance(what, str):
+        raise ConfigError(
+            f"otel.instrument({what!r}, content=True): by its name a framework's telemetry is on "
+            "without content; give the TracerProvider to which its spans go"
+        )
     with _state.lock:
-        undo = _by_name(what) if isinstance(what, str) else _by_provider(what)
-        if undo is None:
+        made = [_by_name(what)] if isinstance(what, str) else _by_provider(what, content=content)
+        undos = [undo for undo in made if undo is not None]
+        if not undos:
             return Instrumentation(None)
-        _state.undo[undo.key] = undo
+        for undo in undos:
+            _state.undo[undo.key] = undo
         resolver.install()
         record.hold(NAME)
-        return Instrumentation(partial(_undo, undo))
+        return Instrumentation(partial(_undo_all, undos))
 
 
 def _by_name(name: str) -> _Undo | None:
@@ -88,24 +105,48 @@ def _by_name(name: str) -> _Undo | None:
     return _Undo(name, off)
 
 
-def _by_provider(provider: Any) -> _Undo | None:
+def _by_provider(provider: Any, *, content: bool) -> list[_Undo | None]:
     if not can_be_heard(provider):
         raise ConfigError(
             f"otel.instrument({provider!r}): it takes the name of a framework, or a TracerProvider "
             "of OpenTelemetry's SDK, to which the spans of one go"
         )
     processor = hear(provider)
-    if processor in _state.undo:
-        return None
     processor.is_asked_for = True
-    return _Undo(processor, partial(setattr, processor, "is_asked_for", False))
+    read = _with_content(processor) if content else None
+    if processor in _state.undo:
+        return [read]
+
+    def off() -> None:
+        processor.is_asked_for = (processor, hearsay) in _state.undo
+
+    return [read, _Undo(processor, off)]
+
+
+def _with_content(processor: AgentSpanProcessor) -> _Undo | None:
+    if (processor, hearsay) in _state.undo:
+        return None
+    processor.reader = hearsay
+    scope.add_call_listener(hearsay.note_call)
+
+    def off() -> None:
+        processor.is_asked_for = processor in _state.undo
+        processor.reader = None
+        if all(each.reader is None for each in processors()):
+            scope.remove_call_listener(hearsay.note_call)
+
+    return _Undo((processor, hearsay), off)
 
 
 def uninstrument() -> None:
     """Undo every `instrument`; frameworks are left as they were."""
     with _state.lock:
-        for undo in list(_state.undo.values()):
-            _undo(undo)
+        _undo_all(list(_state.undo.values()))
+
+
+def _undo_all(undos: Sequence[_Undo]) -> None:
+    for undo in undos:
+        _undo(undo)
 
 
 def _undo(undo: _Undo) -> None:

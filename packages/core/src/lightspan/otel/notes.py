@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from opentelemetry import trace
 from opentelemetry.trace import Status, StatusCode
@@ -28,7 +28,7 @@ from lightspan.capture.state import state
 from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
 from lightspan.schema import conventions as c
 from lightspan.schema.routing import join_path
-from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
+from lightspan.schema.spans import Attributes, SpanEvent, SpanKind, SpanStatus, now_ns
 
 NAME: Final = "lightspan.otel"
 """Who is to blame where an attempt is damaged."""
@@ -65,6 +65,16 @@ class Readable(Protocol):
         ...
 
 
+class Said(NamedTuple):
+    """What a span says beside identity, where that is wanted (`hearsay`)."""
+
+    attributes: Attributes
+    message: str
+    """Of its status."""
+    events: Sequence[SpanEvent]
+    """Its exceptions."""
+
+
 class SpanNote:
     """A span that is open, or was.
 
@@ -89,9 +99,15 @@ class SpanNote:
         self.around: Acting | None = None
         """Who acted when it began; None where no scope was open, and once it has ended."""
         self.role = Role.OTHER
+        self.library = library
+        self.given: Any = None
+        """What the run was given that it is, where that is wanted."""
+        self.said: Said | None = None
+        self.has_call = False
+        """A model call that it may tell of is recorded by somebody else."""
+        self.start_ns = now_ns()
         self._above = above
         self._span = weakref.ref(span)
-        self._library = library
         self._parent_id: str | None = None
         self._is_repeated = self._is_elsewhere = False
         self._told: Attributes | None = None
@@ -100,7 +116,6 @@ class SpanNote:
         self._expecting: Recorder | None = None
         self._root: scope.Root | None = None
         self._handled: BaseException | None = None
-        self._start_ns = now_ns()
         self._lock = threading.RLock()
 
     # --- its place ------------------------------------------------------------------------
@@ -139,7 +154,7 @@ class SpanNote:
         """It begins now, here. Never raises."""
         above = self.above  # first of all: it forgets those that have ended, where nothing is read
         current = scope.pushed()
-        if current is None or is_covered(self._library):
+        if current is None or is_covered(self.library):
             return
         self.depth, self.beneath = len(current.frames), current.parent_span_id
         self._handled = sys.exception()
@@ -151,7 +166,7 @@ class SpanNote:
             self.settle(may_guess=False)
             if self.began_outside:
                 self.open()
-            self._start_ns = now_ns()  # not before the attempt that it may be
+            self.start_ns = now_ns()  # not before the attempt that it may be
         except Exception as error:
             damage(recorder, NAME, error)
 
@@ -205,7 +220,7 @@ class SpanNote:
             span = self._span()
             label = self.frame.name if self.frame is not None else getattr(span, "name", "")
             with inside_of(self.above):
-                self.around, self._root = scope.begin(around, label)
+                self.around, self._root = scope.begin(around, label, self.given)
             self._watch()
         self.settle(may_guess=False)
 
@@ -257,26 +272,29 @@ class SpanNote:
         name, kind, known = self._agent(around) if self.frame is not None else self._tool()
         self._told = known
         if self.frame is not None:
-            framework = framework_of(self._library)
+            framework = framework_of(self.library)
             around.scope.recorder.sightings.agent(framework, str(known[c.AGENT_PATH]))
         if not around.scope.recorder.settle(self._key):
             return
         if self._is_elsewhere or self.ids in kept_whole:
             return
+        said = self.said or Said({}, "", ())
         span = make_span(
             around,
             name,
             kind,
-            known if error is None else {**known, c.ERROR_TYPE: error},
+            {**said.attributes, **known, **({} if error is None else {c.ERROR_TYPE: error})},
             span_id=self.span_id,
-            start_ns=self._start_ns,
+            start_ns=self.start_ns,
             status=status,
+            status_message=said.message,
+            events=list(said.events),
         )
         around.scope.recorder.add(span)
 
     def end_if_left(self) -> None:
         """End it if it has, though its library does not say so."""
-        span = self._span() if self._library in _LEFT_OPEN and self.around is not None else None
+        span = self._span() if self.library in _LEFT_OPEN and self.around is not None else None
         failed = None if span is None else failure_of(span)
         if failed is not None:
             self.settle(may_guess=True)

@@ -1,4 +1,7 @@
-"""Hears of the spans of an app's own tracer provider, and reads their names, ids and kinds."""
+"""Hears of the spans of an app's own tracer provider, and reads their names, ids and kinds.
+
+What was said in them is read where the user asked for it, and not here (`Reader`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
@@ -21,8 +24,24 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Span as LiveSpan
 
 
+class Reader(Protocol):
+    """Reads what spans say beside identity (`hearsay`)."""
+
+    def given(self, span: ReadableSpan) -> Any:
+        """What the run was given that a span is; None if it does not say so yet."""
+        ...
+
+    def begin(self, note: SpanNote, span: ReadableSpan) -> None:
+        """A span has begun."""
+        ...
+
+    def read(self, note: SpanNote, span: ReadableSpan) -> None:
+        """It ends."""
+        ...
+
+
 class AgentSpanProcessor(SpanProcessor):
-    """Knows which spans are open, and changes none. What was said in them is not read.
+    """Knows which spans are open, and changes none. What was said in them it does not read.
 
     `otel.instrument(provider)` adds one to a provider; there it stays, as OpenTelemetry has no way
     to take it out, and hears nothing while it is not `on`.
@@ -32,6 +51,8 @@ class AgentSpanProcessor(SpanProcessor):
         self.on = True
         self.is_asked_for = False
         """The app said that its agents are told of there."""
+        self.reader: Reader | None = None
+        """Of what was said, where that is wanted."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         """A span begins; it is not the current one yet."""
@@ -46,7 +67,12 @@ class AgentSpanProcessor(SpanProcessor):
             above = note_of(trace.get_current_span(inside))
             note = SpanNote(span, above, f"{context.span_id:016x}", name)
             keep(span, note)
+            reader = self.reader
+            if reader is not None:
+                note.given = reader.given(span)
             note.begin()
+            if reader is not None:
+                reader.begin(note, span)
 
     def on_end(self, span: ReadableSpan) -> None:
         """It has ended."""
@@ -54,6 +80,8 @@ class AgentSpanProcessor(SpanProcessor):
             context = span.get_span_context()
             note = None if context is None else note_by_ids(context.trace_id, context.span_id)
             if note is not None:
+                if self.reader is not None:
+                    self.reader.read(note, span)
                 note.end(span)
 
     def shutdown(self) -> None:

@@ -21,9 +21,10 @@ _OPENINFERENCE: Final = {
     c.OUTPUT_MESSAGES: "llm.output_messages",
 }
 _OPENLLMETRY: Final = {c.INPUT_MESSAGES: "gen_ai.prompt", c.OUTPUT_MESSAGES: "gen_ai.completion"}
-_INPUTS: Final = ("input.value", "traceloop.entity.input")
+INPUTS: Final = ("input.value", "traceloop.entity.input")
+"""What a run was given."""
 _OUTPUTS: Final = ("output.value", "traceloop.entity.output")
-_ARGUMENTS: Final = ("tool_call.function.arguments", "tool.parameters", *_INPUTS)
+_ARGUMENTS: Final = ("tool_call.function.arguments", "tool.parameters", *INPUTS)
 _TOLD_TWICE: Final = (
     *("llm.input_messages.", "llm.output_messages.", "llm.tools.", "llm.request.functions."),
     *("gen_ai.prompt.", "gen_ai.completion."),
@@ -61,7 +62,7 @@ def translated(span: Span) -> Span:
         }
     else:
         more = {
-            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *_INPUTS),
+            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS),
             c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS),
         }
     if c.ERROR_TYPE not in said:

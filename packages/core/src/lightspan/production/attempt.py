@@ -27,7 +27,7 @@ from lightspan.production.journal import (
     report_of,
     text_size,
 )
-from lightspan.production.options import RecordOptions
+from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.schema import clock, conventions as c, messages
 from lightspan.schema.conventions import exception_attributes
@@ -44,8 +44,6 @@ from lightspan.schema.spans import (
 
 log = logging.getLogger(__name__)
 
-SERVICE_NAME: Final = "service.name"
-"""OpenTelemetry's attribute of a resource; on every span that is recorded."""
 MOST_SPANS: Final = 10_000
 """Of one attempt; what comes after is counted, and damages it."""
 MOST_OPEN: Final = 10_000
@@ -157,7 +155,7 @@ class OpenAttempt(Recorder):
             self._owner.options.service,
             task_of(spans, is_call=self.is_call),
             spans,
-            started_at=self._started_at,
+            started_at=min([self._started_at, *(span.start_ns / 1e9 for span in spans)]),
             report=report_of(
                 self.attempt_id,
                 *self._outcome(spans),

@@ -15,6 +15,9 @@ STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
 SAMPLE_VARIABLE: Final = "LIGHTSPAN_SAMPLE"
 REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
+RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
+SERVICE_NAME: Final = "service.name"
+"""OpenTelemetry's attribute of a resource; on every span that is recorded."""
 UNNAMED_SERVICE: Final = "unknown_service"
 
 
@@ -51,10 +54,25 @@ def read_options(
         raise ConfigError(f"redact={hook!r}: name the function as module:function")
     return RecordOptions(
         store=open_store(url).url,  # of this folder, wherever the process goes
-        service=service or os.environ.get(SERVICE_VARIABLE) or UNNAMED_SERVICE,
+        service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
         redact=hook,
     )
+
+
+def resource_of_environment() -> dict[str, Any]:
+    """What `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` say of this process, as OpenTelemetry
+    reads them: the second goes before the first."""
+    if not (os.environ.get(SERVICE_VARIABLE) or os.environ.get(RESOURCE_VARIABLE)):
+        return {}
+    from opentelemetry.sdk.resources import OTELResourceDetector
+
+    return dict(OTELResourceDetector().detect().attributes)
+
+
+def service_of_environment() -> str | None:
+    """Whose spans these are, by the environment; None if it does not say so."""
+    return str(resource_of_environment().get(SERVICE_NAME) or "") or None
 
 
 def _share(sample: float | None) -> float:

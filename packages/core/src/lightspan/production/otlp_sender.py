@@ -78,7 +78,6 @@ class OtlpSender:
         self._headers = {**(headers or {}), "Content-Type": _JSON if is_json else _PROTOBUF}
         self._timeout_s = timeout_s
         self._open = urllib.request.build_opener(_NoRedirects).open
-        self._resource: dict[str, Any] | None = None
 
     @classmethod
     def of_environment(cls, url: str) -> OtlpSender:
@@ -116,7 +115,7 @@ class OtlpSender:
 
     def __call__(self, spans: Sequence[Span]) -> int:
         """See `outlet.Sender`."""
-        body = encoded([self._with_resource(span) for span in spans], is_json=self._is_json)
+        body = encoded(spans, is_json=self._is_json)
         request = urllib.request.Request(self._url, data=body, headers=self._headers)
         try:
             with self._open(request, timeout=self._timeout_s) as response:
@@ -131,14 +130,6 @@ class OtlpSender:
         except (OSError, http.client.HTTPException) as error:
             raise Undelivered(str(error) or repr(error), again=True) from error
         return min(len(spans), self._refused(answer))
-
-    def _with_resource(self, span: Span) -> Span:
-        """What the environment says of this process, where the span does not."""
-        if self._resource is None:
-            from opentelemetry.sdk.resources import OTELResourceDetector
-
-            self._resource = dict(OTELResourceDetector().detect().attributes)
-        return span.replace(resource={**self._resource, **span.resource})
 
     def _refused(self, answer: bytes) -> int:
         """How many spans the backend says that it left out; an answer that says nothing is yes."""

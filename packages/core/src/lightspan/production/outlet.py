@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lightspan.errors import ConfigError
+from lightspan.production.options import resource_of_environment
 from lightspan.production.otlp_sender import OTLP_VARIABLE, OtlpSender, Undelivered
 from lightspan.schema.content import without_keys
 from lightspan.schema.spans import Span
@@ -41,6 +42,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 """Whatever a backend asks for."""
 EXIT_S: Final = 5.0
 """How long the end of the process waits for what is not sent yet."""
+_CLOSED: Final = "they came after sending was closed"
 
 
 class Sender(Protocol):
@@ -88,6 +90,7 @@ class Outlet:
         """Spans that were not sent and never will be, or were refused."""
         self.place: Final = place
         self._sender = sender
+        self._resource = resource_of_environment()
         self._changed = threading.Condition()
         self._queue: deque[tuple[Span, int]] = deque()
         self._text = 0
@@ -98,25 +101,56 @@ class Outlet:
         self._thread: threading.Thread | None = None
 
     def put(self, spans: Sequence[Span]) -> None:
-        """Have spans sent; never waits for the backend, never raises."""
+        """Have spans sent; those that find no room are lost. Never waits, never raises."""
+        sized = [(span, _size(span)) for span in spans]
+        with self._changed:
+            for span, size in sized:
+                if self._closing:
+                    self._lose(1, _CLOSED)
+                elif len(self._queue) >= MOST_SPANS or self._text + size > MOST_TEXT:
+                    self._lose(1, "the queue is full: the backend is too slow, or out of reach")
+                else:
+                    self._take(span, size)
+            self._wake()
+
+    def offer(self, spans: Sequence[Span]) -> bool:
+        """Have spans sent if there is room for all of them, or nothing waits. Never waits, never
+        raises; who is told False keeps them, and offers them again."""
+        sized = [(span, _size(span)) for span in spans]
+        text = sum(size for _, size in sized)
+        with self._changed:
+            if self._closing:
+                self._lose(len(sized), _CLOSED)
+                return True
+            many = len(self._queue) + len(sized) > MOST_SPANS
+            if self._queue and (many or self._text + text > MOST_TEXT):
+                return False
+            for span, size in sized:
+                self._take(span, size)
+            self._wake()
+            return True
+
+    @property
+    def unsent(self) -> int:
+        """Spans that were taken, and have neither arrived nor been lost."""
+        return self._unsent
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is worth the while to offer more: half of the queue is free."""
+        return len(self._queue) <= MOST_SPANS // 2 and self._text <= MOST_TEXT // 2
+
+    def _take(self, span: Span, size: int) -> None:
+        self._queue.append((span, size))
+        self._text += size
+        self._unsent += 1
+
+    def _wake(self) -> None:
         try:
-            sized = [(span, _size(span)) for span in spans]
-            with self._changed:
-                for span, size in sized:
-                    full = len(self._queue) >= MOST_SPANS or self._text + size > MOST_TEXT
-                    if self._closing:
-                        self._lose(1, "they came after sending was closed")
-                        continue
-                    if full:
-                        self._lose(1, "the queue is full: the backend is too slow, or out of reach")
-                        continue
-                    self._queue.append((span, size))
-                    self._text += size
-                    self._unsent += 1
-                self.begin()
-                self._changed.notify_all()
-        except Exception as error:  # never into the app
-            log.warning("lightspan: spans could not be sent to %s: %r", self.place, error)
+            self.begin()
+        except Exception as error:  # never into the app: no thread can be started now
+            self._told(repr(error))
+        self._changed.notify_all()
 
     def begin(self) -> None:
         """Start the thread, once: a process that ends may start none any more."""
@@ -155,7 +189,7 @@ class Outlet:
                 batch = self._next()
                 if not batch:
                     return
-                self._send(batch)
+                self._send([self._with_resource(span) for span in batch])
 
     def _next(self) -> list[Span]:
         """The next spans to send; waits for them. None when it is over."""
@@ -198,6 +232,12 @@ class Outlet:
             elif not self._queue:  # a backend that is merely slow is one trouble
                 self._is_troubled = False
             self._changed.notify_all()
+
+    def _with_resource(self, span: Span) -> Span:
+        """What the environment says of this process, where the span does not."""
+        if not self._resource:
+            return span
+        return span.replace(resource={**self._resource, **span.resource})
 
     def _wait(self, pause_s: float) -> None:
         end = time.monotonic() + pause_s
@@ -254,6 +294,8 @@ class _State:
     by_environment: Outlet | None = None
     url = ""
     """That `by_environment` was made of."""
+    lost = 0
+    """Spans that did not get as far as an outlet."""
 
 
 class Sending:
@@ -332,15 +374,30 @@ def current() -> Outlet | None:
 
 
 def put(spans: Sequence[Span]) -> None:
-    """Have spans sent, if that is wanted; never raises."""
+    """Have spans sent, if that is wanted; those that find no room are lost. Never raises."""
     try:
         outlet = current()
         if outlet is not None and spans:
             outlet.put([without_keys(span) for span in spans])
-    except ConfigError:
-        pass  # told when recording or the training began
     except Exception as error:  # never into the app, nor between an attempt and its store
+        _lose(len(spans), error)
+
+
+def offer(spans: Sequence[Span]) -> bool:
+    """Have spans sent, if that is wanted and there is room for them; see `Outlet.offer`."""
+    try:
+        outlet = current()
+        return outlet is None or outlet.offer([without_keys(span) for span in spans])
+    except Exception as error:
+        _lose(len(spans), error)
+        return True
+
+
+def _lose(count: int, error: Exception) -> None:
+    """Told once, and counted until the process ends."""
+    if not _State.lost and not isinstance(error, ConfigError):  # told when recording began
         log.warning("lightspan: spans could not be sent: %s", type(error).__name__)
+    _State.lost += count
 
 
 def _at_end_of_child() -> None:
@@ -355,12 +412,16 @@ def _close() -> None:
     for outlet in (_State.explicit, _State.by_environment):
         if outlet is not None and outlet.pid == os.getpid():
             outlet.close()
+    lost, _State.lost = _State.lost, 0
+    if lost:
+        log.warning("lightspan: %d spans could not be sent, nor handed to who sends them", lost)
 
 
 def _after_fork() -> None:
     """What the parent sends by is the parent's; somebody may have held the lock."""
     _State.lock = threading.RLock()
     _State.explicit = _State.by_environment = None
+    _State.lost = 0
 
 
 # At import, so before anything records: what is registered first is called last, and recordings

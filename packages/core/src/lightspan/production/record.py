@@ -128,7 +128,8 @@ def record(
     Args:
         store: the URL of a store; None for `LIGHTSPAN_STORE`, and if that is not set nothing is
             recorded, so that the line can stay in the app.
-        service: whose calls these are; None for `OTEL_SERVICE_NAME`.
+        service: whose calls these are; None for `OTEL_SERVICE_NAME`, else `service.name` of
+            `OTEL_RESOURCE_ATTRIBUTES`.
         sample: the share of attempts that is kept, 0 to 1, each whole or not at all; None for
             `LIGHTSPAN_SAMPLE`, else 1.
         redact: sees every span before it is kept or queued anywhere, and returns what to keep of it

@@ -112,7 +112,8 @@ class Session:
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
-        self._outgoing = Outgoing(self.folder.path.name)
+        self._outgoing = Outgoing(self.folder.path.name, self.reporter.line)
+        self._is_stopped = False
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
@@ -122,12 +123,13 @@ class Session:
         self.reporter.finish()
         if kind is asyncio.CancelledError:
             self.reporter.line("stopping; Ctrl-C again ends at once")
+        self._is_stopped = kind in (asyncio.CancelledError, KeyboardInterrupt)
         try:
             await self._stack.aclose()
         finally:
             self._thread.shutdown()
             saved = checkpoints.latest(self.folder.checkpoints)
-            if kind in (asyncio.CancelledError, KeyboardInterrupt) and self._can_go_on(saved):
+            if self._is_stopped and self._can_go_on(saved):
                 kept = saved.name if saved is not None else "no checkpoint yet"
                 self.reporter.line(
                     f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
@@ -208,6 +210,12 @@ class Session:
                 f"store {url!r} lives in one process, and runners have their own: leave store= "
                 "out for a SQLite file in the run's folder"
             )
+        self._outgoing.open(self.store)
+        self._stack.push_async_callback(self._end_sending)
+
+    async def _end_sending(self) -> None:
+        """While the store is open, after all else."""
+        await self._outgoing.close(is_patient=not self._is_stopped)
 
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
         host, port = self.settings.gateway_place
@@ -394,6 +402,7 @@ class Session:
             self.budget.check(self.state.step)
         ids = await self._resources_ids(len(tasks), resources)
         planned = self._planned(tasks, group_size, mode, ids)
+        self._outgoing.begin(planned)
         episodes = await self.collector.run(planned, self._title(mode))
         await self.budget.count(self.store, planned)
         return await self._ended(planned, episodes, mode)
@@ -408,6 +417,7 @@ class Session:
         """See `World`."""
         ids = await self._resources_ids(len(tasks), resources)
         planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
+        self._outgoing.begin(planned)
         await self.collector.submit(planned)
         groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
         self.state.in_flight |= groups
@@ -434,9 +444,7 @@ class Session:
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._health.look(episodes)
-        self._outgoing.add(episodes, self.state.step)
-        if mode is not Mode.TRAIN:  # of which nothing is learned
-            self._outgoing.send()
+        self._outgoing.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
     async def _resources_ids(

@@ -111,7 +111,7 @@ class Telemetry:
             decoded = await self._reading.run(_decoded, parts, packing, kind, size=size)
             place.add(-unpacked_size)
             refused = await keep(self._store, decoded.arrivals, may_reward=role is not Role.TRACER)
-        return [*decoded.refused, *refused]
+        return [*decoded.refused, *(each.reason for each in refused)]
 
 
 def _too_large() -> ApiError:

@@ -1,0 +1,212 @@
+"""What spans say of model calls, tools and agents, where the user wants it kept (`content=True`).
+
+Model calls are recorded by whoever makes them: the shim of the SDKs, an adapter. A framework that
+asks past both tells its spans of it, in one of three dialects (`vocabulary`). In production such a
+span becomes a call of its attempt, in the same form; one that tells of a call which somebody
+recorded does not. It is known by where it is:
+
+- the call was made inside the span: while it was the current one, or one around it, or by the
+  library that began it in this context (some make theirs current nowhere);
+- the span was begun inside the call: the shim is on the stack, or an adapter's call is open.
+
+Of two spans of one call, one inside the other, the inner one is it; with a tool or an agent between
+them they are two. Nothing of this is read in a
+rollout, where the gateway and the shim say what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+
+from lightspan.capture import scope, wire
+from lightspan.capture.adapter import damage
+from lightspan.capture.scope import Acting, CallEnd, make_span
+from lightspan.capture.state import state
+from lightspan.otel.identity import Role
+from lightspan.otel.notes import NAME, Said, SpanNote, inside_of, kept_whole, open_here
+from lightspan.otel.translation import from_otel
+from lightspan.otel.vocabulary import INPUTS, translated
+from lightspan.schema import conventions as c
+from lightspan.schema.records import Mode
+from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from lightspan.schema.texts import kept_text
+from lightspan.schema.tokens import CallOutcome
+
+_OF_CALLS: Final = frozenset(
+    {
+        *(c.OPERATION_NAME, c.PROVIDER_NAME, c.REQUEST_MODEL, c.REQUEST_STREAM, c.REQUEST_SEED),
+        *(c.REQUEST_TEMPERATURE, c.REQUEST_TOP_P, c.REQUEST_MAX_TOKENS, c.REQUEST_STOP),
+        *(c.REQUEST_CHOICES, c.RESPONSE_ID, c.RESPONSE_MODEL, c.FINISH_REASONS),
+        *(c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.INPUT_MESSAGES, c.OUTPUT_MESSAGES),
+        *(c.TOOL_DEFINITIONS, c.ERROR_TYPE, c.SERVER_ADDRESS, c.SERVER_PORT),
+    }
+)
+"""What is kept of a call: what the shim says of one. The rest says it again, in other words."""
+_OF_OTHERS: Final = {
+    SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
+    SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
+}
+_OF_NAME: Final = 3
+"""Parts of a scope's name that are its package: `opentelemetry.instrumentation.openai`."""
+_MOST_OPEN: Final = 8
+"""Calls, and spans, that are remembered of a context: of those that never end, too."""
+
+
+class _Open:
+    """A call that an adapter records, until it has ended."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def end(self, is_answered: bool) -> None:
+        self.is_open = False
+
+
+_recorded: Final[ContextVar[tuple[_Open, ...]]] = ContextVar("lightspan_otel_recorded", default=())
+"""Of adapters, begun in this context."""
+_begun: Final[ContextVar[tuple[weakref.ref[SpanNote], ...]]] = ContextVar(
+    "lightspan_otel_begun", default=()
+)
+"""Spans of model calls, begun in this context."""
+
+
+# --- who records what -------------------------------------------------------------------------
+def note_call(acting: Acting) -> CallEnd | None:
+    """Somebody records a model call that begins now (`scope.CallListener`)."""
+    _mark(open_here())
+    for begun in _begun.get():
+        waiting = begun()
+        if waiting is not None and not waiting.ended and _is_asked_by(waiting.library):
+            waiting.has_call = True
+    if _is_in_the_shim():  # it is on the stack as long as spans may begin in it
+        return None
+    call = _Open()
+    _recorded.set((call, *_recorded.get())[:_MOST_OPEN])
+    return call.end
+
+
+def _mark(notes: Iterable[SpanNote]) -> None:
+    """The call is made inside these spans. What is around a tool or an agent is of another call."""
+    for note in notes:
+        note.has_call = True
+        if note.role in (Role.AGENT, Role.TOOL):
+            break
+
+
+def given(span: ReadableSpan) -> Any:
+    """See `processor.Reader`."""
+    attributes = span.attributes or {}
+    return _loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
+
+
+def begin(note: SpanNote, span: ReadableSpan) -> None:
+    """See `processor.Reader`."""
+    if note.around is None or note.around.scope.mode is not Mode.PRODUCTION:
+        return
+    note.has_call = _is_in_the_shim() or any(call.is_open for call in _recorded.get())
+    if c.kind_of(span.attributes or {}) is SpanKind.LLM:
+        _begun.set((*_begun.get(), weakref.ref(note))[-_MOST_OPEN:])
+
+
+def _is_in_the_shim() -> bool:
+    shim = wire.__name__
+    return any(_module(f) == shim and f.f_code.co_name == "request" for f in _frames())
+
+
+def _is_asked_by(library: str) -> bool:
+    """Whether code of this library is on the stack: of the package that its scope is named for."""
+    package = library.split(".")[:_OF_NAME]
+    return any(_module(frame).split(".")[: len(package)] == package for frame in _frames())
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _loaded(text: Any) -> Any:
+    if not isinstance(text, str):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+# --- what a span says -------------------------------------------------------------------------
+def read(note: SpanNote, span: ReadableSpan) -> None:
+    """A span ends: keep what it says. Never raises."""
+    around = note.around
+    if around is None or around.scope.mode is not Mode.PRODUCTION or note.ids in kept_whole:
+        return
+    try:
+        kind = c.kind_of(span.attributes or {})
+        if kind is SpanKind.LLM:
+            if not note.has_call:
+                _record(note, around, translated(from_otel(span)))
+        elif kind in _OF_OTHERS:
+            note.said = _said(translated(from_otel(span)), _OF_OTHERS[kind])
+    except Exception as error:
+        damage(around.scope.recorder, NAME, error)
+
+
+def _said(whole: Span, keys: frozenset[str]) -> Said:
+    attributes: Attributes = {key: whole.attributes[key] for key in keys & whole.attributes.keys()}
+    events = [
+        SpanEvent(event.name, event.time_ns, _clean(event.attributes))
+        for event in whole.events
+        if c.EXCEPTION_TYPE in event.attributes
+    ]
+    return Said(attributes, whole.status_message, events)
+
+
+def _clean(attributes: Mapping[str, Any]) -> Attributes:
+    """Of an exception: an endpoint's words may quote a key."""
+    return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
+
+
+def _record(note: SpanNote, around: Acting, whole: Span) -> None:
+    """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
+    root = None
+    if around.scope.is_outside:
+        if state.opener is None:
+            return
+        with inside_of(note.above):
+            around, root = scope.begin(around, None)
+    _mark(note.upwards())
+    said = _said(whole, _OF_CALLS)
+    failed = whole.status is SpanStatus.ERROR
+    known: Attributes = {
+        c.AGENT_PATH: around.path,
+        c.CALL_ID: around.scope.new_call_id(),
+        c.CALL_OUTCOME: str(CallOutcome.ERROR if failed else CallOutcome.OK),
+        **said.attributes,
+    }
+    span = make_span(
+        around,
+        f"{known[c.OPERATION_NAME]} {known.get(c.REQUEST_MODEL, '')}".rstrip(),
+        SpanKind.LLM,
+        known,
+        span_id=note.span_id,
+        start_ns=note.start_ns,
+        status=SpanStatus.ERROR if failed else SpanStatus.OK,
+        status_message=said.message,
+        events=said.events,
+    )
+    around.scope.recorder.add(span)
+    if root is not None:
+        root.close()
