@@ -30,7 +30,7 @@ from lightspan.errors import (
 from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import check_seen, check_trainable
+from lightspan.lightning.health import check_computed, check_seen, check_trainable
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import Transition
 from lightspan.reports.dry_run import measurements
@@ -462,6 +462,7 @@ class DryRun:
         """Why `fit` would stop over the calls that it saw; nothing where it would not."""
         try:
             check_trainable(findings.routing, findings.episodes)
+            check_computed(findings.coverages)
         except UnsupportedError as error:
             return [f"fit would stop: {error}"]
         return []
