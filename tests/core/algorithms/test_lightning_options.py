@@ -9,10 +9,15 @@ import pytest
 from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Overlong, Policy, PolicyLoss
 from lightspan.algorithms import Algorithm, PolicySpec
 from lightspan.engines.protocol import EngineCapabilities
+from lightspan.engines.transformers import CAPABILITIES as EMBEDDED
+from lightspan.engines.vllm.engine import CAPABILITIES as SERVERS
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners import LearnerCapabilities
+from lightspan.learners.torch import CAPABILITIES as TORCH
+from lightspan.learners.verl.learner import CAPABILITIES as VERL
 from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import build_episode
+from lightspan.lightning.health import check_computed
 from lightspan.lightning.selection import Rejection
 from lightspan.schema.routing import Route
 from lightspan.schema.tokens import Sampling
@@ -315,3 +320,35 @@ def test_one_declaration_does_not_stand_for_the_other() -> None:
     )
     [coverage] = algorithm.coverages([build_episode(make_attempt(), make_rollout(), [], records)])
     assert [call.call_id for call in coverage.trained] == ["g"]
+
+
+@pytest.mark.parametrize("learner", [TORCH, VERL], ids=["torch", "verl"])
+@pytest.mark.parametrize("engine", [EMBEDDED, SERVERS], ids=["embedded", "vllm"])
+def test_a_grammar_is_exact_or_refused_for_every_engine_and_learner(
+    engine: EngineCapabilities, learner: LearnerCapabilities
+) -> None:
+    """vLLM's is refused when it is asked for; verl's when the first batch shows nothing else."""
+    algorithm = LightningRL(MODEL)
+    algorithm.check(engine, learner)
+    bound = make_record("c", grammar="start: X")
+    [coverage] = algorithm.coverages([build_episode(make_attempt(), make_rollout(), [], [bound])])
+    if engine is SERVERS:
+        assert not engine.grammars  # so the gateway answers 400
+    if engine is EMBEDDED and learner is TORCH:
+        assert len(coverage.trained) == 1
+        assert check_computed([coverage])
+        return
+    with pytest.raises(
+        UnsupportedError,
+        match=r"all 1 call sampled under a grammar .*\(trainable_grammar\): use the embedded",
+    ):
+        check_computed([coverage])
+
+
+def test_some_calls_under_a_grammar_are_rejected_and_the_others_trained() -> None:
+    algorithm = LightningRL(MODEL)
+    records = [make_record("g", grammar="start: X"), make_record("p", sequence=(3, 4))]
+    [coverage] = algorithm.coverages([build_episode(make_attempt(), make_rollout(), [], records)])
+    assert [call.call_id for call in coverage.trained] == ["p"]
+    assert check_computed([coverage])
+    assert not check_computed([])

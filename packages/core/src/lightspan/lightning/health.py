@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from lightspan.errors import RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.detours import asked, fix_of
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import check_agents
+from lightspan.lightning.selection import Coverage, Rejection, check_agents
 from lightspan.progress import many
 from lightspan.schema import conventions as c
 from lightspan.schema.origins import requests_of
@@ -226,6 +226,24 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     raise UnsupportedError(
         f"no call of the agents to train can be trained: {'; '.join(named[:NAMED])}{more}"
     )
+
+
+def check_computed(coverages: Sequence[Coverage]) -> bool:
+    """Whether a call of an agent to train was sampled as engine and learner both compute it. False:
+    there was none at all.
+
+    Raises:
+        UnsupportedError: all were sampled under a grammar, so that nothing would ever be learned.
+    """
+    rejections = [entry.rejection for coverage in coverages for entry in coverage.selected]
+    if rejections and all(each is Rejection.CONSTRAINED for each in rejections):
+        raise UnsupportedError(
+            f"no call of the agents to train can be trained: all {many(len(rejections), 'call')} "
+            f"{Rejection.CONSTRAINED.text} (a response format, a strict or a forced tool), which "
+            "engine and learner do not both compute (trainable_grammar): use the embedded engine "
+            "and the torch learner, or ask for plain text"
+        )
+    return bool(rejections)
 
 
 def _check_called(episodes: Sequence[Episode]) -> bool:

@@ -68,6 +68,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     matrices: int = 0
     """Parameters of the 2-D matrices that are neither embedding nor head."""
+    tied: bool = False
+    """Whether the output layer is the embeddings."""
     linear_widths: int = 0
     """Sum over linear layers but the head of inputs + outputs: LoRA's parameters per rank."""
 
@@ -136,6 +138,7 @@ def shape_of_config(config: Any, name: str = "the model") -> ModelShape:
         vocabulary=int(text.vocab_size),
         context=context_length(config),
         matrices=sum(p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in outside),
+        tied=bool(getattr(text, "tie_word_embeddings", False)),
         linear_widths=sum(m.in_features + m.out_features for m in inner),
     )
 
@@ -175,7 +178,7 @@ class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     parts: list[MemoryPart]
     host_bytes: int
-    """What the trainer's process takes at its peak, and the learner's further ranks with it; runner
+    """What the trainer's process takes at its peak, and further ranks and servers with it; runner
     processes come on top."""
     devices: list[DeviceMemory] = []
     """Each accelerator that the run uses."""
@@ -258,6 +261,8 @@ class MemoryInputs:
     beside: frozenset[str] = frozenset()
     """Policies that the engine serves as LoRA beside one copy of their model's weights, and
     `BASE_POLICY` where that is served from this copy too."""
+    engine: Sequence[MemoryPart] | None = None
+    """What an engine takes that is none of this process's; None: it is the embedded one."""
     ranks: tuple[str, ...] = ()
     """The device of each rank of the learner; empty for one, where the engine is."""
 
@@ -266,7 +271,10 @@ def memory_forecast(inputs: MemoryInputs) -> MemoryForecast:
     """The parts of the module's table, and their peak."""
     ranks = [one_name(device) for device in inputs.ranks or (inputs.device,)]
     parts = [MemoryPart(name="process", bytes=inputs.process_bytes, place="host")]
-    parts += _on(one_name(inputs.device), _engine_parts(inputs))
+    if inputs.engine is None:
+        parts += _on(one_name(inputs.device), _engine_parts(inputs))
+    else:
+        parts += inputs.engine
     learner = _learner_parts(inputs)
     parts += _on(ranks[0], learner)
     for rank, device in enumerate(ranks[1:], 1):

@@ -86,6 +86,19 @@ def embedded_lora(settings: TrainerSettings) -> dict[str, int]:
     return {policy: rank for policy, rank in ranks.items() if _sharing(ranks, models, policy)}
 
 
+def server_groups(settings: TrainerSettings) -> dict[tuple[str, ...], int]:
+    """Policies by the vLLM servers that they share → the highest rank of their LoRA; 0 for those of
+    whole weights. The starting weights are among them where the engine serves them."""
+    given, models = settings.engine, _models(settings.algorithm)
+    merged = isinstance(given, VLLM) and given.merge
+    ranks = {} if merged else _ranks(settings.algorithm, models)
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for policy, model in models.items():
+        key = (True, str(_name(model))) if policy in ranks else (False, policy)
+        groups.setdefault(key, []).append(policy)
+    return {tuple(each): max(ranks.get(p, 0) for p in each) for each in groups.values()}
+
+
 def _models(algorithm: Algorithm) -> dict[str, Any]:
     """Policy → model, of all that the engine serves."""
     models: dict[str, Any] = {name: spec.model for name, spec in algorithm.policies().items()}

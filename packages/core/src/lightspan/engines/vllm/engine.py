@@ -40,8 +40,8 @@ from lightspan.engines.protocol import (
     TokenEngine,
 )
 from lightspan.engines.tokenizer import TEMPLATE_DATE, load_tokenizer
-from lightspan.engines.vllm.checks import room_for
-from lightspan.engines.vllm.description import VLLM
+from lightspan.engines.vllm.checks import check_parallel, room_for
+from lightspan.engines.vllm.description import VISIBLE, VLLM
 from lightspan.engines.vllm.lanes import TEMPERATURES, Lane, first_of
 from lightspan.engines.vllm.process import Process, command, environment
 from lightspan.engines.vllm.servers import Server
@@ -254,7 +254,15 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
     def _of_group(self, blueprint: Blueprint, group: Sequence[str]) -> Blueprint:
         highest = max(self._ranks.get(policy, 0) for policy in group)
-        return replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
+        found = replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
+        description = self.description
+        if not description.python:
+            return found
+        shared = description.tensor_parallel
+        on_gpu = bool(description.environment.get(VISIBLE))
+        found = replace(found, tensor_parallel=shared, on_gpu=on_gpu)
+        check_parallel(found)
+        return found
 
     # --- servers --------------------------------------------------------------------------
     async def _launcher(self) -> Callable[[str, Path], tuple[Process, str]]:

@@ -93,6 +93,12 @@ class Blueprint:
     hidden: int
     layers: int
     tied: bool
+    heads: int = 0
+    """Of attention, by which devices share the model; 0: unknown."""
+    tensor_parallel: int | None = None
+    """How many devices share it in a server; None: whatever a server has."""
+    on_gpu: bool = False
+    """Whether it has to be on GPUs."""
     lora_rank: int = 0
     """The highest of the LoRA that it serves beside its own weights, which then never change; 0: it
     serves whole weights."""
@@ -146,6 +152,7 @@ class Blueprint:
             hidden=int(text.hidden_size),
             layers=int(text.num_hidden_layers),
             tied=tied,
+            heads=int(getattr(text, "num_attention_heads", 0)),
         )
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ModelError
 from lightspan.learners.protocol import Learner, Loss, PolicyLoss
 from lightspan.lightning.episode import Episode
@@ -29,11 +30,12 @@ from lightspan.reports.forecast import (
     memory_forecast,
     model_shape,
 )
+from lightspan.reports.server_memory import Served, ServerMemory, server_memory
 from lightspan.runners.protocol import Runners
 from lightspan.schema.spans import SpanKind
 from lightspan.training import checkpoints
 from lightspan.training.checkpoints import TrainerState
-from lightspan.training.embedded import embedded_lora, uses_base
+from lightspan.training.embedded import embedded_lora, server_groups, uses_base
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 
@@ -233,6 +235,7 @@ def forecast_memory(
     rows: RowReport | None,
     rollouts: int,
     step_rollouts: int,
+    servers: ServerMemory | None = None,
 ) -> MemoryForecast:
     """The memory that `fit` needs for rows like those of the dry run (where there were none, for
     the longest that the model takes).
@@ -241,6 +244,7 @@ def forecast_memory(
         process_bytes: what this process held before it loaded a model.
         rollouts: how many the dry run had.
         step_rollouts: how many an iteration of `fit` has.
+        servers: what vLLM's take; None where the engine is the embedded one.
 
     Raises:
         ModelError: a model's configuration is not on this machine.
@@ -260,11 +264,45 @@ def forecast_memory(
             trained_share=_trained_share(rows),
             process_bytes=process_bytes,
             kl=isinstance(loss, PolicyLoss) and loss.kl != 0,
-            beside=frozenset(embedded_lora(settings)),
+            beside=frozenset(_served_as_lora(settings)),
+            engine=None if servers is None else servers.parts,
             ranks=settings.learner_devices,
         )
     )
     return _with_room(forecast)
+
+
+def vllm_memory(settings: TrainerSettings, description: VLLM) -> ServerMemory:
+    """What the servers of a run take.
+
+    Raises:
+        ModelError: a model's configuration is not on this machine.
+    """
+    algorithm = settings.algorithm
+    models = {name: spec.model for name, spec in algorithm.policies().items()}
+    groups = []
+    for policies, rank in server_groups(settings).items():
+        shape = model_shape(models.get(policies[0], algorithm.base_model))
+        groups.append(Served(policies=policies, shape=shape, lora_rank=rank))
+    on_gpu = settings.device.startswith("cuda")
+    return server_memory(description, groups, on_gpu=on_gpu, capacity=_capacity)
+
+
+def _served_as_lora(settings: TrainerSettings) -> list[str]:
+    """Policies that the engine serves as LoRA beside their model's weights."""
+    if not isinstance(settings.engine, VLLM):
+        return list(embedded_lora(settings))
+    return [policy for group, rank in server_groups(settings).items() if rank for policy in group]
+
+
+def _capacity(device: str) -> int | None:
+    """Bytes of a GPU in all, if this process sees it."""
+    import torch
+
+    number = device.partition(":")[2]
+    if not number.isdecimal() or int(number) >= torch.cuda.device_count():
+        return None
+    return int(torch.cuda.mem_get_info(torch.device(device))[1])
 
 
 def _dtype(settings: TrainerSettings) -> Any:
@@ -328,7 +366,7 @@ def _with_room(forecast: MemoryForecast) -> MemoryForecast:
         msgspec.structs.replace(
             each, free_bytes=int(torch.cuda.mem_get_info(torch.device(each.device))[0])
         )
-        if torch.cuda.is_available()
+        if _capacity(each.device) is not None
         else each
         for each in forecast.devices
     ]

@@ -18,6 +18,7 @@ from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.hub import is_here
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.engines.tokenizer import load_tokenizer
+from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import (
     ConfigError,
     DataError,
@@ -29,7 +30,7 @@ from lightspan.errors import (
 from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.health import check_seen, check_trainable
+from lightspan.lightning.health import check_computed, check_seen, check_trainable
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import Transition
 from lightspan.reports.dry_run import measurements
@@ -366,19 +367,25 @@ class DryRun:
         if not self._model_given:
             self._missing.append(f"memory: {self._without('the configuration')}")
             return None
-        if self.settings.engine is not None or not self.settings.is_our_learner:
+        described_engine = isinstance(self.settings.engine, VLLM | None)
+        if not described_engine or not self.settings.is_our_learner:
             self._missing.append("memory: engine= or learner= is your own")
             return None
         if isinstance(self.settings.learner, Verl):
             self._missing.append("memory: what verl's ranks need is not forecast")
             return None
         try:
+            servers = None
+            if isinstance(self.settings.engine, VLLM):
+                servers = measurements.vllm_memory(self.settings, self.settings.engine)
+                self._missing += servers.missing
             return measurements.forecast_memory(
                 self.settings,
                 process_bytes=process,
                 rows=rows,
                 rollouts=rollouts,
                 step_rollouts=self._size.step_rollouts,
+                servers=servers,
             )
         except ModelError as error:
             self._missing.append(f"memory: {error}")
@@ -455,6 +462,7 @@ class DryRun:
         """Why `fit` would stop over the calls that it saw; nothing where it would not."""
         try:
             check_trainable(findings.routing, findings.episodes)
+            check_computed(findings.coverages)
         except UnsupportedError as error:
             return [f"fit would stop: {error}"]
         return []

@@ -273,7 +273,8 @@ def memory_lines(forecast: MemoryForecast | None) -> Iterator[str]:
         for part in forecast.parts
     ]
     yield from _table(rows, left=1, last=2)
-    further = any(part.name.startswith("rank ") for part in forecast.parts)
+    apart = ("rank ", "vLLM")
+    further = any(part.name.startswith(apart) for part in forecast.parts)
     ours = "the trainer's processes at their" if further else "trainer process at its"
     parts = [f"{ours} peak {_bytes(forecast.host_bytes)}"]
     parts += [f"{each.device} {_bytes(each.bytes)}" for each in forecast.devices]
