@@ -126,6 +126,13 @@ SPEAKERS = {
         ["dspy", "openinference-instrumentation-dspy"],
         ["dspy", "openinference.instrumentation.dspy"],
     ),
+    "litellm": Speaker(  # no agents: whether its calls are kept, and each of them once
+        [
+            *("litellm", "openai", "openinference-instrumentation-litellm"),
+            "opentelemetry-instrumentation-openai",
+        ],
+        ["litellm", "openinference.instrumentation.litellm"],
+    ),
 }
 
 

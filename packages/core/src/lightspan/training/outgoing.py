@@ -185,7 +185,7 @@ class Outgoing:
                     task.uncancel()
         if self._feeding is not None:
             self._feeding.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, Exception):  # what is left is said
                 await self._feeding
         self._say_what_is_left("" if found is None else f" to {found.place}")
 
