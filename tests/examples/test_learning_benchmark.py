@@ -320,6 +320,7 @@ def test_every_example_has_its_parts(learning: Any) -> None:
         "rag-crewai": ["rl", "permuted", "sft", "constant", "agents"],
         "math": ["rl", "permuted", "sft", "constant"],
         "router": ["rl", "permuted", "constant", "policies"],
+        "router-pydantic-ai": ["rl", "permuted", "constant"],
         "quest": ["rl", "permuted", "sft", "constant"],
     }
 
@@ -392,11 +393,11 @@ def test_policies_are_compared_and_swapped(
 ) -> None:
     """Every arm of the router runs, on a small untrained model in place of the published one."""
     from lightspan_examples.small_model import build_model
-    from router_example import training
+    from router_example import recipes, training
 
     say = [{"messages": [{"role": "user", "content": task["message"]}]} for task in _messages()]
     build_model(tmp_path / "model", say, vocabulary=512)
-    monkeypatch.setattr(training, "pretrained", lambda cache, reporter: tmp_path / "model")
+    monkeypatch.setattr(recipes, "pretrained", lambda cache, reporter: tmp_path / "model")
     (tmp_path / "scratch").mkdir()
     bench = learning.Bench(
         "router",

@@ -16,7 +16,7 @@ from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
-from router_example import training
+from router_example import recipes, training
 from router_example.messages import tasks
 from router_example.prompts import ANSWERED, ROUTED
 
@@ -94,7 +94,7 @@ def test_one_recipe_for_every_model(script: Any) -> None:
 
 
 def test_no_warm_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(training, "pretrained", lambda cache, reporter: cache / "model")
+    monkeypatch.setattr(recipes, "pretrained", lambda cache, reporter: cache / "model")
     starts = [training.warm_start(tmp_path, seed, SilentReporter()) for seed in (0, 1)]
     assert starts == [(tmp_path / "model", 0.0), (tmp_path / "model", 0.0)]
 

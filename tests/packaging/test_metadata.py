@@ -12,9 +12,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import noxfile
 import pytest
-
-from lightspan.otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
@@ -140,8 +139,9 @@ def test_latest_constraints_agree() -> None:
     """They are installed together, but for adapters whose frameworks exclude one another."""
     together: dict[str, str] = {}
     apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
-    # each has an environment of its own
-    apart |= {f"{name.replace('-', '_')}-latest.txt" for name in FRAMEWORKS}
+    # each has an environment of its own; Pydantic AI is beside the learning plane too
+    apart |= {f"{name}-latest.txt" for name in noxfile.SPEAKERS if name != "pydantic_ai"}
+    apart |= {f"frameworks-{sdk}.txt" for sdk in noxfile.SPEAKERS_TOGETHER}
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
     apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
@@ -150,6 +150,22 @@ def test_latest_constraints_agree() -> None:
         if not name.endswith("-oldest.txt") and name not in apart:
             for pinned, version in pins(name).items():
                 assert together.setdefault(pinned, version) == version
+
+
+def test_frameworks_that_share_an_environment_have_their_own_versions() -> None:
+    """But for what several of them need: there, the newest that one of them was tested with."""
+    together = noxfile.SPEAKERS_TOGETHER
+    assert sorted(name for names in together.values() for name in names) == sorted(noxfile.SPEAKERS)
+    for sdk, names in together.items():
+        apart = [pins(f"{name}-latest.txt") for name in names]
+        newest: dict[str, str] = {}
+        for pinned, version in (pin for each in apart for pin in each.items()):
+            newest[pinned] = max(version, newest.get(pinned, ""), key=in_order)
+        assert pins(f"frameworks-{sdk}.txt") == newest
+
+
+def in_order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
 
 
 def test_core_constraints_cover_what_core_declares() -> None:

@@ -1,8 +1,10 @@
-"""A customer service app on LangGraph, and everything needed to train it on a laptop.
+"""A customer service app on LangGraph, the same with Pydantic AI, and everything needed to train
+them on a laptop.
 
-`app` is the program itself and knows nothing of lightspan. `phrasings` and `messages` are the data,
-`reward` scores an outcome, `pretrained` makes an ordinary folder of the published model. `training`
-puts them together, for `train.py`.
+`app` and `pydantic_ai_app` are the programs themselves and know nothing of lightspan; `prompts` and
+`state` are what they share. `phrasings` and `messages` are the data, `reward` scores an outcome,
+`pretrained` makes an ordinary folder of the published model, `recipes` says how it is trained.
+`training` and `pydantic_ai_training` put them together, for `train.py`.
 """
 
 from __future__ import annotations

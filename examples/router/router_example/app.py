@@ -11,36 +11,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Required, TypedDict
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from router_example.prompts import (
+    DEFAULT_MODEL,
+    MODEL_VARIABLE,
     answer_prompt,
     compose,
     parse_department,
     parse_product,
     route_prompt,
 )
-
-MODEL_VARIABLE = "ROUTER_MODEL"
-DEFAULT_MODEL = "gpt-5-mini"
-
-
-class State(TypedDict, total=False):
-    """A message on its way through the graph; the caller gives `message`."""
-
-    message: Required[str]
-    department: str | None
-    """None: the router named none that there is."""
-    product: str
-    answer: str
-    """What the customer gets."""
-
+from router_example.state import State
 
 Graph = CompiledStateGraph[State, None, State, State]
 
@@ -91,7 +78,7 @@ class _Agents:
         product = parse_product(self._ask(answer_prompt(state["message"])))
         return {"product": product, "answer": compose(state["department"], product)}
 
-    def _ask(self, prompt: Sequence[BaseMessage]) -> str:
+    def _ask(self, prompt: Sequence[tuple[str, str]]) -> str:
         return self._get_model().invoke(list(prompt)).text
 
 

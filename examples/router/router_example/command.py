@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from openai import OpenAIError
 
-from router_example.app import DEFAULT_MODEL, MODEL_VARIABLE, build_graph, chat_model
+from router_example.app import build_graph, chat_model
+from router_example.prompts import DEFAULT_MODEL, MODEL_VARIABLE
 
 _EPILOG = """\
 environment:

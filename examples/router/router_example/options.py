@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import importlib
+from typing import Any, Final
 
 from lightspan_examples.example import Example
+
+MODULES: Final = {
+    "langgraph": "router_example.training",
+    "pydantic-ai": "router_example.pydantic_ai_training",
+}
+"""The app of each framework, with its reward and data; only the chosen one is imported."""
 
 
 class RouterExample(Example):
     """The customer service app."""
 
     name = "router"
-    training = "router_example.training"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         # a laptop's: a pass of 2,048 tokens keeps 3 GB more for its gradients
         parser.set_defaults(lora=True, held_out=320, token_budget=256)
+        parser.add_argument(
+            "--framework",
+            choices=list(MODULES),
+            default="langgraph",
+            help="what the app is written with (langgraph)",
+        )
         parser.add_argument(
             "--full",
             dest="lora",
@@ -30,6 +42,9 @@ class RouterExample(Example):
             help="one policy behind both agents, or one behind each (shared)",
         )
 
+    def module(self, options: argparse.Namespace) -> Any:
+        return importlib.import_module(MODULES[options.framework])
+
     def algorithm_options(self, options: argparse.Namespace) -> dict[str, Any]:
         training = self.module(options)
         lora = training.LORA if options.lora else None
@@ -38,4 +53,6 @@ class RouterExample(Example):
 
     def run_name(self, options: argparse.Namespace) -> str:
         name = super().run_name(options)
+        if options.framework != "langgraph":
+            name = f"{name}-{options.framework}"
         return name if options.policies == "shared" else f"{name}-{options.policies}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-
 from router_example.phrasings import DEPARTMENTS
+
+MODEL_VARIABLE = "ROUTER_MODEL"
+DEFAULT_MODEL = "gpt-5-mini"
+"""What is asked, unless the variable names another one."""
 
 ROUTE = f"Which department: {', '.join(DEPARTMENTS)}?"
 ROUTED = (
@@ -42,13 +44,13 @@ _AROUND = " \t\n\"'.,!"
 """What an answer may be wrapped in."""
 
 
-def route_prompt(message: str) -> list[BaseMessage]:
-    """Ask for the department."""
+def route_prompt(message: str) -> list[tuple[str, str]]:
+    """Ask for the department: roles and texts."""
     return _shown(ROUTE, ROUTED, message)
 
 
-def answer_prompt(message: str) -> list[BaseMessage]:
-    """Ask for the product."""
+def answer_prompt(message: str) -> list[tuple[str, str]]:
+    """Ask for the product: roles and texts."""
     return _shown(ANSWER, ANSWERED, message)
 
 
@@ -72,8 +74,8 @@ def compose(department: str | None, product: str) -> str:
     return f"About your {product}: {text}"
 
 
-def _shown(system: str, examples: Sequence[tuple[str, str]], message: str) -> list[BaseMessage]:
-    turns: list[BaseMessage] = [SystemMessage(system)]
+def _shown(system: str, examples: Sequence[tuple[str, str]], message: str) -> list[tuple[str, str]]:
+    turns = [("system", system)]
     for asked, said in examples:
-        turns += [HumanMessage(asked), AIMessage(said)]
-    return [*turns, HumanMessage(message)]
+        turns += [("user", asked), ("assistant", said)]
+    return [*turns, ("user", message)]

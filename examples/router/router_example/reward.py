@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router_example.app import State
 from router_example.messages import Task
+from router_example.state import State
 
 
 def score(final: State, task: Task) -> dict[str, float]:

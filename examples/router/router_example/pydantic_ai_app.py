@@ -1,0 +1,93 @@
+"""The same app with Pydantic AI: two agents, the prompts that the LangGraph app has, no graph.
+
+It needs the extra `pydantic-ai`, and knows nothing of lightspan either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import UnexpectedModelBehavior
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
+
+from router_example.prompts import (
+    ANSWER,
+    ANSWERED,
+    DEFAULT_MODEL,
+    MODEL_VARIABLE,
+    ROUTE,
+    ROUTED,
+    compose,
+    parse_department,
+    parse_product,
+)
+from router_example.state import State
+
+
+def chat_model(
+    model: str | None = None,
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+) -> OpenAIChatModel:
+    """A client of any OpenAI-compatible endpoint.
+
+    What is left out comes from the environment: ROUTER_MODEL, OPENAI_BASE_URL, OPENAI_API_KEY.
+    """
+    settings = ModelSettings()
+    if temperature is not None:
+        settings["temperature"] = temperature
+    if max_tokens is not None:
+        settings["max_tokens"] = max_tokens
+    return OpenAIChatModel(
+        model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL,
+        provider=OpenAIProvider(base_url=base_url, api_key=api_key),
+        settings=settings,
+    )
+
+
+class CustomerService:
+    """The two agents, one after the other."""
+
+    def __init__(self, model: OpenAIChatModel) -> None:
+        # an agent that says nothing is not asked again: that message goes to nobody
+        given: dict[str, Any] = {"model": model, "retries": 0}
+        self.route: Agent[object, str] = Agent(name="route", instructions=ROUTE, **given)
+        self.answer: Agent[object, str] = Agent(name="answer", instructions=ANSWER, **given)
+
+    async def serve(self, message: str) -> State:
+        """Route and answer a message."""
+        department = parse_department(await _asked(self.route, ROUTED, message))
+        product = parse_product(await _asked(self.answer, ANSWERED, message))
+        return State(
+            message=message,
+            department=department,
+            product=product,
+            answer=compose(department, product),
+        )
+
+
+async def _asked(agent: Agent[object, str], shown: Sequence[tuple[str, str]], message: str) -> str:
+    """What an agent says of a message; nothing where its model said nothing."""
+    history: list[ModelMessage] = []
+    for asked, said in shown:
+        history.append(ModelRequest(parts=[UserPromptPart(asked)]))
+        history.append(ModelResponse(parts=[TextPart(said)]))
+    try:
+        return (await agent.run(message, message_history=history)).output
+    except UnexpectedModelBehavior:
+        return ""
