@@ -213,6 +213,13 @@ class Places:
         self._held.callback(runner.end)
         return runner
 
+    def tend(self) -> None:
+        """Start the runners again that have given up, as a service manager would: one that comes
+        while its store is away ends after seconds, and says so."""
+        for runner in self._runners:
+            if runner.process.poll() is not None:
+                runner.start()
+
     def faults(self) -> dict[str, Callable[[], None]]:
         """What can happen, by name. It is over when it has been put right."""
         return {
@@ -263,6 +270,7 @@ class Chaos(threading.Thread):
     Args:
         faults: what can happen; each does before any happens again.
         asked: how many model calls there were.
+        tend: called again and again, beside what happens.
     """
 
     def __init__(
@@ -270,12 +278,14 @@ class Chaos(threading.Thread):
         faults: dict[str, Callable[[], None]],
         number: int,
         asked: Callable[[], int],
+        tend: Callable[[], None],
         dice: random.Random,
     ) -> None:
         super().__init__()
         self._faults = faults
         self._number = number
         self._asked = asked
+        self._tend = tend
         self._dice = dice
         self._over = threading.Event()
         self.happened: Counter[str] = Counter()
@@ -289,6 +299,8 @@ class Chaos(threading.Thread):
                 time.sleep(self._dice.uniform(0, 0.3))
                 self._faults[name]()
                 self.happened[name] += 1
+            while not self._over.wait(0.1):
+                self._tend()
         except BaseException as error:
             self.error = error
 
@@ -313,4 +325,5 @@ class Chaos(threading.Thread):
         while self._asked() < some:
             if self._over.wait(0.01):
                 return False
+            self._tend()
         return True

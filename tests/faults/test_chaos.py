@@ -130,7 +130,7 @@ def test_everything_around_a_training_is_killed(
     with Places(cluster, "chaos", tmp_path, dice) as places:
         runners = ExternalRunners(8, timeout_s=300)
         disturbed = trainer(tmp_path / "disturbed", model, script, runners, places.url)
-        chaos = Chaos(places.faults(), FAULTS, lambda: script.asked, dice)
+        chaos = Chaos(places.faults(), FAULTS, lambda: script.asked, places.tend, dice)
         chaos.start()
         try:
             assert disturbed.fit(APP, TASKS).steps == STEPS
