@@ -142,6 +142,7 @@ def test_latest_constraints_agree() -> None:
     apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
     # each has an environment of its own
     apart |= {f"{name.replace('-', '_')}-latest.txt" for name in FRAMEWORKS}
+    apart.add("litellm-latest.txt")  # it is no framework, and has one too
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
     apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
