@@ -91,7 +91,8 @@ TOGETHER = "together"
 
 class Speaker(NamedTuple):
     """A framework without an adapter, known by its OpenTelemetry spans (`lightspan.otel`): tested
-    by tests/frameworks/test_NAME.py with the versions of constraints/NAME-latest.txt."""
+    by tests/frameworks/test_NAME.py with the versions of constraints/NAME-latest.txt, and of
+    NAME-oldest.txt where there is one."""
 
     packages: list[str]
     """What pip is told to install."""
@@ -676,11 +677,20 @@ def tests_together(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize("framework", [nox.param(name, id=name) for name in SPEAKERS])
-def tests_frameworks(session: nox.Session, framework: str) -> None:
-    """Test a framework that is known by its OpenTelemetry spans, no adapter, no torch."""
+@nox.parametrize(
+    ("framework", "versions"),
+    [
+        nox.param(name, versions, id=name if versions == "latest" else f"{name}-{versions}")
+        for name in SPEAKERS
+        for versions in ("latest", "oldest")
+        if (ROOT / f"constraints/{name}-{versions}.txt").exists()
+    ],
+)
+def tests_frameworks(session: nox.Session, framework: str, versions: str) -> None:
+    """Test a framework that is known by its OpenTelemetry spans, no adapter, no torch: its latest
+    version, and of some the oldest that is supported."""
     known = SPEAKERS[framework]
-    pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-latest.txt")
+    pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-{versions}.txt")
     install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve]"])
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"

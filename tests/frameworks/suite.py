@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +20,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.frameworks.matrix import MATRIX, RESPONSES
 
 import lightspan
 from lightspan import otel
@@ -54,11 +55,18 @@ class FrameworkSuite:
     """See the module."""
 
     name: ClassVar[str]
-    """As `otel.instrument` knows it."""
+    """As `otel.instrument` knows it; `matrix` says by it which scenarios are played."""
     scenarios: ClassVar[Sequence[str]]
     modes: ClassVar[Sequence[str]]
     outside: ClassVar[Sequence[str]]
     """Scenarios whose app is one run of the framework: in production one attempt."""
+
+    def __init_subclass__(cls, *, responses: bool = False) -> None:
+        row = MATRIX[cls.name]
+        assert row.responses or not responses
+        cls.scenarios = RESPONSES if responses else row.played
+        cls.outside = RESPONSES if responses else row.whole
+        cls.modes = row.modes
 
     # --- hooks ----------------------------------------------------------------------------
     def build(self, scenario: str, model: Model) -> App:
@@ -274,20 +282,15 @@ class FrameworkSuite:
             self.check(inside_root(recorded, one), "agent_as_tool", app, stage)
 
 
-def columns(suite: type[FrameworkSuite]) -> Callable[[pytest.Metafunc], None]:
-    """`pytest_generate_tests` of a test file: the suite's scenarios and modes."""
-
-    def generate(metafunc: pytest.Metafunc) -> None:
-        if metafunc.cls is None or not issubclass(metafunc.cls, FrameworkSuite):
-            return
-        of = {"scenario": suite.scenarios, "mode": suite.modes, "whole": suite.outside}
-        marked = {
-            name
-            for mark in metafunc.definition.iter_markers("parametrize")
-            for name in mark.args[:1]
-        }
-        for name, values in of.items():
-            if name in metafunc.fixturenames and name not in marked:
-                metafunc.parametrize(name, values)
-
-    return generate
+def columns(metafunc: pytest.Metafunc) -> None:
+    """`pytest_generate_tests` of a test file: its suites' scenarios and modes."""
+    suite = metafunc.cls
+    if suite is None or not issubclass(suite, FrameworkSuite):
+        return
+    of = {"scenario": suite.scenarios, "mode": suite.modes, "whole": suite.outside}
+    marked = {
+        name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[:1]
+    }
+    for name, values in of.items():
+        if name in metafunc.fixturenames and name not in marked:
+            metafunc.parametrize(name, values)

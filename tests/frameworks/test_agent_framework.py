@@ -18,11 +18,14 @@ from lightspan.testing.adapter_suite.scenarios import App, Model, broken, count,
 agent_framework = pytest.importorskip("agent_framework")
 
 from agent_framework import Agent, observability, tool  # noqa: E402
-from agent_framework.openai import OpenAIChatCompletionClient  # noqa: E402
+from agent_framework.openai import (  # noqa: E402
+    OpenAIChatClient,
+    OpenAIChatCompletionClient,
+)
 
 
 class Builder:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kind: Any = OpenAIChatCompletionClient) -> None:
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
         client = openai.AsyncOpenAI(
             base_url=model.base_url,
@@ -30,12 +33,19 @@ class Builder:
             max_retries=model.max_retries,
             http_client=openai.DefaultAsyncHttpxClient(limits=limits),
         )
-        self.client = OpenAIChatCompletionClient(model=model.name, async_client=client)
+        # by the Responses API it would leave the conversation at the endpoint
+        self.options = {"store": False} if kind is OpenAIChatClient else {}
+        self.client = kind(model=model.name, async_client=client)
         self.stream = model.stream
 
     def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
         return Agent(
-            self.client, instructions(name), name=name, description="Ask it.", tools=list(tools)
+            self.client,
+            instructions(name),
+            name=name,
+            description="Ask it.",
+            tools=list(tools),
+            default_options=self.options,
         )
 
     async def run(self, agent: Any, text: str) -> str:
@@ -107,15 +117,10 @@ class Builder:
 
 class TestAgentFramework(FrameworkSuite):
     name = "agent-framework"
-    scenarios = (
-        *("single", "parallel", "parallel_tools", "agent_as_tool", "unicode", "tool_error"),
-        "model_error",
-    )
-    modes = ("async", "sync", "stream")
-    outside = ("single", "parallel_tools", "agent_as_tool", "model_error")
+    kind: Any = OpenAIChatCompletionClient
 
     def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
+        built: App = getattr(Builder(model, self.kind), scenario)()
         return built
 
     @contextmanager
@@ -135,4 +140,10 @@ class TestAgentFramework(FrameworkSuite):
         return observability.get_tracer
 
 
-pytest_generate_tests = columns(TestAgentFramework)
+class TestResponses(TestAgentFramework, responses=True):
+    """The same with the Responses API."""
+
+    kind: Any = OpenAIChatClient
+
+
+pytest_generate_tests = columns

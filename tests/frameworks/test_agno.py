@@ -19,12 +19,12 @@ agno = pytest.importorskip("agno")
 instrumentation = pytest.importorskip("openinference.instrumentation.agno")
 
 from agno.agent import Agent  # noqa: E402
-from agno.models.openai import OpenAIChat  # noqa: E402
+from agno.models.openai import OpenAIChat, OpenAIResponses  # noqa: E402
 from agno.team import Team  # noqa: E402
 
 
 class Builder:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kind: Any = OpenAIChat) -> None:
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
         http = openai.DefaultAsyncHttpxClient(limits=limits)
         given: Any = {
@@ -34,7 +34,7 @@ class Builder:
         }
         self.url = model.base_url
         self.given = given
-        self.model = OpenAIChat(id=model.name, **given)
+        self.model = kind(id=model.name, **given)
         self.model.async_client = openai.AsyncOpenAI(**given, http_client=http)
         self.stream = model.stream
 
@@ -109,6 +109,33 @@ class Builder:
         says = {"boss": [Turn(calls=[("delegate_task_to_member", asks)]), "Thanks: {task}."]}
         return self.alone(boss, tree, says=says)
 
+    def handoff(self) -> App:
+        """A team whose member answers in its place."""
+        team = Team(
+            members=[self.agent("expert", [look])],
+            name="triage",
+            model=self.model,
+            instructions=instructions("triage"),
+            respond_directly=True,
+            telemetry=False,
+        )
+        tree = """
+            invoke_agent triage @triage
+              chat @triage
+              execute_tool delegate_task_to_member @triage
+              invoke_agent expert @triage/expert
+                chat @triage/expert
+                execute_tool look @triage/expert
+                chat @triage/expert
+        """
+        asks = '{"member_id": "expert", "task": "help with {task}"}'
+        looks = Turn(calls=[("look", '{"what": "seven"}')])
+        says = {
+            "triage": [Turn(calls=[("delegate_task_to_member", asks)])],
+            "expert": [looks, "Done: {task}."],
+        }
+        return self.alone(team, tree, says=says)
+
     def unicode(self) -> App:
         name = "Prüferin日本"
         return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
@@ -116,12 +143,10 @@ class Builder:
 
 class TestAgno(FrameworkSuite):
     name = "agno"
-    scenarios = ("single", "parallel", "parallel_tools", "agent_as_tool", "unicode")
-    modes = ("async", "sync", "stream")
-    outside = ("single", "parallel_tools", "agent_as_tool")
+    kind: Any = OpenAIChat
 
     def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
+        built: App = getattr(Builder(model, self.kind), scenario)()
         return built
 
     @contextmanager
@@ -137,4 +162,10 @@ class TestAgno(FrameworkSuite):
         return instrumentation.AgnoInstrumentor().is_instrumented_by_opentelemetry
 
 
-pytest_generate_tests = columns(TestAgno)
+class TestResponses(TestAgno, responses=True):
+    """The same with the Responses API."""
+
+    kind: Any = OpenAIResponses
+
+
+pytest_generate_tests = columns

@@ -228,9 +228,6 @@ class Builder:
 
 class TestDSPy(FrameworkSuite):
     name = "dspy"
-    scenarios = ("single", "team", "parallel", "parallel_tools", "agent_as_tool", "model_error")
-    modes = ("async", "sync")
-    outside = ("single", "team", "parallel_tools", "agent_as_tool", "model_error")
 
     def build(self, scenario: str, model: Model) -> App:
         built: App = getattr(Builder(model), scenario)()
@@ -362,4 +359,4 @@ def test_litellm_as_the_report_says_to_change_it() -> None:
     assert asked_of("openai", "sync")[:2] == (["chat m"], [])
 
 
-pytest_generate_tests = columns(TestDSPy)
+pytest_generate_tests = columns

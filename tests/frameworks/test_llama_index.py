@@ -40,7 +40,7 @@ pytestmark = [
 
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent  # noqa: E402
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step  # noqa: E402
-from llama_index.llms.openai import OpenAI  # noqa: E402
+from llama_index.llms.openai import OpenAI, OpenAIResponses  # noqa: E402
 from workflows import workflow as workflows  # noqa: E402
 
 
@@ -52,10 +52,18 @@ class Asking(OpenAI):
         return super().metadata.model_copy(update={"is_function_calling_model": True})
 
 
+class AskingResponses(OpenAIResponses):
+    """The same of the Responses API."""
+
+    @property
+    def metadata(self) -> Any:
+        return super().metadata.model_copy(update={"is_function_calling_model": True})
+
+
 class Builder:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kind: Any = Asking) -> None:
         limits = type(openai.DEFAULT_CONNECTION_LIMITS)(max_keepalive_connections=0)
-        self.model = Asking(
+        self.model = kind(
             "gpt-4o-mini",
             async_http_client=openai.DefaultAsyncHttpxClient(limits=limits),
             api_base=model.base_url,
@@ -176,15 +184,10 @@ class Builder:
 
 class TestLlamaIndex(FrameworkSuite):
     name = "llama-index"
-    scenarios = (
-        *("single", "parallel", "parallel_tools", "handoff", "agent_as_tool", "unicode"),
-        *("tool_error", "model_error"),
-    )
-    modes = ("async", "sync", "stream")
-    outside = ("single", "parallel_tools", "handoff", "agent_as_tool", "model_error")
+    kind: Any = Asking
 
     def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
+        built: App = getattr(Builder(model, self.kind), scenario)()
         return built
 
     @contextmanager
@@ -251,4 +254,10 @@ class TestLlamaIndex(FrameworkSuite):
         self.check(played, "single", app, stage)
 
 
-pytest_generate_tests = columns(TestLlamaIndex)
+class TestResponses(TestLlamaIndex, responses=True):
+    """The same with the Responses API."""
+
+    kind: Any = AskingResponses
+
+
+pytest_generate_tests = columns

@@ -177,12 +177,6 @@ def _sync(work: Callable[[], Any]) -> Any:
 
 class TestChat(FrameworkSuite):
     name = "pydantic-ai"
-    scenarios = (
-        *("single", "team", "parallel", "parallel_tools", "agent_as_tool", "same_name"),
-        *("unicode", "tool_error", "model_error"),
-    )
-    modes = ("async", "sync", "stream")
-    outside = ("single", "parallel_tools", "agent_as_tool", "tool_error", "model_error")
     kind: Any = OpenAIChatModel
 
     def build(self, scenario: str, model: Model) -> App:
@@ -249,4 +243,4 @@ def test_the_apps_global_provider_is_heard_whenever_it_is_set(order: str, teleme
     assert done.stdout == "['invoke_agent writer @writer', '  chat m @writer']\n", done.stderr
 
 
-pytest_generate_tests = columns(TestChat)
+pytest_generate_tests = columns

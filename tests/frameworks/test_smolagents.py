@@ -194,12 +194,6 @@ class Builder:
 
 class TestToolCalling(FrameworkSuite):
     name = "smolagents"
-    scenarios = (
-        *("single", "parallel", "parallel_tools", "agent_as_tool", "unicode", "tool_error"),
-        "model_error",
-    )
-    modes = ("sync", "stream")
-    outside = ("single", "parallel", "parallel_tools", "agent_as_tool", "model_error")
 
     def build(self, scenario: str, model: Model) -> App:
         built: App = getattr(Builder(model), scenario)()
@@ -278,4 +272,4 @@ class TestToolCalling(FrameworkSuite):
         self.check(played, "single", app, stage)
 
 
-pytest_generate_tests = columns(TestToolCalling)
+pytest_generate_tests = columns

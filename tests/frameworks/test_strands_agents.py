@@ -13,22 +13,25 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan.testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan.testing.stage import Turn
 
 strands = pytest.importorskip("strands")
 
 from strands import Agent, tool  # noqa: E402
 from strands.models.openai import OpenAIModel  # noqa: E402
+from strands.models.openai_responses import OpenAIResponsesModel  # noqa: E402
+from strands.multiagent import Swarm  # noqa: E402
 from strands.telemetry.tracer import get_tracer  # noqa: E402
 
 
 class Builder:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, kind: Any = OpenAIModel) -> None:
         client = {
             "base_url": model.base_url,
             "api_key": model.api_key,
             "max_retries": model.max_retries,
         }
-        self.model = OpenAIModel(client_args=client, model_id=model.name)
+        self.model = kind(client_args=client, model_id=model.name)
         self.stream = model.stream
 
     def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
@@ -101,6 +104,36 @@ class Builder:
         """
         return self.alone(self.agent("boss", [expert]), tree)
 
+    def handoff(self) -> App:
+        """Two agents of a swarm, which has no name of its own."""
+        agents = [self.agent("triage"), self.agent("expert", [tool(look)])]
+        swarm = Swarm(agents, entry_point=agents[0])
+
+        async def run(text: str) -> str:
+            if not self.stream:
+                return str(await swarm.invoke_async(text))
+            return str([event async for event in swarm.stream_async(text)][-1])
+
+        tree = """
+            invoke_agent triage @triage
+              chat @triage
+              execute_tool handoff_to_agent @triage
+              chat @triage
+            invoke_agent expert @expert
+              chat @expert
+              execute_tool look @expert
+              chat @expert
+        """
+        to = '{"agent_name": "expert", "message": "{task}"}'
+        looks = Turn(calls=[("look", '{"what": "seven"}')])
+        says = {
+            "triage": [Turn(calls=[("handoff_to_agent", to)]), "Handed off: {task}."],
+            "expert": [looks, "Done: {task}."],
+        }
+        return App(
+            run=run, run_sync=lambda text: str(swarm(text)), tree=tree, says=says, concurrent=False
+        )
+
     def unicode(self) -> App:
         name = "Prüferin日本"
         return self.alone(self.agent(name), f"invoke_agent {name} @{name}\n  chat @{name}")
@@ -121,15 +154,10 @@ class Builder:
 
 class TestStrands(FrameworkSuite):
     name = "strands-agents"
-    scenarios = (
-        *("single", "parallel", "parallel_tools", "agent_as_tool", "unicode", "tool_error"),
-        "model_error",
-    )
-    modes = ("async", "sync", "stream")
-    outside = ("single", "parallel_tools", "agent_as_tool", "model_error")
+    kind: Any = OpenAIModel
 
     def build(self, scenario: str, model: Model) -> App:
-        built: App = getattr(Builder(model), scenario)()
+        built: App = getattr(Builder(model, self.kind), scenario)()
         return built
 
     @contextmanager
@@ -146,4 +174,10 @@ class TestStrands(FrameworkSuite):
         return get_tracer().tracer
 
 
-pytest_generate_tests = columns(TestStrands)
+class TestResponses(TestStrands, responses=True):
+    """The same with the Responses API."""
+
+    kind: Any = OpenAIResponsesModel
+
+
+pytest_generate_tests = columns

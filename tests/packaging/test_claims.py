@@ -10,6 +10,7 @@ from statistics import mean
 
 import noxfile
 import pytest
+from tests.frameworks import matrix
 
 from lightspan.cli.commands import COMMANDS, _parser
 from lightspan.errors import how_to_install
@@ -231,6 +232,23 @@ def test_the_sdks_that_are_tested() -> None:
     oldest, newest = (".".join(map(str, each)) for each in (min(versions), max(versions)))
     assert f"OpenAI SDK ({oldest} to {newest} tested)" in README
     assert f"Anthropic SDK ({pin('anthropic', 'dev')} tested;" in README
+
+
+# --- frameworks without an adapter -----------------------------------------------------------
+def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
+    assert {name.replace("-", "_") for name in matrix.MATRIX} == set(noxfile.SPEAKERS)
+    for name, row in matrix.MATRIX.items():
+        lacking = {column for column, played in matrix.covers(row).items() if not played}
+        assert set(row.gaps) == lacking, f"{name}: each gap has its reason"
+    assert f"\n\n{matrix.table()}\n\n" in text_of("docs/otel.md"), (
+        "python tests/frameworks/matrix.py"
+    )
+
+
+def test_the_router_asks_for_the_oldest_pydantic_ai_that_is_tested() -> None:
+    extras = tomllib.loads(text_of("examples/router/pyproject.toml"))["project"]
+    floor = extras["optional-dependencies"]["pydantic-ai"]
+    assert floor == [f"pydantic-ai-slim[openai]>={pin('pydantic-ai-slim', 'pydantic_ai-oldest')}"]
 
 
 # --- what can be installed from where ---------------------------------------------------------

@@ -1,0 +1,162 @@
+"""Frameworks × scenarios: what the tests of each play, and why they do not play the rest.
+
+The test files take their columns from here, and the table of docs/otel.md is made of it: run this
+file to print it. No framework is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+ALWAYS: Final = ("single", "parallel_tools", "agent_as_tool")
+"""Scenarios that every framework has."""
+RESPONSES: Final = ALWAYS
+"""Those that are played by the Responses API too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is played of a framework."""
+
+    scenarios: Sequence[str] = ()
+    """Beside `ALWAYS`."""
+    modes: Sequence[str] = ("async", "sync", "stream")
+    outside: Sequence[str] = ()
+    """Beside `ALWAYS`: scenarios that are one run of the framework, in production one attempt."""
+    responses: bool = False
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    """Column of the table → why it is not played."""
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        """Every scenario."""
+        return (*ALWAYS, *self.scenarios)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Those of `outside`."""
+        return (*ALWAYS, *self.outside)
+
+
+NO_HANDOFF: Final = "it has none: an agent is asked by another, and answers it"
+NO_ASYNC: Final = "its agents run synchronously only"
+
+MATRIX: Final[Mapping[str, Row]] = {
+    "pydantic-ai": Row(
+        scenarios=("team", "parallel", "same_name", "unicode", "tool_error", "model_error"),
+        outside=("tool_error", "model_error"),
+        responses=True,
+        gaps={"handoff": NO_HANDOFF},
+    ),
+    "smolagents": Row(
+        scenarios=("parallel", "unicode", "tool_error", "model_error"),
+        modes=("sync", "stream"),
+        outside=("parallel", "model_error"),
+        gaps={
+            "handoff": NO_HANDOFF,
+            "Responses": "it has no model for them",
+            "async": NO_ASYNC,
+        },
+    ),
+    "strands-agents": Row(
+        scenarios=("parallel", "handoff", "unicode", "tool_error", "model_error"),
+        outside=("model_error",),
+        responses=True,
+    ),
+    "agent-framework": Row(
+        scenarios=("parallel", "unicode", "tool_error", "model_error"),
+        outside=("model_error",),
+        responses=True,
+        gaps={"handoff": "they are in a package of their own, which is not installed here"},
+    ),
+    "google-adk": Row(
+        scenarios=("parallel", "handoff"),
+        outside=("parallel", "handoff"),
+        gaps={"Responses": "not tried: its LiteLLM model asks by Chat Completions"},
+    ),
+    "agno": Row(
+        scenarios=("parallel", "handoff", "unicode"),
+        outside=("handoff",),
+        responses=True,
+    ),
+    "llama-index": Row(
+        scenarios=("parallel", "handoff", "unicode", "tool_error", "model_error"),
+        outside=("handoff", "model_error"),
+        responses=True,
+    ),
+    "dspy": Row(
+        scenarios=("team", "parallel", "model_error"),
+        modes=("async", "sync"),
+        outside=("team", "model_error"),
+        gaps={
+            "handoff": "it has none: a program calls its predictors",
+            "streamed": "not tried: `streamify` streams what a program says, not a model's call",
+            "Responses": "not tried (`dspy.LM(model_type=...)`)",
+        },
+    ),
+}
+"""By the name that `otel.instrument` knows."""
+
+
+# --- the table ------------------------------------------------------------------------------
+def covers(row: Row) -> Mapping[str, bool]:
+    """Column of the table → whether it is played."""
+    return {
+        "alone": "single" in row.played,
+        "in a tool": "agent_as_tool" in row.played,
+        "handoff": "handoff" in row.played,
+        "at once": "parallel" in row.played,
+        "threads": True,  # every test file has the suite's
+        "streamed": "stream" in row.modes,
+        "Responses": row.responses,
+        "sync": "sync" in row.modes,
+        "async": "async" in row.modes,
+        "32 at once": True,  # gathered where there is an asynchronous way, in threads everywhere
+    }
+
+
+def versions(name: str) -> str:
+    """Oldest and latest that are tested; an oldest only where there is an environment of it."""
+    distribution = DISTRIBUTIONS[name]
+    found = []
+    for age in ("oldest", "latest"):
+        path = ROOT / "constraints" / f"{name.replace('-', '_')}-{age}.txt"
+        if path.exists():
+            pinned = re.findall(rf"^{distribution}==(.+)$", path.read_text(), re.MULTILINE)
+            sdk = re.findall(r"^openai==(.+)$", path.read_text(), re.MULTILINE)
+            found.append(f"{pinned[0]} (openai {sdk[0]})")
+    return ", ".join(found)
+
+
+DISTRIBUTIONS: Final[Mapping[str, str]] = {
+    "pydantic-ai": "pydantic-ai-slim",
+    "smolagents": "smolagents",
+    "strands-agents": "strands-agents",
+    "agent-framework": "agent-framework-core",
+    "google-adk": "google-adk",
+    "agno": "agno",
+    "llama-index": "llama-index-core",
+    "dspy": "dspy",
+}
+
+
+def table() -> str:
+    """What docs/otel.md has: a row per framework, then a line per gap."""
+    names = [*covers(Row())]
+    lines = [f"| | {' | '.join(names)} | versions |", "|---" * (len(names) + 2) + "|"]
+    for name, row in MATRIX.items():
+        cells = ["yes" if played else "**no**" for played in covers(row).values()]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {versions(name)} |")
+    lines += ["", "| not played | why |", "|---|---|"]
+    for name, row in MATRIX.items():
+        lines += [f"| `{name}`, {column} | {why} |" for column, why in row.gaps.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
