@@ -98,6 +98,8 @@ class Speaker(NamedTuple):
     """What pip is told to install."""
     modules: list[str]
     """What its tests cannot do without."""
+    has_agents: bool = True
+    """Whether it runs agents, or makes model calls only."""
 
 
 SPEAKERS = {
@@ -127,12 +129,13 @@ SPEAKERS = {
         ["dspy", "openinference-instrumentation-dspy"],
         ["dspy", "openinference.instrumentation.dspy"],
     ),
-    "litellm": Speaker(  # no agents: whether its calls are kept, and each of them once
+    "litellm": Speaker(  # whether its calls are kept, and each of them once
         [
             *("litellm", "openai", "openinference-instrumentation-litellm"),
             "opentelemetry-instrumentation-openai",
         ],
         ["litellm", "openinference.instrumentation.litellm"],
+        has_agents=False,
     ),
 }
 
