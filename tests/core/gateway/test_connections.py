@@ -68,7 +68,7 @@ async def test_a_connection_that_idles_is_closed(
     store: Store, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was never used, one that was, and one whose headers never end."""
-    monkeypatch.setattr(connections, "IDLE_S", 0.3)
+    monkeypatch.setattr(http_server, "IDLE_S", 0.3)
     async with make_rig(store, "ok") as rig:
         unused, used, dribbling = [await connect(rig) for _ in range(3)]
         assert await health(used) == b"HTTP/1.1 200 OK"
