@@ -12,8 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import noxfile
 import pytest
+
+from lightspan.otel.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
@@ -140,8 +141,9 @@ def test_latest_constraints_agree() -> None:
     together: dict[str, str] = {}
     apart = {f"{name}-latest.txt" for name in ADAPTERS if name != "langgraph"}
     # each has an environment of its own; Pydantic AI is beside the learning plane too
-    apart |= {f"{name}-latest.txt" for name in noxfile.SPEAKERS if name != "pydantic_ai"}
-    apart |= {f"frameworks-{sdk}.txt" for sdk in noxfile.SPEAKERS_TOGETHER}
+    apart |= {f"{name.replace('-', '_')}-latest.txt" for name in {*FRAMEWORKS} - {"pydantic-ai"}}
+    apart |= {name for name in CONSTRAINTS if name.startswith("frameworks-")}
+    apart.add("litellm-latest.txt")  # it is no framework, and has one too
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
     apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
@@ -150,23 +152,6 @@ def test_latest_constraints_agree() -> None:
         if not name.endswith("-oldest.txt") and name not in apart:
             for pinned, version in pins(name).items():
                 assert together.setdefault(pinned, version) == version
-
-
-def test_frameworks_that_share_an_environment_have_their_own_versions() -> None:
-    """But for what several of them need: there, the newest that one of them was tested with."""
-    together = noxfile.SPEAKERS_TOGETHER
-    with_agents = [name for name, each in noxfile.SPEAKERS.items() if each.has_agents]
-    assert sorted(name for names in together.values() for name in names) == sorted(with_agents)
-    for sdk, names in together.items():
-        apart = [pins(f"{name}-latest.txt") for name in names]
-        newest: dict[str, str] = {}
-        for pinned, version in (pin for each in apart for pin in each.items()):
-            newest[pinned] = max(version, newest.get(pinned, ""), key=in_order)
-        assert pins(f"frameworks-{sdk}.txt") == newest
-
-
-def in_order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part)
 
 
 def test_core_constraints_cover_what_core_declares() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import noxfile
 import pytest
+from tests.packaging.test_metadata import pins
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,3 +145,20 @@ def test_sessions_in_documents_exist(name: str) -> None:
     named = set(re.findall(r"nox (?:-r )?-s ['\"]?(\w+)", (ROOT / name).read_text()))
     noxfile = ast.parse((ROOT / "noxfile.py").read_text())
     assert named <= {node.name for node in noxfile.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_frameworks_that_share_an_environment_have_their_own_versions() -> None:
+    """But for what several of them need: there, the newest that one of them was tested with."""
+    together = noxfile.SPEAKERS_TOGETHER
+    with_agents = [name for name, each in noxfile.SPEAKERS.items() if each.has_agents]
+    assert sorted(name for names in together.values() for name in names) == sorted(with_agents)
+    for sdk, names in together.items():
+        apart = [pins(f"{name}-latest.txt") for name in names]
+        newest: dict[str, str] = {}
+        for pinned, version in (pin for each in apart for pin in each.items()):
+            newest[pinned] = max(version, newest.get(pinned, ""), key=in_order)
+        assert pins(f"frameworks-{sdk}.txt") == newest
+
+
+def in_order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
