@@ -162,9 +162,12 @@ async def test_a_stream_comes_as_it_is_made(place: Place) -> None:
         assert "".join(part.get("content") or "" for part in parts) == "a b c"
 
 
-async def test_who_leaves_leaves_at_the_gateway_too(place: Place) -> None:
-    """Which then samples no further, as on a connection of its own; who asks again under the same
-    id asks for the same call, and a finished one is not sampled again."""
+async def test_who_leaves_leaves_at_the_gateway_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which samples no further if nobody comes back; who asks again under the same id asks for the
+    same call, and a finished one is not sampled again."""
+    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.1)
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:
