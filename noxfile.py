@@ -110,8 +110,8 @@ SPEAKERS = {
     ),
     "google_adk": Speaker(["google-adk", "litellm", "openai"], ["google.adk", "litellm"]),
     "agent_framework": Speaker(
-        ["agent-framework-core", "agent-framework-openai"],
-        ["agent_framework", "agent_framework.openai"],
+        ["agent-framework-core", "agent-framework-openai", "agent-framework-orchestrations"],
+        ["agent_framework", "agent_framework.openai", "agent_framework.orchestrations"],
     ),
     "strands_agents": Speaker(["strands-agents[openai]"], ["strands"]),
     "agno": Speaker(
@@ -694,7 +694,7 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
     version, and of some the oldest that is supported."""
     known = SPEAKERS[framework]
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/{framework}-{versions}.txt")
-    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve]"])
+    install(session, *pins, *known.packages, *PYTEST, ours=[f"{CORE}[serve,otlp]"])
     report_versions(session)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=known.modules)
@@ -708,7 +708,7 @@ def tests_frameworks_brief(session: nox.Session, sdk: str) -> None:
     known = {name: SPEAKERS[name] for name in SPEAKERS_TOGETHER[sdk]}
     pins = ("-c", "constraints/dev.txt", "-c", f"constraints/frameworks-{sdk}.txt")
     packages = [package for each in known.values() for package in each.packages]
-    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve]"])
+    install(session, *pins, *packages, *PYTEST, ours=[f"{CORE}[serve,otlp]"])
     report_versions(session)
     for name, each in known.items():
         file = f"tests/frameworks/test_{name}.py"

@@ -44,6 +44,7 @@ class Row:
 
 
 NO_HANDOFF: Final = "it has none: an agent is asked by another, and answers it"
+PAST_THE_SDK: Final = "LiteLLM asks it past the OpenAI SDK; `dev` names such calls"
 NO_ASYNC: Final = "its agents run synchronously only"
 
 MATRIX: Final[Mapping[str, Row]] = {
@@ -69,15 +70,14 @@ MATRIX: Final[Mapping[str, Row]] = {
         responses=True,
     ),
     "agent-framework": Row(
-        scenarios=("parallel", "unicode", "tool_error", "model_error"),
+        scenarios=("parallel", "handoff", "unicode", "tool_error", "model_error"),
         outside=("model_error",),
         responses=True,
-        gaps={"handoff": "they are in a package of their own, which is not installed here"},
     ),
     "google-adk": Row(
         scenarios=("parallel", "handoff"),
         outside=("parallel", "handoff"),
-        gaps={"Responses": "not tried: its LiteLLM model asks by Chat Completions"},
+        gaps={"Responses": PAST_THE_SDK},
     ),
     "agno": Row(
         scenarios=("parallel", "handoff", "unicode"),
@@ -91,12 +91,10 @@ MATRIX: Final[Mapping[str, Row]] = {
     ),
     "dspy": Row(
         scenarios=("team", "parallel", "model_error"),
-        modes=("async", "sync"),
         outside=("team", "model_error"),
         gaps={
             "handoff": "it has none: a program calls its predictors",
-            "streamed": "not tried: `streamify` streams what a program says, not a model's call",
-            "Responses": "not tried (`dspy.LM(model_type=...)`)",
+            "Responses": PAST_THE_SDK,
         },
     ),
 }

@@ -8,8 +8,9 @@ A tool's arguments and results are none, so they are not in its span.
 from __future__ import annotations
 
 import asyncio
+import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,10 +26,14 @@ from tests.frameworks.matrix import MATRIX, RESPONSES
 
 import lightspan
 from lightspan import otel
+from lightspan.algorithms.traces import Query, read_attempts
 from lightspan.capture import scope, threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.schema import conventions as c
-from lightspan.schema.spans import SpanKind
+from lightspan.otel.files import import_file
+from lightspan.schema import conventions as c, messages
+from lightspan.schema.routing import agent_name
+from lightspan.schema.spans import Attributes, Span, SpanKind
+from lightspan.stores import open_store
 from lightspan.testing.adapter_suite.checks import check_calls, check_names, check_tokens
 from lightspan.testing.adapter_suite.plays import (
     close_clients,
@@ -39,7 +45,7 @@ from lightspan.testing.adapter_suite.plays import (
 )
 from lightspan.testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
 from lightspan.testing.adapter_suite.trees import ordered, without_call_status
-from lightspan.testing.attempts import read_recorded, tree
+from lightspan.testing.attempts import path_of, read_recorded, tree
 from lightspan.testing.stage import Played, Stage
 
 CONCURRENT: Final = 32
@@ -60,6 +66,8 @@ class FrameworkSuite:
     modes: ClassVar[Sequence[str]]
     outside: ClassVar[Sequence[str]]
     """Scenarios whose app is one run of the framework: in production one attempt."""
+    names_agents: ClassVar[bool] = True
+    """Whether the spans that it sends to a backend name its agents."""
 
     def __init_subclass__(cls, *, responses: bool = False) -> None:
         row = MATRIX[cls.name]
@@ -80,6 +88,12 @@ class FrameworkSuite:
     def patched(self) -> Any:
         """What `otel.instrument` changes in the framework."""
         raise NotImplementedError
+
+    def stored_in(self, folder: Path) -> Path:
+        """A file of what the app sent to its backend, as a collector writes it."""
+        path = folder / "traces.bin"
+        path.write_bytes(encode_spans(EXPORTER.get_finished_spans()).SerializeToString())
+        return path
 
     # --- helpers --------------------------------------------------------------------------
     @pytest.fixture(scope="class")
@@ -280,6 +294,80 @@ class FrameworkSuite:
         for recorded in found:
             [one] = [each for each in played if each.tag in repr(recorded.rollout.task)]
             self.check(inside_root(recorded, one), "agent_as_tool", app, stage)
+
+    # --- stored traces --------------------------------------------------------------------
+    def test_stored_traces_say_what_was_said(self, stage: Stage, tmp_path: Path) -> None:
+        """What the app sent to a backend, imported: each call with all that was asked and said."""
+        mode = self.modes[0]
+        with self.telling(PROVIDER):
+            app = self.app(stage, "agent_as_tool", mode)
+            played = play_outside(stage, app, "agent_as_tool", mode)
+        store = f"sqlite:{tmp_path / 'traces.db'}"
+        errors: list[str] = []
+        calls, tools = asyncio.run(_imported(store, self.stored_in(tmp_path), errors.append))
+        assert errors == []
+        asked = [request.body["messages"] for request in stage.requests_of(played.tag)]
+        turns = stage.brain.of(played.tag)
+        assert [_plain(call.attributes, c.INPUT_MESSAGES) for call in calls] == [
+            [_line(message) for message in each if message["role"] not in SYSTEM] for each in asked
+        ]
+        assert [_plain(call.attributes, c.OUTPUT_MESSAGES) for call in calls] == [
+            [("assistant", turn.turn.text, [(n, json.loads(a)) for n, a in turn.turn.calls])]
+            for turn in turns
+        ]
+        if self.names_agents:
+            assert [agent_name(path_of(call)) for call in calls] == [
+                app.names.get(turn.agent, turn.agent) for turn in turns
+            ]
+        made = [call for turn in turns for call in turn.turn.calls]
+        told = {(tool.attributes[c.TOOL_NAME], _what(tool)) for tool in tools}
+        known = {name for name, _ in told}
+        assert "look" in known
+        assert {(name, _of(arguments)) for name, arguments in made if name in known} <= told
+
+
+SYSTEM: Final = ("system", "developer")
+
+
+async def _imported(
+    url: str, path: Path, refuse: Callable[[str], None]
+) -> tuple[list[Span], list[Span]]:
+    """Calls and tools of the attempts that a file becomes."""
+    async with open_store(url) as store:
+        await import_file(store, path, service="desk", refuse=refuse)
+        found = [each async for each in read_attempts(store, Query())]
+    spans = sorted((s for each in found for s in each.episode.spans), key=lambda s: s.start_ns)
+    kinds = (SpanKind.LLM, SpanKind.TOOL)
+    calls, tools = ([span for span in spans if span.kind is kind] for kind in kinds)
+    return [call for call in calls if c.CALL_ID in call.attributes], tools
+
+
+def _plain(attributes: Attributes, key: str) -> list[Any]:
+    """Messages without instructions, which some libraries do not tell."""
+    said = messages.load(str(attributes[key]))
+    return [_line(message) for message in said if message["role"] not in SYSTEM]
+
+
+def _line(message: Mapping[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Who says what, and calls which tools."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content)
+    called = [call["function"] for call in message.get("tool_calls") or []]
+    calls = [(each["name"], json.loads(each["arguments"])) for each in called]
+    return str(message["role"]), content, calls
+
+
+def _what(tool: Span) -> str:
+    return _of(str(tool.attributes.get(c.TOOL_CALL_ARGUMENTS)))
+
+
+def _of(arguments: str) -> str:
+    """Arguments of a tool, in one form."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments
 
 
 def columns(metafunc: pytest.Metafunc) -> None:

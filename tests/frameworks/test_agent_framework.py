@@ -14,6 +14,7 @@ from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan.capture.patch import Patch
 from lightspan.testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
+from lightspan.testing.stage import Turn
 
 agent_framework = pytest.importorskip("agent_framework")
 
@@ -22,6 +23,7 @@ from agent_framework.openai import (  # noqa: E402
     OpenAIChatClient,
     OpenAIChatCompletionClient,
 )
+from agent_framework.orchestrations import HandoffBuilder  # noqa: E402
 
 
 class Builder:
@@ -38,7 +40,7 @@ class Builder:
         self.client = kind(model=model.name, async_client=client)
         self.stream = model.stream
 
-    def agent(self, name: str, tools: Sequence[Any] = ()) -> Any:
+    def agent(self, name: str, tools: Sequence[Any] = (), **more: Any) -> Any:
         return Agent(
             self.client,
             instructions(name),
@@ -46,6 +48,7 @@ class Builder:
             description="Ask it.",
             tools=list(tools),
             default_options=self.options,
+            **more,
         )
 
     async def run(self, agent: Any, text: str) -> str:
@@ -81,6 +84,36 @@ class Builder:
               chat @scout
         """
         return self.alone(self.agent("scout", [tool(look), tool(count)]), tree)
+
+    def handoff(self) -> App:
+        """Two agents of a workflow, which is in no path; it ends by asking the user."""
+        alone = {"require_per_service_call_history_persistence": True}
+        triage = self.agent("triage", **alone)
+        expert = self.agent("expert", [tool(look)], **alone)
+
+        async def run(text: str) -> Any:
+            workflow = (
+                HandoffBuilder(participants=[triage, expert]).with_start_agent(triage).build()
+            )
+            if not self.stream:
+                return await workflow.run(text)
+            return [event async for event in workflow.run(text, stream=True)][-1]
+
+        tree = """
+            invoke_agent triage @triage
+              chat @triage
+              execute_tool handoff_to_expert @triage
+            invoke_agent expert @expert
+              chat @expert
+              execute_tool look @expert
+              chat @expert
+        """
+        looks = Turn(calls=[("look", '{"what": "seven"}')])
+        says = {
+            "triage": [Turn(calls=[("handoff_to_expert", "{}")])],
+            "expert": [looks, "Done: {task}."],
+        }
+        return App(run=run, tree=tree, says=says)
 
     def agent_as_tool(self) -> App:
         expert = self.agent("expert", [tool(look)]).as_tool(name="expert", arg_name="task")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,8 +36,14 @@ dspy = pytest.importorskip("dspy")
 litellm = pytest.importorskip("litellm")
 instrumentation = pytest.importorskip("openinference.instrumentation.dspy")
 
-# LiteLLM, of a type of its own
-pytestmark = pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning")
+pytestmark = [
+    # LiteLLM, of a type of its own
+    pytest.mark.filterwarnings("ignore:Items? .* on TypedDict class:UserWarning"),
+    # LiteLLM, which looks at all attributes of what is streamed, those of Pydantic's past too
+    pytest.mark.filterwarnings(
+        r"ignore:(The|Accessing the) .* attribute.* is deprecated:DeprecationWarning"
+    ),
+]
 
 
 def said(**fields: str) -> str:
@@ -55,6 +62,9 @@ METHODS = [(owner, name) for owner in (dspy.Module, dspy.Tool) for name in ("__c
 """What is heard of DSPy."""
 
 FINISH = calls("finish", "{}")
+HAS_ENGINES = "engine" in inspect.signature(dspy.LM.__init__).parameters
+ENGINE: dict[str, Any] = {"engine": "litellm"} if HAS_ENGINES else {}
+"""Before it had clients of its own, it asked by LiteLLM alone."""
 
 
 class Builder:
@@ -65,8 +75,9 @@ class Builder:
             api_key=model.api_key,
             num_retries=model.max_retries,
             cache=False,
-            engine="litellm",
+            **ENGINE,
         )
+        self.stream = model.stream
 
     def signature(self, name: str) -> Any:
         return dspy.Signature("question -> answer", instructions(name))
@@ -77,10 +88,16 @@ class Builder:
     def react(self, name: str, tools: Sequence[Any]) -> Any:
         return dspy.ReAct(self.signature(name), tools=list(tools))
 
+    async def asked(self, program: Any, text: str) -> str:
+        with dspy.context(lm=self.model):
+            if not self.stream:
+                return str((await program.acall(question=text)).answer)
+            streamed = dspy.streamify(program, is_async_program=True)
+            return str([each async for each in streamed(question=text)][-1].answer)
+
     def alone(self, program: Any, tree: str, **more: Any) -> App:
         async def run(text: str) -> str:
-            with dspy.context(lm=self.model):
-                return str((await program.acall(question=text)).answer)
+            return await self.asked(program, text)
 
         def run_sync(text: str) -> str:
             with dspy.context(lm=self.model):
@@ -149,12 +166,8 @@ class Builder:
         lines = [f"  invoke_agent {name} @Fork/{name}\n    chat @Fork/{name}" for name in agents]
         program = Fork()
 
-        async def run(text: str) -> str:
-            with dspy.context(lm=self.model):
-                return str((await program.acall(question=text)).answer)
-
         return App(
-            run=run,
+            run=lambda text: self.asked(program, text),
             tree="\n".join(["invoke_agent Fork @Fork", *lines]),
             says={
                 name: [Turn(text=said(answer=f"{name} of {{task}}."), delay_s=0.05)]
@@ -188,10 +201,18 @@ class Builder:
         """A program in a tool of another one's."""
         inner, model = self.predictor("expert"), self.model
 
-        def expert(task: str) -> str:
+        def ask(task: str) -> str:
             """Ask the expert."""
             with dspy.context(lm=model):
                 return str(inner(question=task).answer)
+
+        async def wait_for(task: str) -> str:
+            """Ask the expert."""
+            with dspy.context(lm=model):
+                return str((await inner.acall(question=task)).answer)
+
+        # what is streamed is waited for in the loop
+        expert = dspy.Tool(wait_for if self.stream else ask, name="expert")
 
         tree = """
             invoke_agent ReAct @ReAct
@@ -228,6 +249,7 @@ class Builder:
 
 class TestDSPy(FrameworkSuite):
     name = "dspy"
+    names_agents = False
 
     def build(self, scenario: str, model: Model) -> App:
         built: App = getattr(Builder(model), scenario)()
@@ -346,6 +368,35 @@ def test_litellm_past_it(provider: str, mode: str) -> None:
     calls, past, url = asked_of(provider, mode)
     assert calls == []
     assert past == [["writer", "litellm", "", provider, "m", f"{url}{PAST[provider]}", 1]]
+
+
+@of_litellm
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
+    """Whatever the prefix: so DSPy's `model_type="responses"` and ADK's `openai/responses/` do."""
+    calls, past, url = asked_of("openai/responses", mode)
+    assert calls == []
+    assert past == [["writer", "litellm", "", "openai", "m", f"{url}/responses", 1]]
+    [[*request, _]] = past
+    assert fix_of(Request(*request)) == (
+        f'ask by Chat Completions, not Responses: name its model "openai/m", with api_base="{url}", '
+        "and its key as api_key=: LiteLLM then uses the OpenAI SDK, which lightspan sees"
+    )
+
+
+@of_litellm
+def test_the_responses_api_of_dspy_goes_past_it() -> None:
+    scope = Scope(rollout_id="r", attempt_id="a")
+    with ScriptedServer("said") as server, otel.instrument("dspy"), open_scope(scope):
+        model = dspy.LM(
+            *("openai/m", "responses"), api_base=server.url, api_key="key", cache=False, **ENGINE
+        )
+        with dspy.context(lm=model), contextlib.suppress(Exception):  # it is no answer of DSPy's
+            dspy.Predict("question -> answer")(question="go")
+        wire.close()
+    said = json.loads(str(scope.recorder.sightings.attributes()[c.REQUESTS_PAST]))
+    assert [(who, url) for who, *_, url, _ in said] == [("Predict", f"{server.url}/responses")]
+    assert [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM] == []
 
 
 @of_litellm

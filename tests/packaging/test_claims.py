@@ -241,9 +241,28 @@ def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
     for name, row in matrix.MATRIX.items():
         lacking = {column for column, played in matrix.covers(row).items() if not played}
         assert set(row.gaps) == lacking, f"{name}: each gap has its reason"
-    assert f"\n\n{matrix.table()}\n\n" in text_of("docs/otel.md"), (
-        "python tests/frameworks/matrix.py"
-    )
+    for page in ("README.md", "docs/otel.md"):
+        assert f"\n\n{matrix.table()}\n\n" in text_of(page), (
+            f"{page} lacks what python tests/frameworks/matrix.py prints"
+        )
+
+
+def test_every_framework_is_tested_in_its_oldest_version_too() -> None:
+    """And with either OpenAI SDK, but for those that take only one before 3."""
+    before_3 = {"strands-agents", "llama-index"}
+    for name, distribution in matrix.DISTRIBUTIONS.items():
+        key = name.replace("-", "_")
+        files = [f"{key}-{age}" for age in ("oldest", "latest")]
+        oldest, latest = (version_of(pin(distribution, file)) for file in files)
+        assert oldest < latest, name
+        sdks = [version_of(pin("openai", file))[0] for file in files]
+        assert sdks == ([2, 2] if name in before_3 else [2, 3]), name
+        shown = " to ".join(".".join(map(str, each)) for each in (oldest, latest))
+        assert re.search(rf'"{name}"\)?` \({shown}\)', README), f"the README says {shown} of {name}"
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def test_the_router_asks_for_the_oldest_pydantic_ai_that_is_tested() -> None:

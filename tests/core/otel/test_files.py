@@ -38,7 +38,7 @@ from lightspan.errors import DataError
 from lightspan.otel import files
 from lightspan.otel.arrivals import gathered
 from lightspan.otel.files import AT_ONCE, Imported, import_file, read_file
-from lightspan.otel.otlp import _take_hex
+from lightspan.otel.otlp import take_hex
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -82,7 +82,7 @@ def protobuf(*lines: str) -> list[bytes]:
     values = [json.loads(line) for line in lines]
     for value in values:
         for span in value["resourceSpans"][0]["scopeSpans"][0]["spans"]:
-            _take_hex(span)
+            take_hex(span)
     return [ParseDict(value, TracesData()).SerializeToString() for value in values]
 
 
@@ -448,6 +448,25 @@ def test_two_spans_of_one_id_are_told_of(tmp_path: Path, url: str) -> None:
     assert errors == [f"line 5: span 'other' has the id of another one, {ROOT}, which is kept"]
     [(_, _, spans)] = asyncio.run(stored(url))
     assert "other" not in {span.name for span in spans}
+
+
+def test_a_span_that_the_store_has_otherwise_is_told_of(tmp_path: Path, url: str) -> None:
+    """It came from another file; what both files say alike is no double."""
+    imported(url, write(tmp_path / "t.jsonl", "\n".join(PIECES)))
+    other = json.loads(PIECES[1])
+    other["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["name"] = "other"
+    more = otlp_line(otlp_span("00000000000000ab", ROOT, "later", 9))
+    written = "\n".join([PIECES[0], json.dumps(other), more])
+    done, errors = imported(url, write(tmp_path / "u.jsonl", written))
+    assert done == Imported(3, 1, 0, 1, 0, doubles=1)
+    assert errors == [
+        f"line 1 to line 3: span 'other' has the id of another one, {ROOT}, which the store has "
+        "already, and keeps"
+    ]
+    [(_, _, spans)] = asyncio.run(stored(url))
+    assert sorted(span.name for span in spans) == sorted(
+        ["desk", "invoke_agent writer", "chat m", "look", "later"]
+    )
 
 
 @pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])

@@ -6,6 +6,9 @@ the GenAI constants, all of them incubating, move; so they are held against the 
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,8 +18,10 @@ from opentelemetry.semconv.attributes import (
     error_attributes,
     exception_attributes,
     server_attributes,
+    service_attributes,
 )
 
+import lightspan
 from lightspan.otel import identity, vocabulary
 from lightspan.schema import conventions as c
 
@@ -38,6 +43,7 @@ OPENTELEMETRY = (
     | said(error_attributes)
     | said(exception_attributes)
     | said(server_attributes)
+    | said(service_attributes)
 )
 OPENINFERENCE = {
     value
@@ -82,3 +88,42 @@ def test_kinds_of_spans() -> None:
     assert set(c._KIND_OF_OPENINFERENCE) <= kinds
     operations = {kind.value for kind in gen_ai_attributes.GenAiOperationNameValues}
     assert set(c._KIND_OF_OPERATION) <= operations
+
+
+# --- no name of ours in theirs ----------------------------------------------------------------
+LIKE_AN_ATTRIBUTE = re.compile(
+    r"(gen_ai|llm|tool|tool_call|message|message_content|image|openinference|agent|graph|input"
+    r"|output|error|exception|server|process|service|event)(\.[a-z0-9_]+)+"
+)
+PARTS = {"message_content.image.image.url": ("message_content.image", "image.url")}
+"""Names that OpenInference makes of two."""
+ELSEWHERE = {
+    # OpenLLMetry's, in versions of its own package that are no more
+    *("llm.request.functions", "llm.request.model", "llm.request.type"),
+    *("llm.usage.completion_tokens", "llm.usage.prompt_tokens"),
+    # events of OpenTelemetry's earlier conventions and of today's, and where libraries put a body
+    *("gen_ai.content.prompt", "gen_ai.content.completion", "gen_ai.choice"),
+    *("gen_ai.client.inference.operation.details", "gen_ai.event.content"),
+    *("event.name", "event.body"),
+}
+"""Names that are read of what others wrote; none is written."""
+INSTRUMENTATIONS = "openinference.instrumentation"
+"""Modules, no attributes."""
+CORE = Path(lightspan.__file__).parent
+READERS = [*CORE.glob("otel/*.py"), *CORE.glob("schema/*.py"), *CORE.glob("capture/*.py")]
+
+
+def names_in(path: Path) -> set[str]:
+    texts = (node for node in ast.walk(ast.parse(path.read_text())))
+    found = {n.value for n in texts if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return {text for text in found if LIKE_AN_ATTRIBUTE.fullmatch(text)}
+
+
+def test_every_string_that_looks_like_an_attribute_is_one() -> None:
+    used = {name for path in READERS for name in names_in(path)}
+    used = {name for name in used if not name.startswith(INSTRUMENTATIONS)}
+    known = OPENTELEMETRY | OPENINFERENCE | ELSEWHERE
+    lacking = {name for name in used if not all(part in known for part in PARTS.get(name, (name,)))}
+    assert lacking == set()
+    assert used >= ELSEWHERE  # nothing is allowed that is not there
+    assert len(used) > 60

@@ -13,6 +13,7 @@ from urllib import error as refused, request
 
 import pytest
 from google.rpc.status_pb2 import Status
+from tests.core.otel.test_logs import NOISE, SAID as RECORDS, logs
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 
 import lightspan
@@ -24,7 +25,7 @@ from lightspan.otel.arrivals import gathered
 from lightspan.production.otlp_sender import OtlpSender, Undelivered
 from lightspan.reports.export import export_store
 from lightspan.reports.inspect import inspect_store
-from lightspan.schema import conventions as c
+from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.serving.store.keys import Keys
@@ -58,13 +59,19 @@ def url(tmp_path: Path) -> str:
 
 
 def send(
-    served: Served, body: bytes, kind: str = JSON, *, key: str = TRACER, packing: str = ""
+    served: Served,
+    body: bytes,
+    kind: str = JSON,
+    *,
+    key: str = TRACER,
+    packing: str = "",
+    path: str = "/v1/traces",
 ) -> tuple[int, str, bytes]:
     """Status, content type and body of the answer."""
     headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
     if packing:
         headers["Content-Encoding"] = packing
-    asked = request.Request(f"{served.url}/v1/traces", data=body, headers=headers)
+    asked = request.Request(f"{served.url}{path}", data=body, headers=headers)
     try:
         with request.urlopen(asked, timeout=30) as response:
             return response.status, response.headers["Content-Type"], response.read()
@@ -448,3 +455,23 @@ def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
     _, spans_read = gathered(found.rollout, found.attempt, found.spans)
     [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
     assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]
+
+
+def test_records_of_what_was_said(served: Served, url: str) -> None:
+    """`/v1/logs`: those of calls are kept, with their call; a runner may not send them."""
+    said = json.dumps(logs(*RECORDS, *NOISE)).encode()
+    assert send(served, said, path="/v1/logs") == (200, JSON, b"{}")
+    assert send(served, said, PROTOBUF, path="/v1/logs")[0] == 400
+    assert send(served, said, key=RUNNER, path="/v1/logs")[0] == 403
+    bare = {**RECORDS[0], "spanId": ""}
+    status, _, answer = send(served, json.dumps(logs(bare)).encode(), path="/v1/logs")
+    assert (status, json.loads(answer)["partialSuccess"]["rejectedLogRecords"]) == (200, "1")
+    call = otlp_span(CALL, AGENT, "chat m", 2, **{"gen_ai.operation.name": "chat"})
+    assert send(served, body(*SPANS[:2], call, SPANS[3]))[0] == 200
+    _, attempt, spans = asyncio.run(stored(url))
+    [state] = [found.rollout for found in read_recorded(url)]
+    _, settled = gathered(state, attempt, spans)
+    [call_span] = [span for span in settled if span.kind is SpanKind.LLM]
+    assert len(settled) == 4
+    assert messages.asked_of(call_span.attributes)[-1] == {"role": "user", "content": "Where?"}
+    assert [m["content"] for m in messages.answers_of(call_span.attributes)] == ["Here."]

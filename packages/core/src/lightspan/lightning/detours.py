@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from lightspan.schema.origins import Framework, Request
 
-_OPENAI: Final = ("/chat/completions", "/completions", "/responses")
+_RESPONSES: Final = "/responses"
+_OPENAI: Final = ("/chat/completions", "/completions", _RESPONSES)
 """Ends of the paths of OpenAI's API, which other providers have, too."""
 _OLLAMA: Final = ("/api/chat", "/api/generate")
 _CLIENTS: Final = {
@@ -65,7 +66,10 @@ def _of_litellm(request: Request) -> str:
     base = _base(request)
     if base is None:
         return 'name its model "openai/…", with api_base= of an endpoint that speaks OpenAI\'s API'
-    return f'name its model "openai/{request.model or "…"}", with api_base="{base}"'
+    name = f'name its model "openai/{request.model or "…"}", with api_base="{base}"'
+    if request.url.endswith(_RESPONSES):  # it asks that by a client of its own, whatever the prefix
+        return f"ask by Chat Completions, not Responses: {name}"
+    return name
 
 
 def _base(request: Request) -> str | None:

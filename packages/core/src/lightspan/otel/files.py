@@ -25,7 +25,8 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.otel import backends
-from lightspan.otel.arrivals import keep, running, trace_of
+from lightspan.otel.arrivals import as_sent, keep, kept_of, running, trace_of
+from lightspan.otel.logs import NAMES, decode_logs_object
 from lightspan.otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
 from lightspan.otel.vocabulary import translated
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
@@ -93,7 +94,7 @@ class Imported(NamedTuple):
     refused: int = 0
     """Spans among the errors that could be read, and that the store does not take."""
     doubles: int = 0
-    """Spans among the errors that have the id of another one of the file."""
+    """Spans among the errors that have the id of another one, of the file or in the store."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -171,6 +172,9 @@ class _Writer:
         self._seen: dict[int, int] = {}
         """What stands for a span's ids → for all that it says. Numbers, as there may be millions.
         """
+        self._stored: dict[int, int] = {}
+        """Likewise of what the store had before, of the traces in `_looked_up`."""
+        self._looked_up: set[tuple[str, str]] = set()
 
     async def add(self, portion: Portion) -> None:
         fresh = [each for each in portion.arrivals if self._is_new(each.span, portion.place)]
@@ -182,26 +186,46 @@ class _Writer:
 
     def _is_new(self, span: Span, place: str) -> bool:
         """Whether no span of this id came before; another one of that id is told of."""
-        key = hash((trace_of(span), span.attempt_id, span.trace_id, span.span_id))
-        content = hash(msgspec.msgpack.encode(span))
+        key, content = _numbers(span)
         if key not in self._seen:
             self._seen[key] = content
             return True
         if self._seen[key] != content:
-            self.doubles += 1
-            self._refuse(
-                f"{place}: span {span.name[:80]!r} has the id of another one, {span.span_id}, "
-                "which is kept"
-            )
+            self._double(span, place, "which is kept")
         return False
+
+    def _double(self, span: Span, place: str, which: str) -> None:
+        self.doubles += 1
+        self._refuse(
+            f"{place}: span {span.name[:80]!r} has the id of another one, {span.span_id}, {which}"
+        )
+
+    async def _unlike_stored(self, waiting: list[Arrival], where: str) -> list[Arrival]:
+        """Those whose ids the store has of no other span; the others are told of. Others have come
+        from another file, or over HTTP."""
+        traces = {trace for each in waiting if (trace := trace_of(each.span)) is not None}
+        new = sorted(traces - self._looked_up)
+        for span in await kept_of(self._store, new):
+            key, content = _numbers(span)
+            self._stored[key] = content
+        self._looked_up.update(new)
+        alike = []
+        for each in waiting:
+            key, content = _numbers(each.span)
+            if self._stored.get(key, content) == content:
+                alike.append(each)
+            else:
+                self._double(each.span, where, "which the store has already, and keeps")
+        return alike
 
     async def write(self) -> None:
         waiting, places = self._waiting, self._places
         self._waiting, self._places = [], []
         if not waiting:
             return
-        refused = await keep(self._store, waiting, may_reward=True)
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        waiting = await self._unlike_stored(waiting, where)
+        refused = await keep(self._store, waiting, may_reward=True)
         for refusal in refused:
             self._refuse(f"{where}: {refusal.reason}")
         left_out = {id(refusal.span) for refusal in refused}
@@ -217,6 +241,13 @@ class _Writer:
             self.named.add(arrival.span.attempt_id)
         else:
             self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
+
+
+def _numbers(span: Span) -> tuple[int, int]:
+    """What stands for a span's ids, and for all that it says."""
+    span = as_sent(span) if not span.attempt_id else span
+    key = hash((trace_of(span), span.attempt_id, span.trace_id, span.span_id))
+    return key, hash(msgspec.msgpack.encode(span))
 
 
 # --- out of a file --------------------------------------------------------------------------
@@ -411,6 +442,8 @@ def _decoded(record: Any, service: str) -> Decoded:
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
         return _otlp(record)
+    if any(name in record for name in NAMES):
+        return decode_logs_object(copy.deepcopy(record))
     if backends.is_phoenix_span(record):
         return _each([record], backends.phoenix_span, service)
     if backends.is_langfuse_trace(record):

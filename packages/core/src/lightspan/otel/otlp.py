@@ -24,7 +24,8 @@ CONTENT_TYPES: Final = (PROTOBUF, JSON)
 _REMOTE: Final = 0x300
 """Flags of a span that knows of its parent whether another process made it, and it did."""
 _IDS: Final = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
-_NEVER: Final = 2**63
+NEVER: Final = 2**63
+"""Nanoseconds: no time is so late."""
 MOST_SPANS: Final = 50_000
 """Of one request."""
 MOST_KEPT: Final = 64 * 2**20
@@ -64,7 +65,8 @@ def decode_request(body: bytes, content_type: str) -> Decoded:
     Raises:
         DataError: it is no OTLP; the message says where.
     """
-    message = _from_json(body) if content_type == JSON else _from_protobuf(body)
+    is_json = content_type == JSON
+    message = _from_object(json_of(body)) if is_json else _from_protobuf(body)
     _check_size(message, len(body))
     return _decoded(message)
 
@@ -117,20 +119,25 @@ def _check_size(message: Any, size: int) -> None:
 
 
 def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:
+    check_ids(sent)
+    if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
+        raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
+    span = decode_span(sent, resource)
+    check_schema(span)
+    times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
+    if max(times) >= NEVER:
+        raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
+    return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
+
+
+def check_ids(sent: Any) -> None:
+    """Raise `DataError` where a span's or a record's ids are none."""
     for value, digits, what in (
         (sent.trace_id, _TRACE_DIGITS, "traceId"),
         (sent.span_id, _SPAN_DIGITS, "spanId"),
     ):
         if len(value) * 2 != digits or not any(value):
             raise DataError(f"its {what} is {value.hex()[:40]!r}, not {digits} hex digits")
-    if sent.parent_span_id and len(sent.parent_span_id) * 2 != _SPAN_DIGITS:
-        raise DataError(f"its parentSpanId is {sent.parent_span_id.hex()[:40]!r}")
-    span = decode_span(sent, resource)
-    check_schema(span)
-    times = [span.start_ns, span.end_ns, *(event.time_ns for event in span.events)]
-    if max(times) >= _NEVER:
-        raise DataError(f"its time {max(times)} is beyond what 63 bits hold")
-    return Arrival(span, span.parent_id is None or sent.flags & _REMOTE == _REMOTE)
 
 
 def check_schema(span: Span) -> None:
@@ -149,7 +156,8 @@ def _from_protobuf(body: bytes) -> Any:
         raise DataError(f"the body is no OTLP protobuf: {error}") from error
 
 
-def _from_json(body: bytes) -> Any:
+def json_of(body: bytes) -> dict[str, Any]:
+    """The JSON of a request. Raises `DataError`."""
     if sum(body.count(mark) for mark in (b"{", b"[", b",")) > _MOST_MARKS:
         raise DataError(
             f"the body has more than {_MOST_MARKS:,} opening brackets and commas: send less at once"
@@ -160,30 +168,37 @@ def _from_json(body: bytes) -> Any:
         raise DataError(f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"the body is no OTLP JSON: an object, not {type(value).__name__}")
-    return _from_object(value)
+    return value
 
 
 def _from_object(value: dict[str, Any]) -> Any:
-    from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
     for span in _spans_in(value):
-        for link in _list(span, "links", "links"):
-            _take_hex(link)
-        _take_hex(span)
+        for link in list_in(span, "links", "links"):
+            take_hex(link)
+        take_hex(span)
+    return parsed(value, TracesData())
+
+
+def parsed(value: dict[str, Any], message: Any) -> Any:
+    """OTLP's JSON, its ids as protobuf's, as this message. Raises `DataError`."""
+    from google.protobuf.json_format import ParseDict, ParseError
+
     try:
-        return ParseDict(value, TracesData(), ignore_unknown_fields=True)
+        return ParseDict(value, message, ignore_unknown_fields=True)
     except (ParseError, RecursionError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"the body is no OTLP JSON: {error}") from error
 
 
 def _spans_in(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for resource_spans in _list(value, "resourceSpans", "resource_spans"):
-        for scope_spans in _list(resource_spans, "scopeSpans", "scope_spans"):
-            yield from _list(scope_spans, "spans", "spans")
+    for resource_spans in list_in(value, "resourceSpans", "resource_spans"):
+        for scope_spans in list_in(resource_spans, "scopeSpans", "scope_spans"):
+            yield from list_in(scope_spans, "spans", "spans")
 
 
-def _list(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+def list_in(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """The objects of a list that has one of these names. Raises `DataError`."""
     found = next((value[name] for name in names if name in value), None)
     if found is None:
         return []
@@ -192,7 +207,7 @@ def _list(value: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     return found
 
 
-def _take_hex(value: dict[str, Any]) -> None:
+def take_hex(value: dict[str, Any]) -> None:
     """Ids are hexadecimal in OTLP's JSON, where protobuf's JSON has base64."""
     for name in _IDS:
         text = value.get(name)
@@ -206,13 +221,17 @@ def _take_hex(value: dict[str, Any]) -> None:
             ) from error
 
 
-def encode_answer(content_type: str, refused: list[str]) -> bytes:
-    """An `ExportTraceServiceResponse`: all is kept, or all but some, and why."""
+def encode_answer(content_type: str, refused: list[str], *, of_logs: bool = False) -> bytes:
+    """An `ExportTraceServiceResponse`, or one for logs: all is kept, or all but some, and why."""
+    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-    answer = trace_service_pb2.ExportTraceServiceResponse()
+    answer: Any = trace_service_pb2.ExportTraceServiceResponse()
+    if of_logs:
+        answer = logs_service_pb2.ExportLogsServiceResponse()
     if refused:
-        answer.partial_success.rejected_spans = len(refused)
+        name = "rejected_log_records" if of_logs else "rejected_spans"
+        setattr(answer.partial_success, name, len(refused))
         more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
         answer.partial_success.error_message = "; ".join(refused[:3]) + more
     return _encoded(answer, content_type)

@@ -250,7 +250,7 @@ def decode_span(span: Any, resource: Attributes) -> Span:
 
 def decode_attributes(pairs: Any) -> Attributes:
     """Attributes of OTLP's protobuf. What is nested becomes JSON."""
-    return clean_attributes({pair.key: _flat(_decode_value(pair.value)) for pair in pairs})
+    return clean_attributes({pair.key: _flat(decode_value(pair.value)) for pair in pairs})
 
 
 def _flat(value: Any) -> Any:
@@ -259,14 +259,15 @@ def _flat(value: Any) -> Any:
     return dump_json(value) if nested else value
 
 
-def _decode_value(value: Any) -> Any:
+def decode_value(value: Any) -> Any:
+    """An `AnyValue` of OTLP's protobuf."""
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     if kind == "array_value":
-        return [_decode_value(item) for item in value.array_value.values]
+        return [decode_value(item) for item in value.array_value.values]
     if kind == "kvlist_value":
-        return {pair.key: _decode_value(pair.value) for pair in value.kvlist_value.values}
+        return {pair.key: decode_value(pair.value) for pair in value.kvlist_value.values}
     return getattr(value, kind)
 
 
@@ -275,6 +276,7 @@ __all__ = [
     "decode_attributes",
     "decode_otlp",
     "decode_span",
+    "decode_value",
     "encode_otlp",
     "export",
     "from_otel",

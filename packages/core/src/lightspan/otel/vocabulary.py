@@ -1,21 +1,29 @@
 """What a span of another library says, in our words: pure.
 
 The GenAI conventions, OpenInference and OpenLLMetry say the messages of a call, its tools, a tool's
-arguments and an error each in their own attributes; readers of stored spans know one form of them
-(`lightspan.schema.call_attributes`). What is said in it is not kept twice.
+arguments and an error each in their own attributes, or in events (`utterances`); readers of stored
+spans know one form of them (`lightspan.schema.call_attributes`). What is said in it is not kept
+twice.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.otel.identity import tool_call_id, tool_name
+from lightspan.otel.utterances import (
+    EVENTS,
+    INSTRUCTIONS,
+    LISTS,
+    heard,
+    loaded,
+    text_of_result,
+    told,
+)
 from lightspan.schema import conventions as c, messages
-from lightspan.schema.spans import Attributes, Span, SpanKind, clean_attributes
+from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, clean_attributes
 
-_INSTRUCTIONS: Final = "gen_ai.system_instructions"
 _OPENINFERENCE: Final = {
     c.INPUT_MESSAGES: "llm.input_messages",
     c.OUTPUT_MESSAGES: "llm.output_messages",
@@ -48,28 +56,83 @@ Said = Mapping[str, Any]
 def translated(span: Span) -> Span:
     """The span with what it says of a call, a tool, a run or an error in our attributes too."""
     said = {key: value for key, value in span.attributes.items() if _may_be_said(key)}
+    events = list(span.events)
+    heard_of = heard(told(events, said)) if span.kind in _SPOKEN else {}
+    if heard_of:  # it is said in attributes now
+        events = [event for event in events if event.name not in EVENTS]
+        said = {key: value for key, value in said.items() if key not in LISTS}
     more: dict[str, Any] = {}
     if span.kind is SpanKind.LLM:
+        said = {**_unsaid(heard_of, said), **said}
         more = _call(said)
-        told = (*_TOLD_TWICE, c.TOOL_DEFINITIONS)
-        said = {key: said[key] for key in said if not key.startswith(told)}
+        twice = (*_TOLD_TWICE, c.TOOL_DEFINITIONS)
+        said = {key: said[key] for key in said if not key.startswith(twice)}
     elif span.kind is SpanKind.TOOL:
+        asked, gave = (_of_tool(heard_of, key) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
         more = {
             c.TOOL_NAME: tool_name(span.name, said),
             c.TOOL_CALL_ID: tool_call_id(said),
-            c.TOOL_CALL_ARGUMENTS: _first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS),
-            c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS),
+            c.TOOL_CALL_ARGUMENTS: _first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS) or asked,
+            c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS) or gave,
         }
     else:
+        asked, gave = (_of_run(heard_of, key) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
         more = {
-            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS),
-            c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS),
+            c.OPERATION_INPUT: _first(said, c.OPERATION_INPUT, *INPUTS) or asked,
+            c.OPERATION_OUTPUT: _first(said, c.OPERATION_OUTPUT, *_OUTPUTS) or gave,
         }
     if c.ERROR_TYPE not in said:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
         more[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
     attributes = {**said, **clean_attributes(more)}
-    return span.replace(attributes=attributes, sequence_start=None, sequence_end=None)
+    return span.replace(
+        attributes=attributes, events=events, sequence_start=None, sequence_end=None
+    )
+
+
+def completed(span: Span, events: Sequence[SpanEvent]) -> Span:
+    """A translated span with what events say of it that came by themselves. What it says itself is
+    left as it is."""
+    more = translated(span.replace(attributes=heard(events), events=[])).attributes
+    return span.replace(attributes={**more, **span.attributes})
+
+
+# --- what events say --------------------------------------------------------------------------
+_SPOKEN: Final = (SpanKind.LLM, SpanKind.TOOL, SpanKind.AGENT)
+"""Kinds of spans that have such events."""
+
+
+def _unsaid(heard_of: Attributes, said: Said) -> Attributes:
+    """What events tell that attributes do not, in whichever dialect."""
+    dialects = (_OPENINFERENCE, _OPENLLMETRY)
+    unsaid = {
+        key: value
+        for key, value in heard_of.items()
+        if key not in said
+        and not any(key in names and _numbered(said, names[key]) for names in dialects)
+    }
+    if c.INPUT_MESSAGES not in unsaid:
+        unsaid.pop(INSTRUCTIONS, None)  # they are of the messages that the event has
+    return unsaid
+
+
+def _of_tool(heard_of: Attributes, key: str) -> Any:
+    """What a tool was given, or gave: a message's first part, whichever its form."""
+    found = _genai_messages(heard_of[key]) if key in heard_of else []
+    for part in (part for message in found for part in message["parts"]):
+        name = {"tool_call": "arguments", "tool_call_response": "response"}.get(part.get("type"))
+        return part.get(name or "content")
+    return None
+
+
+def _of_run(heard_of: Attributes, key: str) -> str | None:
+    """What an agent was given, or gave: the text, where it is one message."""
+    if key not in heard_of:
+        return None
+    chat = messages.from_genai(_genai_messages(heard_of[key]))
+    said = [message for message in chat if message["role"] != "system"]
+    text = said[0]["content"] if len(said) == 1 else None
+    return text if isinstance(text, str) else messages.dump_json(said)
 
 
 def _may_be_said(key: str) -> bool:
@@ -101,12 +164,12 @@ def _call(said: Said) -> dict[str, Any]:
 
 def _reasons(said: Said) -> list[str]:
     """Why each answer ended, in the sender's words."""
-    told = said.get(c.FINISH_REASONS)
-    if isinstance(told, list):
-        return [str(reason) for reason in told]
+    listed = said.get(c.FINISH_REASONS)
+    if isinstance(listed, list):
+        return [str(reason) for reason in listed]
     answers = _numbered(said, _OPENLLMETRY[c.OUTPUT_MESSAGES])
     if c.OUTPUT_MESSAGES in said:
-        found = _loaded(said[c.OUTPUT_MESSAGES])
+        found = loaded(said[c.OUTPUT_MESSAGES])
         answers = (
             [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
         )
@@ -143,24 +206,10 @@ def _numbered(said: Said, prefix: str) -> list[dict[str, Any]]:
 
 
 # --- OpenTelemetry's GenAI conventions ------------------------------------------------------
-_MOST_MARKS: Final = 300_000
-"""Opening brackets and commas: to read more is one long step, for which all of Python waits."""
-
-
-def _loaded(value: Any) -> Any:
-    """The JSON of an attribute; what is none, or too much to read at once, is itself."""
-    if isinstance(value, str) and sum(map(value.count, "[{,")) > _MOST_MARKS:
-        return value
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return value
-
-
 def _instructions(said: Said) -> list[dict[str, Any]]:
-    if _INSTRUCTIONS not in said:
+    if INSTRUCTIONS not in said:
         return []
-    parts = _loaded(said[_INSTRUCTIONS])
+    parts = loaded(said[INSTRUCTIONS])
     if isinstance(parts, str):
         parts = [{"type": "text", "content": parts}]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -169,7 +218,7 @@ def _instructions(said: Said) -> list[dict[str, Any]]:
 
 
 def _genai_messages(value: Any) -> list[dict[str, Any]]:
-    found = _loaded(value)
+    found = loaded(value)
     whole: list[dict[str, Any]] = []
     for message in found if isinstance(found, list) else [found]:
         parts = message.get("parts") if isinstance(message, dict) else None
@@ -199,8 +248,7 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(part: dict[str, Any]) -> dict[str, Any]:
-    said = part.get("response", part.get("result"))
-    text = said if isinstance(said, str) else messages.dump_json(said)
+    text = text_of_result(part.get("response", part.get("result")))
     return {"type": "tool_call_response", "id": part.get("id"), "response": text}
 
 
@@ -248,12 +296,12 @@ def _openllmetry_message(said: Said) -> dict[str, Any]:
 
 def _tools(said: Said) -> str | None:
     """The tools that a call offered, as chat requests have them."""
-    found = _loaded(said.get(c.TOOL_DEFINITIONS))
+    found = loaded(said.get(c.TOOL_DEFINITIONS))
     if not isinstance(found, list):
-        found = [_loaded(tool.get("tool.json_schema")) for tool in _numbered(said, "llm.tools")]
+        found = [loaded(tool.get("tool.json_schema")) for tool in _numbered(said, "llm.tools")]
     if not found:
         found = [
-            {**tool, "parameters": _loaded(tool.get("parameters"))}
+            {**tool, "parameters": loaded(tool.get("parameters"))}
             for tool in _numbered(said, "llm.request.functions")
         ]
     tools = [_chat_tool(tool) for tool in found if isinstance(tool, dict)]

@@ -1,8 +1,12 @@
-"""`POST /v1/traces`: OTLP over HTTP, protobuf or JSON, into the store that is served."""
+"""`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, protobuf or JSON, into the store.
+
+Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -12,6 +16,7 @@ from lightspan.gateway.bodies import received, unpacked
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.workers import SMALL, Workers
 from lightspan.otel.arrivals import keep
+from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -28,6 +33,7 @@ from lightspan.stores.remote.roles import Role
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/traces"
+LOGS: Final = "/v1/logs"
 MOST_BYTES: Final = 16 * 2**20
 """Of a request, packed and unpacked: to decode it holds all of Python."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
@@ -67,7 +73,7 @@ class Telemetry:
             if isinstance(role, ApiError):
                 raise role
             refused = await self._taken(request, role)
-            body = encode_answer(answered_as, refused)
+            body = encode_answer(answered_as, refused, of_logs=request.path == LOGS)
         except ApiError as error:
             status, text = error.status, error.message
         except Full as full:
@@ -108,7 +114,8 @@ class Telemetry:
                 unpacked_size = MOST_BYTES
                 place.add(unpacked_size)
                 size += SMALL + 1
-            decoded = await self._reading.run(_decoded, parts, packing, kind, size=size)
+            decode = decode_logs if request.path == LOGS else decode_request
+            decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
             place.add(-unpacked_size)
             refused = await keep(self._store, decoded.arrivals, may_reward=role is not Role.TRACER)
         return [*decoded.refused, *(each.reason for each in refused)]
@@ -118,13 +125,15 @@ def _too_large() -> ApiError:
     return ApiError(413, f"a request with traces has at most {MOST_BYTES:,} bytes, unpacked too")
 
 
-def _decoded(parts: list[bytes], packing: str, kind: str) -> Decoded:
+def _decoded(
+    parts: list[bytes], packing: str, kind: str, decode: Callable[[bytes, str], Decoded]
+) -> Decoded:
     data = b"".join(parts)
     if packing not in ("", "identity"):
         data = unpacked(data, packing, MOST_BYTES)
     if len(data) > MOST_BYTES:
         raise _too_large()
-    decoded = decode_request(data, kind)
+    decoded = decode(data, kind)
     # here, beside the event loop: of a large batch it takes a second
     whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
     return decoded._replace(arrivals=whole)
