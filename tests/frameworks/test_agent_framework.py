@@ -86,7 +86,8 @@ class Builder:
         return self.alone(self.agent("scout", [tool(look), tool(count)]), tree)
 
     def handoff(self) -> App:
-        """Two agents of a workflow, which is in no path; it ends by asking the user."""
+        """Two agents of a workflow, which is in no path; it ends by asking the user. The tool by
+        which the first hands over never runs."""
         alone = {"require_per_service_call_history_persistence": True}
         triage = self.agent("triage", **alone)
         expert = self.agent("expert", [tool(look)], **alone)
@@ -102,7 +103,6 @@ class Builder:
         tree = """
             invoke_agent triage @triage
               chat @triage
-              execute_tool handoff_to_expert @triage
             invoke_agent expert @expert
               chat @expert
               execute_tool look @expert
@@ -171,6 +171,9 @@ class TestAgentFramework(FrameworkSuite):
 
     def patched(self) -> Any:
         return observability.get_tracer
+
+    def saying(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(observability.OBSERVABILITY_SETTINGS, "enable_sensitive_data", True)
 
 
 class TestResponses(TestAgentFramework, responses=True):

@@ -379,8 +379,9 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     assert past == [["writer", "litellm", "", "openai", "m", f"{url}/responses", 1]]
     [[*request, _]] = past
     assert fix_of(Request(*request)) == (
-        f'ask by Chat Completions, not Responses: name its model "openai/m", with api_base="{url}", '
-        "and its key as api_key=: LiteLLM then uses the OpenAI SDK, which lightspan sees"
+        'ask by Chat Completions, not Responses: name its model "openai/m", with '
+        f'api_base="{url}", and its key as api_key=: LiteLLM then uses the OpenAI SDK, which '
+        "lightspan sees"
     )
 
 

@@ -156,6 +156,15 @@ def test_why_an_answer_ended(said: dict[str, Any]) -> None:
     assert found.attributes[c.FINISH_REASONS] == ["tool_calls"]
 
 
+def test_roles_of_smolagents() -> None:
+    """As its clients send them."""
+    roles = ("system", "user", "tool-call", "tool-response")
+    told = {f"llm.input_messages.{n}.message.role": role for n, role in enumerate(roles)}
+    found = translated(span({"openinference.span.kind": "LLM", **told})).attributes
+    sent = [message["role"] for message in messages.asked_of(found)]
+    assert sent == ["system", "user", "assistant", "user"]
+
+
 def test_a_call_that_says_nothing() -> None:
     found = translated(span({"gen_ai.operation.name": "chat"}))
     assert found.attributes == {"gen_ai.operation.name": "chat"}

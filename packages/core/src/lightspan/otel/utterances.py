@@ -39,6 +39,8 @@ _OF_BLOCKS: Final = frozenset(
     }
 )
 """How the blocks of Amazon's Converse API begin, which Strands has as JSON in a text."""
+_ELIDED: Final = "<elided>"
+"""In place of what ADK may not tell."""
 _MOST_MARKS: Final = 300_000
 """Opening brackets and commas: to read more is one long step, for which all of Python waits."""
 
@@ -151,7 +153,7 @@ def _chat(body: Mapping[str, Any], role: str) -> list[Chat]:
 
 def _content(value: Any) -> tuple[Any, list[Chat], list[Chat]]:
     """(a message's text, or its parts; the tools that it calls; what tools gave)."""
-    if value is None or value == {}:
+    if value in (None, {}, _ELIDED):
         return None, [], []
     blocks = _blocks(value)
     if blocks is None:

@@ -32,7 +32,8 @@ _OPENLLMETRY: Final = {c.INPUT_MESSAGES: "gen_ai.prompt", c.OUTPUT_MESSAGES: "ge
 INPUTS: Final = ("input.value", "traceloop.entity.input")
 """What a run was given."""
 _OUTPUTS: Final = ("output.value", "traceloop.entity.output")
-_ARGUMENTS: Final = ("tool_call.function.arguments", "tool.parameters", *INPUTS)
+_ARGUMENTS: Final = ("tool_call.function.arguments", *INPUTS, "tool.parameters")
+"""What a tool was given; the last may also be what it takes."""
 _TOLD_TWICE: Final = (
     *("llm.input_messages.", "llm.output_messages.", "llm.tools.", "llm.request.functions."),
     *("gen_ai.prompt.", "gen_ai.completion."),
@@ -253,6 +254,10 @@ def _result(part: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- OpenInference and OpenLLMetry ----------------------------------------------------------
+_ROLES: Final = {"tool-call": "assistant", "tool-response": "user"}
+"""smolagents' roles → those that its clients send in their place."""
+
+
 def _tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     given = arguments if isinstance(arguments, str) else messages.dump_json(arguments or {})
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
@@ -262,6 +267,7 @@ def _message(said: Said, content: Any, calls: list[dict[str, Any]]) -> dict[str,
     """A chat message of what a dialect calls `role`, `name`, `tool_call_id`, `finish_reason`."""
     kept = {key: said[key] for key in ("name", "tool_call_id", "finish_reason") if said.get(key)}
     role = str(said.get("role") or "assistant")
+    role = _ROLES.get(role, role)
     return {"role": role, "content": content, **kept, **({"tool_calls": calls} if calls else {})}
 
 
