@@ -1,9 +1,11 @@
-"""Messages over a socket, each with its length before it."""
+"""Messages over a socket, each with its length before it; and the lifeline of who reads them."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
 from typing import Final
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -32,3 +34,9 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
+
+
+def hold_lifeline() -> None:
+    """End this process when its standard input does, whatever it is doing. For a thread."""
+    sys.stdin.buffer.read()
+    os._exit(0)
