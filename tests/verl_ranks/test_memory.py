@@ -56,9 +56,9 @@ def at_peak(parts: list[MemoryPart], rank: int) -> int:
     own = [part for part in parts if part.name.startswith(f"rank {rank}: ")]
     sums = {
         when: sum(p.bytes for p in own if p.when == when and not p.name.endswith("process"))
-        for when in ("always", "updating", "publishing")
+        for when in ("always", "loading", "updating", "publishing")
     }
-    return sums["always"] + max(sums["updating"], sums["publishing"])
+    return sums.pop("always") + max(sums.values())
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=8)], ids=["full", "lora"])

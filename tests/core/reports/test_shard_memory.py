@@ -51,14 +51,15 @@ def test_two_ranks_on_a_cpu() -> None:
     parts = memory()
     gathered = 4 * (OUTSIDE + 2 * LAYER) + 4 * (OUTSIDE + LAYER)
     logits = 50 * (2 * 4 * 100 + 25 * 4 * 4)
-    passes = gathered + 100 * KEPT * 4 + logits
+    passes = 4 * 800 + gathered + 100 * KEPT * 4 + logits
     assert sizes(parts) == {
         "rank 0: process": PROCESS,
-        "rank 0: shards": 16 * 800,
+        "rank 0: shards": 12 * 800,
         "rank 0: passes": passes,
         "rank 1: process": PROCESS,
-        "rank 1: shards": 16 * 800,
+        "rank 1: shards": 12 * 800,
         "rank 1: passes": passes,
+        "rank 0: loading": 6400,
         "rank 0: whole weights": 6400,
         "handed over": 6400,
         "publishing": 6400,
@@ -78,11 +79,11 @@ def test_two_ranks_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"ranks": 4}, 16 * 400),
-        ({"ranks": 3}, 2134 + 4267 + 2134),  # each rounded up
-        ({"kl": True}, 20 * 800),
-        ({"lora": LoRA(rank=4)}, 4 * (800 + 140) + 12 * 140),
-        ({"lora": LoRA(rank=4), "kl": True}, 4 * (800 + 140) + 12 * 140),
+        ({"ranks": 4}, 12 * 400),
+        ({"ranks": 3}, 2134 + 4267),  # each rounded up
+        ({"kl": True}, 16 * 800),
+        ({"lora": LoRA(rank=4)}, 4 * (800 + 140) + 8 * 140),
+        ({"lora": LoRA(rank=4), "kl": True}, 4 * (800 + 140) + 8 * 140),
     ],
 )
 def test_shards_are_parts_of_all(changed: dict[str, Any], expected: int) -> None:
@@ -90,10 +91,10 @@ def test_shards_are_parts_of_all(changed: dict[str, Any], expected: int) -> None
 
 
 def test_what_adapters_save() -> None:
-    """No gradients of whole layers; and the engine that takes adapters is sent no more."""
+    """Gradients, of whole layers too; and the engine that takes adapters is sent no more."""
     whole, lora = sizes(memory()), sizes(memory(lora=LoRA(rank=4)))
     saved = whole["rank 0: passes"] - lora["rank 0: passes"]
-    assert saved == 4 * (OUTSIDE + LAYER)
+    assert saved == 4 * (OUTSIDE + LAYER) + 4 * (800 - 140)
     assert lora["handed over"] == 6400
     beside = sizes(memory(lora=LoRA(rank=4), beside=frozenset({"writer"})))
     assert (beside["handed over"], beside["rank 0: whole weights"]) == (4 * 280, 4 * 280)
@@ -106,7 +107,7 @@ def test_gpus_have_what_is_not_offloaded() -> None:
     half, full = (sizes(memory(device=d))["rank 0: passes"] for d in ("cuda", "cpu"))
     assert half < full  # bfloat16
     away = {
-        "param_offload": 8 * 800,
+        "param_offload": 4 * 800,
         "optimizer_offload": 8 * 800,
     }
     for name, size in away.items():
@@ -116,6 +117,14 @@ def test_gpus_have_what_is_not_offloaded() -> None:
         [kept] = [part for part in parts if part.name == "rank 1: offloaded"]
         assert (kept.bytes, kept.place, kept.when) == (size, "host", "always")
     assert memory(param_offload=True) == memory()  # nothing moves on a CPU
+
+
+def test_every_rank_loads_what_has_tied_embeddings() -> None:
+    shape = msgspec.structs.replace(SHAPE, tied=True)
+    parts = memory(policies={"writer": PolicySize(shape=shape)})
+    loading = {part.name: part.bytes for part in parts if part.when == "loading"}
+    assert loading == {"rank 0: loading": 6400, "rank 1: loading": 6400}
+    assert {part.place for part in memory(device="cuda") if part.when == "loading"} == {"host"}
 
 
 def test_checkpointing_keeps_the_first_of_each_layer_and_one_whole() -> None:
@@ -144,7 +153,7 @@ def test_a_forecast_has_the_engine_and_verls_ranks(tiny: Path) -> None:
     found = forecast(learner=Verl(python="p", ranks=2, token_budget=4096))
     known = {part.name: part for part in found.parts}
     shape = model_shape(str(tiny))
-    assert known["rank 1: shards"].bytes == 16 * shape.parameters // 2
+    assert known["rank 1: shards"].bytes == 12 * shape.parameters // 2
     assert "4,096 tokens" in known["rank 0: passes"].note
     embedded = {part.name for part in forecast(learner=Torch()).parts}
     assert {name for name in known if name in embedded} == {

@@ -158,7 +158,7 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     """`host`, or the accelerator; on a CPU everything is in the host's memory."""
     device: str = ""
     """Which accelerator; empty on the host."""
-    when: Literal["always", "updating", "publishing"] = "always"
+    when: Literal["always", "loading", "updating", "publishing"] = "always"
     note: str = ""
     """What it was computed from."""
 
@@ -333,10 +333,10 @@ def _rank_parts(
 
 def _peak(parts: Sequence[MemoryPart]) -> int:
     sums = {when: sum(part.bytes for part in parts if part.when == when) for when in _WHEN}
-    return sums["always"] + max(sums["updating"], sums["publishing"])
+    return sums["always"] + max(sums[when] for when in _WHEN[1:])
 
 
-_WHEN: Final = ("always", "updating", "publishing")
+_WHEN: Final = ("always", "loading", "updating", "publishing")
 
 
 def _engine_parts(inputs: MemoryInputs) -> list[MemoryPart]:

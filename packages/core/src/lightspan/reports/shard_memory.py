@@ -4,17 +4,19 @@ With R ranks, P parameters of a policy, of which T are trained, and w bytes per 
 
 | part of each rank | bytes |
 |---|---|
-| shards | 4 · P / R per policy (LoRA: and 4 · T / R); 12 · T / R for optimiser and gradients |
+| shards | 4 · P / R per policy (LoRA: and 4 · T / R); 8 · T / R for the optimiser |
 | starting weights (KL, without LoRA) | 4 · P / R |
+| gradients | 4 · T / R, while updating |
 | gathered | w · two layers, embeddings and head; of what is trained 4 bytes more, for gradients |
 | activations | tokens of a pass · what autograd keeps of a token · w (checkpointing: one layer's) |
 | logits | tokens · vocabulary · 2 w; trained positions · vocabulary · 4 · 4 |
 | process | `PROCESS`, in the host's memory |
 
-Beside them, in the host's memory: shards that are offloaded, between passes; while publishing the
-whole weights of a policy on the first rank, where they are handed over, and in the trainer; with
-Ray the process that drives the ranks, and a cluster of its own. The tests compare two ranks on a
-CPU with this; what it says of a GPU is not yet run on one.
+Beside them, in the host's memory: the whole model while it is loaded, on each rank where embeddings
+are tied, else on the first; shards that are offloaded, between passes; while publishing the whole
+weights of a policy on the first rank, where they are handed over, and in the trainer; with Ray the
+process that drives the ranks, and a cluster of its own. The tests compare two ranks on a CPU with
+this; what it says of a GPU is not yet run on one.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def shard_memory(sharding: Sharding) -> list[MemoryPart]:
         parts.append(_host(f"rank {rank}: process", PROCESS))
         parts += on_device(device, _of_rank(sharding, rank))
         parts += _offloaded(sharding, rank)
+        parts += _loading(sharding, rank)
     if sharding.description.ray:
         parts.append(_host("Ray: the process that drives the ranks", STEWARD))
     if sharding.description.ray is True:
@@ -107,32 +110,30 @@ def _of_rank(sharding: Sharding, rank: int) -> list[MemoryPart]:
     weights = sum(_weights(sharding, size) for size in sizes)
     optimizer = sum(_share(sharding, _STATES * FLOAT32 * size.trained) for size in sizes)
     gradients = sum(_share(sharding, FLOAT32 * size.trained) for size in sizes)
-    held = weights + gradients + optimizer
+    held = weights + optimizer
     away = sum(_offload(sharding)) if sharding.on_gpu else 0
-    passes = _gathered(sharding) + _activations(sharding) + _logits(sharding)
+    passes = gradients + _gathered(sharding) + _activations(sharding) + _logits(sharding)
     return [
         MemoryPart(
             name=f"rank {rank}: shards",
             bytes=held - away,
             place="device",
-            note=f"weights, optimiser and gradients, 1/{sharding.ranks} of each",
+            note=f"weights and optimiser, 1/{sharding.ranks} of each",
         ),
         MemoryPart(
             name=f"rank {rank}: passes",
             bytes=passes + away,
             place="device",
             when="updating",
-            note=f"whole layers, and activations of {sharding.tokens:,} tokens",
+            note=f"gradients, whole layers, activations of {sharding.tokens:,} tokens",
         ),
     ]
 
 
 def _offload(sharding: Sharding) -> tuple[int, int]:
-    """Bytes of a rank's weights and gradients, and of its optimiser, away between passes."""
+    """Bytes of a rank's weights, and of its optimiser, that are away between passes."""
     sizes = list(sharding.policies.values())
-    weights = sum(
-        _weights(sharding, size) + _share(sharding, FLOAT32 * size.trained) for size in sizes
-    )
+    weights = sum(_weights(sharding, size) for size in sizes)
     optimizer = sum(_share(sharding, _STATES * FLOAT32 * size.trained) for size in sizes)
     chosen = sharding.description
     return (weights if chosen.param_offload else 0, optimizer if chosen.optimizer_offload else 0)
@@ -141,6 +142,16 @@ def _offload(sharding: Sharding) -> tuple[int, int]:
 def _offloaded(sharding: Sharding, rank: int) -> list[MemoryPart]:
     size = sum(_offload(sharding)) if sharding.on_gpu else 0
     return [_host(f"rank {rank}: offloaded", size, note="between passes")] if size else []
+
+
+def _loading(sharding: Sharding, rank: int) -> list[MemoryPart]:
+    """The whole of a model, as it is read, of the policy that has the largest."""
+    shapes = [size.shape for size in sharding.policies.values() if size.shape.tied or rank == 0]
+    size = max((FLOAT32 * shape.parameters for shape in shapes), default=0)
+    name = f"rank {rank}: loading"
+    note = "the whole model, before it is sharded"
+    part = MemoryPart(name=name, bytes=size, place="host", when="loading", note=note)
+    return [part] if size else []
 
 
 def _share(sharding: Sharding, size: int) -> int:

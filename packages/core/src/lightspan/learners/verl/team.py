@@ -29,8 +29,11 @@ _LONGEST: Final = 40
 _PLATFORM: Final = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "lightspan.testing.verl_platform",
+    # Layers and activations come and go in every pass, and glibc would keep as much again: this is
+    # what it begins with, but said, it stays.
+    "MALLOC_MMAP_THRESHOLD_": "131072",
 }
-"""What verl is told where the device is the CPU, of which it knows nothing."""
+"""What is said where the device is the CPU, of which verl knows nothing."""
 
 
 class LostError(Exception):
