@@ -292,7 +292,11 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What lets nodes and the trainer into one cluster."""
     file = tmp_path / "token"
     file.write_text(secrets.token_hex(32))
-    found = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    found = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(file),
+        "RAY_raylet_start_wait_time_s": "300",  # a busy machine takes more than Ray's 30
+    }
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in found.items():
@@ -318,6 +322,9 @@ def test_ranks_of_a_cluster_that_is_there(
         too_many = r"Verl\(ranks=3, .*: the ranks take 3 CPU, one each, and the Ray cluster has 2: "
         with pytest.raises(ConfigError, match=too_many):
             RayWorkers(python, ["cpu"] * 3, ray=address)
+        no_gpus = r"the ranks take 2 GPU, one each, and the Ray cluster has 0: take fewer ranks, or"
+        with pytest.raises(ConfigError, match=no_gpus):
+            RayWorkers(python, ["cuda:0", "cuda:1"], ray=address)
         workers = RayWorkers(python, TWO, ray=address)
         learner = begun(workers, folder, batches[0], tmp_path / "saved")
         ranks = [psutil.Process(pid) for pid in workers.pids]

@@ -13,27 +13,35 @@ from lightspan.learners.verl.ray_workers import RayWorkers
 pytestmark = pytest.mark.timeout(600)  # a cluster takes its time to begin with
 
 
-class _InRay(OnWorkers):
-    ranks = 1
+@pytest.fixture(scope="class")
+def one_in_ray(python: str) -> Iterator[RayWorkers]:
+    torch.set_num_threads(1)
+    workers = RayWorkers(python, ["cpu"])
+    yield workers
+    workers.end()
 
-    @pytest.fixture(scope="class")
-    def group(self, python: str) -> Iterator[RayWorkers]:
-        torch.set_num_threads(1)
-        workers = RayWorkers(python, ["cpu"] * self.ranks)
-        yield workers
-        workers.end()
 
+@pytest.fixture(scope="class")
+def two_in_ray(python: str) -> Iterator[RayWorkers]:
+    torch.set_num_threads(1)
+    workers = RayWorkers(python, ["cpu", "cpu"])
+    yield workers
+    workers.end()
+
+
+class TestOneInRay(OnWorkers):
     @pytest.fixture(autouse=True)
-    def made(self, group: RayWorkers) -> Iterator[None]:
-        self._workers, self._made = group, []
+    def made(self, one_in_ray: RayWorkers) -> Iterator[None]:
+        self._workers, self._made = one_in_ray, []
         yield
         for learner in self._made:
             learner.close()
 
 
-class TestOneInRay(_InRay):
-    pass
-
-
-class TestTwoInRay(_InRay):
-    ranks = 2
+class TestTwoInRay(OnWorkers):
+    @pytest.fixture(autouse=True)
+    def made(self, two_in_ray: RayWorkers) -> Iterator[None]:
+        self._workers, self._made = two_in_ray, []
+        yield
+        for learner in self._made:
+            learner.close()

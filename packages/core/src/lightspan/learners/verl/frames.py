@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Final
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -36,7 +37,14 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
-def hold_lifeline() -> None:
-    """End this process when its standard input does, whatever it is doing. For a thread."""
+def hold_lifeline(before: Callable[[], None] = lambda: None) -> None:
+    """End this process when its standard input does, whatever it is doing. For a thread.
+
+    Args:
+        before: what is still done then.
+    """
     sys.stdin.buffer.read()
-    os._exit(0)
+    try:
+        before()
+    finally:
+        os._exit(0)

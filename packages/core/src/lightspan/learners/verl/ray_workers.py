@@ -103,8 +103,8 @@ class RayWorkers(Team):
 
     @property
     def head(self) -> str:
-        """The address of the cluster's head."""
-        return self._roll.head
+        """The address of the cluster's head: as it was given, or as Ray has it."""
+        return self._address if ":" in self._address else self._roll.head
 
     @property
     def where(self) -> str:
@@ -144,6 +144,7 @@ class RayWorkers(Team):
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "300",  # by default 30, too little on a busy machine
         }
 
     def _called(self) -> Roll:

@@ -7,12 +7,15 @@ ordered and answered, and hands both on as they are.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+
+import psutil
 
 from lightspan.errors import LightspanError
 from lightspan.learners.ranks.messages import Failure
@@ -23,7 +26,9 @@ from lightspan.learners.verl.ray_group import Group
 
 def main(arguments: Sequence[str]) -> None:
     """Serve the trainer until this process is no longer wanted."""
-    threading.Thread(target=hold_lifeline, name="lightspan-lifeline", daemon=True).start()
+    threading.Thread(
+        target=hold_lifeline, args=[_end_cluster], name="lightspan-lifeline", daemon=True
+    ).start()
     link = socket.socket(fileno=int(arguments[0]))
     wanted = receive(link)
     if wanted is None:
@@ -37,6 +42,14 @@ def main(arguments: Sequence[str]) -> None:
     while (data := receive(link)) is not None:
         send(link, packed(group.exchange(rounds.decode(data))))
     group.leave()
+
+
+def _end_cluster() -> None:
+    """End what this process has started, at once: Ray's agents would take a minute or two to see
+    that nobody is left. Of a cluster of others nothing is a child of this process."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 if __name__ == "__main__":
