@@ -587,7 +587,7 @@ def test_the_long_horizon(
 
 
 # --- a run ------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_runs_of_an_untaught_model(
     credit: Any, kept: Any, plan: Any, tmp_path: Path, sql_cache: Path

@@ -88,7 +88,7 @@ def test_a_good_prompt_stays(train: Any, tmp_path: Path, model: ScriptedServer) 
     assert learned["before"]["template"] == GOOD
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_goes_on_with_the_next_text(
     train: Any, tmp_path: Path, model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

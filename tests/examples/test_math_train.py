@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+from apart_training import How, trained_apart  # type: ignore[import-not-found]
 
 pytest.importorskip("torch", reason="training needs the learning environment")
 pytest.importorskip("autogen_agentchat", reason="AutoGen is in an environment of its own")
@@ -134,7 +134,7 @@ def test_demonstrations_are_short_enough() -> None:
         assert len(whole) < settings.context - training.RECIPE.max_tokens
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", ["by the trainer", pytest.param("by hand", marks=pytest.mark.long)])
 def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
     episodes = trained_apart(
         tmp_path,

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+from apart_training import How, trained_apart  # type: ignore[import-not-found]
 
 from lightspan import LightningRL
 from lightspan.progress import SilentReporter
@@ -158,7 +158,7 @@ def test_prompts_and_answers_are_short_enough() -> None:
         assert len(whole) <= settings.context
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", ["by the trainer", pytest.param("by hand", marks=pytest.mark.long)])
 def test_the_app_in_an_environment_without_torch(few_tasks: Path, tmp_path: Path, how: How) -> None:
     tasks = training.load_tasks(few_tasks, "train")[:2]
     episodes = trained_apart(

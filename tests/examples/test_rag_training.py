@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+from apart_training import How, trained_apart  # type: ignore[import-not-found]
 
 pytest.importorskip("agents", reason="the OpenAI Agents SDK is in an environment of its own")
 
@@ -193,7 +193,7 @@ def test_what_the_command_trains(script: Any, cache: Path, monkeypatch: pytest.M
     assert training.REAL_MODEL is recipes.REAL_MODEL
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", ["by the trainer", pytest.param("by hand", marks=pytest.mark.long)])
 def test_the_app_in_an_environment_without_torch(cache: Path, tmp_path: Path, how: How) -> None:
     episodes = trained_apart(
         tmp_path,

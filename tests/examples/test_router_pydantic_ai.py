@@ -155,7 +155,7 @@ def test_the_command_trains(
     assert (step["calls"], step["calls/trained"]) == (2 * 64, 2 * 64)
 
 
-@pytest.mark.slow
+@pytest.mark.controls
 @pytest.mark.timeout(900)
 def test_a_structured_app_learns(tmp_path: Path) -> None:
     """One of Pydantic AI whose every model call is structured."""

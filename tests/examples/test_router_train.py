@@ -113,7 +113,7 @@ def test_the_dry_run_at_an_endpoint(script: Any, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("policies", ["shared", "separate"])
+@pytest.mark.parametrize("policies", [pytest.param("shared", marks=pytest.mark.long), "separate"])
 def test_a_model_built_here_takes_the_same_path(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: str
 ) -> None:

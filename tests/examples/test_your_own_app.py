@@ -32,7 +32,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
         follower.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_the_page_can_be_followed(followed: Follower) -> None:
     assert list(followed.printed) == [
@@ -48,7 +48,7 @@ def test_the_page_can_be_followed(followed: Follower) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_what_it_shows_and_teaches(followed: Follower) -> None:
     report = printed(followed, "lightspan dev")
@@ -67,7 +67,7 @@ def test_what_it_shows_and_teaches(followed: Follower) -> None:
     assert sum(letter.isupper() for letter in headline) > len(headline) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_what_it_leaves(followed: Follower) -> None:
     lines = (followed.folder / "good.jsonl").read_text().splitlines()

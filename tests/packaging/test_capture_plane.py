@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,15 @@ CORE = Path(__file__).parents[2] / "packages/core/src/lightspan"
 HEAVY = frozenset(
     {
         *("torch", "transformers", "peft", "numpy", "safetensors", "psutil", "matplotlib", "rich"),
-        *("aiohttp", "jinja2", "fastapi", "uvicorn"),
+        *("aiohttp", "httptools", "jinja2", "fastapi", "uvicorn"),
         *("langchain", "langchain_core", "langchain_openai", "langgraph", "lightspan_langgraph"),
         *("autogen_agentchat", "autogen_core", "agents", "crewai", "litellm"),
         *("pytest", "hypothesis"),
     }
 )
 
-OF_HTTP = ("stores.remote.connection", "stores.remote.store")
-"""The modules of the capture plane that need the extra `http`: aiohttp's client."""
+OF_HTTP = ("stores.remote.connection", "stores.remote.exchanges", "stores.remote.store")
+"""The modules of the capture plane that need the extra `http`: httptools."""
 CAPTURE = [
     *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
@@ -105,15 +106,14 @@ def light_modules() -> list[str]:
     return [*modules, "cli", "cli.runner", "lightning", "testing.scripted"]
 
 
-_EACH = """
-import importlib, os, traceback
-loaded = result["loaded"] = {}
-for name in %r:
+_IMPORTER = """
+import importlib, json, os, sys, traceback
+for line in sys.stdin:
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
         try:
-            importlib.import_module("lightspan." + name)
+            importlib.import_module("lightspan." + line.strip())
             said = " ".join(sorted({name.partition(".")[0] for name in sys.modules}))
         except BaseException:
             said = traceback.format_exc()
@@ -122,29 +122,49 @@ for name in %r:
         os._exit(0)
     os.close(theirs)
     with open(ours) as pipe:
-        loaded[name] = pipe.read()
+        print(json.dumps(pipe.read()), flush=True)
     os.waitpid(child, 0)
 """
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Module → the top-level modules that it loads in a process of its own, or how that fails."""
-    code = _EACH % (light_modules(),)
-    found: dict[str, str] = run(code, tmp_path_factory.mktemp("each"), without=HEAVY)["loaded"]
-    return found
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Module → the top-level modules that it loads in a process of its own, or how that fails.
+
+    Each when it is asked for: whoever takes a few of these tests from another process of
+    pytest-xdist's would import all 160 for himself otherwise, which is 20 s.
+    """
+    script = tmp_path_factory.mktemp("each") / "script.py"
+    script.write_text(_WITHOUT % (set(HEAVY),) + _IMPORTER)
+    command = [sys.executable, "-I", "-W", "error", str(script)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, cwd=script.parent
+    ) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None
+        assert answers is not None
+
+        def load(module: str) -> str:
+            print(module, file=asked, flush=True)
+            return str(json.loads(answers.readline()))
+
+        yield load
 
 
 @pytest.mark.parametrize("module", light_modules())
-def test_a_module_loads_without_the_learning_plane(loaded: dict[str, str], module: str) -> None:
+def test_a_module_loads_without_the_learning_plane(
+    loaded: Callable[[str], str], module: str
+) -> None:
+    found = loaded(module)
     if module.startswith("stores.postgres.") and find_spec("psycopg") is None:
-        assert module.endswith(".address") or "psycopg" in loaded[module]
+        assert module.endswith(".address") or "psycopg" in found
         pytest.skip("needs the extra postgres")
     if module in OF_HTTP:  # which is loaded where a served store is opened
-        assert "aiohttp" in loaded[module]
+        assert "httptools" in found
         return
-    assert "Traceback" not in loaded[module], loaded[module]
-    assert "openai" not in loaded[module].split()
+    assert "Traceback" not in found, found
+    assert "openai" not in found.split()
 
 
 def test_importing_patches_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+START = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
 READY = "Ray runtime started"
 
 
@@ -26,13 +26,20 @@ class Node:
         arguments: of `ray start`.
         log: where it writes.
         environment: of its processes, beside the tests'.
+        python: the interpreter that has Ray.
     """
 
-    def __init__(self, *arguments: str, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        log: Path,
+        environment: dict[str, str],
+        python: str = sys.executable,
+    ) -> None:
         self._log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*START, *arguments],
+                [python, *START, *arguments],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -83,10 +90,12 @@ class Cluster:
     """A head without any CPU, and nodes beside it.
 
     Args:
+        python: the interpreter that has Ray.
         environment: of all nodes: the token's, the key's.
     """
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, python: str = sys.executable, **environment: str) -> None:
+        self._python = python
         self._environment = environment
         self._folder = Path(tempfile.mkdtemp(prefix="ls-"))  # short: sockets lie in it
         self._numbers = 0
@@ -115,5 +124,5 @@ class Cluster:
         self._numbers += 1
         log = self._folder / f"node-{self._numbers}.log"
         more = {**self._environment, **environment}
-        self.nodes.append(Node(*arguments, log=log, environment=more))
+        self.nodes.append(Node(*arguments, log=log, environment=more, python=self._python))
         return self.nodes[-1]

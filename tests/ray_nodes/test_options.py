@@ -16,7 +16,14 @@ from tests.ray_nodes.trained import HERE
 from lightspan import RayRunners
 from lightspan.errors import ConfigError, LightspanError
 from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.records import (
+    Attempt,
+    AttemptStatus,
+    Mode,
+    Outcome,
+    Rollout,
+    RolloutStatus,
+)
 from lightspan.stores.protocol import Store
 
 pytestmark = pytest.mark.timeout(900)
@@ -70,7 +77,7 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     cluster: Cluster, node: Node, store: Store, tmp_path: Path
 ) -> None:
     """Nothing of Ray's is in the app's environment."""
-    python = app_environment(tmp_path / "environment", "openai", "aiohttp")
+    python = app_environment(tmp_path / "environment", "openai", "httptools")
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     task = {"folder": str(meeting), "prefix": str(tmp_path / "environment")}
@@ -85,6 +92,41 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     assert len({each.pop("process") for each in said}) == 2
     each = {"reward": 1.0, "interpreter": 1.0, "token": 1.0, "ray": 0.0}
     assert said == [each, each]
+
+
+class _Slow:
+    """An actor that is told to stop a second after the others."""
+
+    def __init__(self, actor: Any) -> None:
+        self.close = actor.close
+        self._actor = actor
+
+    @property
+    def stop(self) -> Any:
+        return self
+
+    def remote(self) -> Any:
+        async def later() -> None:
+            await asyncio.sleep(1.0)
+            await self._actor.stop.remote()
+
+        return later()
+
+
+async def test_what_one_actor_gives_back_no_other_one_takes(
+    cluster: Cluster, node: Node, store: Store, tmp_path: Path
+) -> None:
+    """All stop claiming first, wherever they are, and only then gives one back what it has."""
+    tasks = [{"begun": f"{tmp_path}/begun-{n}", "go": f"{tmp_path}/never"} for n in range(4)]
+    names = await enqueue(store, *tasks)
+    runners = RayRunners(6, actors=2, address=cluster.address)
+    async with started(runners, plan(store, "lightspan.testing.errands:waits")):
+        while len(await store.attempts(names)) < 4:  # noqa: ASYNC110 - processes of others
+            await asyncio.sleep(0.05)
+        runners._seats[1].actor = _Slow(runners._seats[1].actor)
+    attempts = await store.attempts(names)
+    assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 4
+    assert {state.status for state in await store.rollouts(names)} == {RolloutStatus.QUEUED}
 
 
 async def test_an_interpreter_that_nodes_do_not_have(

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from lightspan.learners.verl.learner import VerlLearner
+from lightspan.learners.verl.team import Team
 from lightspan.learners.verl.workers import Workers
 from lightspan.testing.learner_suite import LearnerSuite
 
 
-class _OnWorkers(LearnerSuite):
-    _workers: Workers
+class OnWorkers(LearnerSuite):
+    """The suite on ranks that tests share."""
+
+    _workers: Team
     _made: list[VerlLearner]
 
     def make_learner(self, models: Mapping[str, Any], **options: Any) -> VerlLearner:
@@ -22,7 +25,7 @@ class _OnWorkers(LearnerSuite):
         return learner
 
 
-class TestOneRank(_OnWorkers):
+class TestOneRank(OnWorkers):
     @pytest.fixture(autouse=True)
     def made(self, one: Workers) -> Iterator[None]:
         self._workers, self._made = one, []
@@ -31,7 +34,7 @@ class TestOneRank(_OnWorkers):
             learner.close()
 
 
-class TestTwoRanks(_OnWorkers):
+class TestTwoRanks(OnWorkers):
     @pytest.fixture(autouse=True)
     def made(self, two: Workers) -> Iterator[None]:
         self._workers, self._made = two, []

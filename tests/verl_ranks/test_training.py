@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,8 +48,14 @@ def training(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[byte
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children()
-    return [child for child in children if "lightspan.learners.verl.rank" in child.cmdline()]
+    """In their order; Ray's workers bear their class's name."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = child.cmdline()
+            if "lightspan.learners.verl.rank" in line or "ray::RayRank" in " ".join(line):
+                found.append((int(child.environ()["RANK"]), child))
+    return [child for _, child in sorted(found, key=lambda pair: pair[0])]
 
 
 def until(what: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
@@ -69,12 +76,12 @@ def steps_of(folder: Path) -> int:
     return max((int(line["step"]) for line in lines_of(folder)), default=0)
 
 
-@pytest.mark.parametrize("more", [(), ("--lora",)], ids=["whole", "lora"])
+@pytest.mark.parametrize("more", [(), ("--lora",), ("--ray",)], ids=["whole", "lora", "ray"])
 def test_the_held_out_reward_rises_though_a_rank_is_killed(
     python: str, model: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     """The first life ends with the rank's name, and the second goes on from the checkpoint, on
-    another number of ranks."""
+    another number of ranks; with Ray the second has processes of the trainer's own."""
     folder = tmp_path / "run"
     log = folder.with_suffix(".log")
     with training(folder, model, python, 2, STEPS, *more) as process:
@@ -84,9 +91,12 @@ def test_the_held_out_reward_rises_though_a_rank_is_killed(
         assert process.wait(LATEST_S) != 0
         psutil.wait_procs([first, second], timeout=60)
         assert not first.is_running()
-    assert "verl's rank 1 (cpu), process" in log.read_text()
-    assert "was ended by SIGKILL" in log.read_text()
-    with training(folder, model, python, 1, STEPS, *more, "--resume") as process:
+    assert f"verl's rank 1 (cpu), process {second.pid}, " in log.read_text()
+    in_ray = "--ray" in more
+    assert ("has died; Ray says" if in_ray else "was ended by SIGKILL") in log.read_text()
+    assert ("on this machine" in log.read_text()) == in_ray
+    again = [each for each in more if each != "--ray"]
+    with training(folder, model, python, 1, STEPS, *again, "--resume") as process:
         assert process.wait(LATEST_S) == 0, log.read_text()[-4000:]
     text = log.read_text()
     assert "resuming" in text
@@ -100,12 +110,16 @@ def test_the_held_out_reward_rises_though_a_rank_is_killed(
     assert (folder / "model").is_dir()
 
 
-def test_a_killed_trainer_leaves_no_ranks(python: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--ray",)], ids=["processes", "ray"])
+def test_a_killed_trainer_leaves_no_ranks(
+    python: str, model: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Nor anything else: with Ray, no cluster."""
     folder = tmp_path / "run"
-    with training(folder, model, python, 2, STEPS) as process:
+    with training(folder, model, python, 2, STEPS, *more) as process:
         until(lambda: steps_of(folder) >= 1, process, folder.with_suffix(".log"))
-        ranks = ranks_of(process)
-        assert len(ranks) == 2
+        assert len(ranks_of(process)) == 2
+        started = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        _, alive = psutil.wait_procs(ranks, timeout=60)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive

@@ -71,6 +71,26 @@ def test_with_it_verl_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == expected
 
 
+@pytest.mark.parametrize(
+    ("ray", "where"),
+    [(True, "in a Ray cluster on this machine"), ("head:6379", "in the Ray cluster head:6379")],
+)
+def test_its_ranks_may_be_in_ray(
+    monkeypatch: pytest.MonkeyPatch, ray: bool | str, where: str
+) -> None:
+    plan = agl.VERL(config(trainer__n_gpus_per_node=2), python="p", ray=ray).plan
+    assert plan.learner is not None
+    assert (plan.learner.ranks, plan.learner.ray) == (2, ray)
+    assert plan.report() == (
+        f"VERL(config) trains with verl's FSDP2 on 2 ranks {where} (p) and lightspan's own engine"
+    )
+    monkeypatch.delenv("LIGHTSPAN_VERL_PYTHON", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"VERL\(ray=.*name the interpreter that has verl and Ray"
+    ):
+        agl.VERL(CONFIG, ray=ray)
+
+
 def test_vllm_may_be_the_engine_of_either() -> None:
     vllm = VLLM(python="vllm-env/bin/python")
     plan = make_plan(config(trainer__n_gpus_per_node=1), python="p", engine=vllm)
@@ -158,7 +178,7 @@ def test_what_has_no_effect_beside_verl_is_named_with_its_reason() -> None:
         "the starting weights are held as the actor's are": [
             "actor_rollout_ref.ref.fsdp_config.param_offload=True"
         ],
-        "no Ray: ranks are processes of this machine": ["ray_init.num_cpus=4"],
+        "whether ranks are in Ray is VERL(config, ray=…)": ["ray_init.num_cpus=4"],
         "data is what fit() is given": ["data.train_files='train.parquet'"],
     }
 

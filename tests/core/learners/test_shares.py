@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
 
 from lightspan import LightningRL, Torch, Trainer
 from lightspan.errors import ConfigError
@@ -13,6 +15,7 @@ from lightspan.learners.ranks.shares import shares
 from lightspan.learners.ranks.torchrun import own_rank, started
 from lightspan.lightning.rows import Row
 from lightspan.testing.learner_suite.rows import random_row
+from lightspan.training.embedded import make_learner
 
 
 def row(rollout: str, ids: list[int], policy: str = "writer") -> Row:
@@ -123,6 +126,38 @@ def test_what_a_description_refuses(options: dict[str, object], text: str) -> No
 def test_options_of_the_embedded_learner_are_the_description_s() -> None:
     with pytest.raises(ConfigError, match=r"give them to it, such as Torch\(token_budget=…\)"):
         Trainer(LightningRL("a/model"), learner=Torch(), learner_options={"token_budget": 9})
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        (Torch(ranks=2), r"CUDA_VISIBLE_DEVICES='0' shows 1 devices, .* be on 'cuda:1': show more"),
+        (Torch(devices=("cuda:0", "cuda:3")), r"shows 1 devices, and a rank is to be on 'cuda:3'"),
+        (Torch(devices=("cuda:2",)), r"shows 1 devices, and a rank is to be on 'cuda:2'"),
+    ],
+)
+def test_fewer_devices_than_ranks_are_named(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, described: Torch, text: str
+) -> None:
+    """As a trainer makes its learner, before any rank is started."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    trainer = Trainer(LightningRL(tiny), learner=described, device="cuda")
+    with pytest.raises(ConfigError, match=rf"^Torch: .*{text}"):
+        make_learner(trainer.settings)
+
+
+def test_a_machine_with_fewer_gpus_than_ranks_is_named(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    """What torch says is set here: not yet run on a machine with GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    trainer = Trainer(LightningRL(tiny), learner=Torch(ranks=2), device="cuda")
+    with pytest.raises(
+        ConfigError, match=r"a rank is to be on 'cuda:1', and torch sees 1 GPUs .* take fewer ranks"
+    ):
+        make_learner(trainer.settings)
 
 
 @pytest.fixture

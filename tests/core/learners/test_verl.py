@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.engines.weights import load_model
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
+from lightspan.learners.cards import card
 from lightspan.learners.protocol import LearnerCapabilities
 from lightspan.learners.verl.environment import check_environment
 from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner
+from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.shards import Saved, Shard, write
-from lightspan.learners.verl.workers import _card
 from lightspan.testing.learner_suite.rows import random_row
 from lightspan.testing.tiny import tiny_model
 
@@ -30,6 +32,11 @@ from lightspan.testing.tiny import tiny_model
         ({"python": "p", "dtype": "float16"}, "Verl: dtype"),
         ({"python": "p", "start_s": 0}, "Verl: start_s"),
         ({"python": "p", "timeout_s": -1}, "Verl: timeout_s"),
+        ({"python": "p", "ray": 3}, "Verl: ray=3 must be True for a Ray cluster that is started"),
+        ({"python": "p", "ray": ""}, "Verl: ray=''"),
+        ({"python": "p", "ray": "local"}, "Verl: ray='local' must be True"),
+        ({"python": "p", "ray": "ray://head:10001"}, "not by Ray Client: make this machine a node"),
+        ({"python": "p", "ray": "head"}, "ray='head' must be 'HOST:PORT', such as '10.0.0.5:6379'"),
     ],
 )
 def test_a_description_is_checked(options: dict[str, object], match: str) -> None:
@@ -43,6 +50,15 @@ def test_where_ranks_are() -> None:
     assert Verl(python="p", ranks=2).placed("cuda") == ("cuda:0", "cuda:1")
     with pytest.raises(ConfigError, match="2 ranks cannot all be on device='cuda:1'"):
         Verl(python="p", ranks=2).placed("cuda:1")
+    assert Verl(python="p", ranks=2, ray=True).placed("cuda") == ("cuda:0", "cuda:1")
+    with pytest.raises(ConfigError, match="names a GPU, and Ray gives each rank its own"):
+        Verl(python="p", ray=True).placed("cuda:1")
+
+
+def test_where_ranks_are_started_is_said() -> None:
+    assert Verl(python="p").where == ""
+    assert Verl(python="p", ray=True).where == "in a Ray cluster on this machine"
+    assert Verl(python="p", ray="head:6379").where == "in the Ray cluster head:6379"
 
 
 def interpreter(folder: Path, found: str) -> str:
@@ -79,6 +95,38 @@ def test_an_environment_that_lacks_something_says_what(
 def test_an_environment_that_has_all(tmp_path: Path) -> None:
     found = check_environment(interpreter(tmp_path, f'{{{ALL}, "trl": "0.27.0"}}'))
     assert found["verl"] == "0.9.1"
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ("", r"has no Ray: .*python -m pip install 'ray>=2.60', or leave ray= out"),
+        (', "ray": "2.46.0"', "has Ray 2.46.0, whose clusters ask nobody for a token: .*ray>=2.60"),
+    ],
+)
+def test_an_environment_for_ray_lacks_it_by_name(tmp_path: Path, more: str, match: str) -> None:
+    python = interpreter(tmp_path, f"{{{ALL}{more}}}")
+    check_environment(python)
+    with pytest.raises(ConfigError, match=match):
+        check_environment(python, with_ray=True)
+    with pytest.raises(ConfigError, match=match):
+        RayWorkers(python, ["cpu"])
+
+
+def test_an_environment_that_has_ray_too(tmp_path: Path) -> None:
+    found = check_environment(interpreter(tmp_path, f'{{{ALL}, "ray": "2.60.0"}}'), with_ray=True)
+    assert found["ray"] == "2.60.0"
+
+
+def test_a_cluster_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, f'{{{ALL}, "ray": "2.60.0"}}')
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it meanwhile
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(
+            ConfigError, match=rf"Verl\(ray='{address}'\): nobody listens there: give the address"
+        ):
+            RayWorkers(python, ["cpu"], ray=address)
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -171,7 +219,7 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert [_card(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
+    assert [card(device, "Verl") for device in ("cuda", "cuda:1", "cuda:2")] == expected
 
 
 @pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
@@ -182,4 +230,4 @@ def test_a_card_that_is_not_shown_is_named(
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"
     ):
-        _card("cuda:1")
+        card("cuda:1", "Verl")

@@ -431,11 +431,9 @@ def test_without_a_warm_rollout_all_count() -> None:
 MEMORY_FACTOR = 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "rank", [pytest.param("", marks=pytest.mark.long), "8"], ids=["full", "lora"]
-)
+@pytest.mark.parametrize("rank", ["", "8"], ids=["full", "lora"])
 def test_a_runs_real_memory_is_as_forecast(tmp_path: Path, rank: str) -> None:
     """A dry run and then the run, each in a process of its own. Memory is compared above what the
     process takes without a model, so that nothing but the forecast's own parts is. The time, which

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -21,6 +22,7 @@ from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, servi
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError
+from lightspan.runners.deaths import Death, bury
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import (
     Attempt,
@@ -42,6 +44,7 @@ from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote import operations
 from lightspan.stores.remote.operations import OPERATIONS
+from lightspan.stores.remote.proofs import ClaimIds
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.store_suite import (
@@ -213,7 +216,7 @@ def test_what_a_runner_may_do() -> None:
     """No more than `runners` does."""
     runners = {name for name, each in OPERATIONS.items() if Role.RUNNER in each.roles}
     assert runners == {
-        *("claim", "await_work", "heartbeat", "report", "add_spans", "get_resources"),
+        *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
         *("announce", "withdraw", "peers", "rollouts", "attempts"),
     }
     assert all(Role.ADMIN in each.roles for each in OPERATIONS.values())
@@ -240,7 +243,7 @@ async def test_every_other_operation_is_refused_to_a_runner(open_as: Any) -> Non
         for refusal in refusals:
             with pytest.raises(StoreError, match="the key is a runner's, who may not ask for"):
                 await refusal
-    assert len(refusals) == len(OPERATIONS) - 11
+    assert len(refusals) == len(OPERATIONS) - 12
     async with open_as(TRAINER) as trainer:
         assert await trainer.watch() == before
 
@@ -301,7 +304,7 @@ async def test_a_runner_sees_what_is_under_way_only(open_as: Any) -> None:
                 await store.rollouts(status=status)
 
 
-async def test_a_runner_pays_for_its_own_claims_only(served: Served, open_as: Any) -> None:
+async def test_a_runner_writes_to_its_own_claims_only(served: Served, open_as: Any) -> None:
     """Whatever it sees of the attempts of others: their ids are not those of their claims."""
     async with open_as(TRAINER) as trainer, open_as(RUNNER) as victim:
         await trainer.enqueue([make_rollout(f"ro-{number}") for number in range(4)])
@@ -318,33 +321,77 @@ async def test_a_runner_pays_for_its_own_claims_only(served: Served, open_as: An
         own = f"{REQUEST}/0"
         forged = ["", own, f"{seen.attempt_id}/0", f"{new_id('request')}/0", "request/0", "é/0"]
         paid = make_report(seen, reward=Reward(1.0))
+        lost = seen.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+        spans = [make_span(seen)]
         for proofs in ([], *([proof] for proof in forged)):
-            for name, told in {
-                "report": {"reports": [paid]},
-                "add_spans": {"attempt": ref(seen), "spans": [make_span(seen)]},
-            }.items():
+            for name, does, told in [
+                ("report", "end", {"reports": [paid]}),
+                ("report", "end", {"reports": [lost]}),
+                ("finish", "end", {"report": paid, "spans": []}),
+                ("finish", "end", {"report": lost, "spans": spans}),
+                ("heartbeat", "extend", {"attempts": [ref(seen)], "lease_s": 80_000.0}),
+                ("heartbeat", "extend", {"attempts": [ref(seen)], "lease_s": 0.001}),
+                ("add_spans", "record anything for", {"attempt": ref(seen), "spans": spans}),
+            ]:
                 answer = await _asked_as_runner(served, name, **told, proofs=proofs)
                 assert answer.status == 403
-        assert "record anything for an attempt that it has not claimed" in answer.message
+                assert f"not {does} an attempt that it has not claimed" in answer.message
+        now = await trainer.attempt(seen.attempt_id)
+        assert now == theirs[0]  # its lease, too, is as long as it was
+        assert await trainer.spans([seen.attempt_id]) == {seen.attempt_id: []}
+        extended = {"attempts": [ref(mine.attempt), ref(seen)], "lease_s": LEASE_S}
+        answer = await _asked_as_runner(served, "heartbeat", **extended, proofs=[own, own])
+        assert answer.status == 403
+        extended = {"attempts": [ref(mine.attempt)], "lease_s": LEASE_S}
+        answer = await _asked_as_runner(served, "heartbeat", **extended, proofs=[own])
+        assert (answer.status, msgspec.msgpack.decode(answer.body)) == (200, [])
         both = [make_report(mine.attempt, reward=Reward(0.5)), paid]
         answer = await _asked_as_runner(served, "report", reports=both, proofs=[own, own])
         assert answer.status == 403
-        assert "reward an attempt that it has not claimed" in answer.message
         failed = msgspec.structs.replace(paid, status=AttemptStatus.FAILED)
         answer = await _asked_as_runner(served, "report", reports=[failed], proofs=[own])
         assert answer.status == 403
         answer = await _asked_as_runner(served, "report", reports=both[:1], proofs=[own])
         assert (answer.status, msgspec.msgpack.decode(answer.body)) == (200, [True])
-        # whoever looks after a process that died says so of its attempts, which pays nobody
-        lost = theirs[1].report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
-        answer = await _asked_as_runner(served, "report", reports=[lost])
-        assert (answer.status, msgspec.msgpack.decode(answer.body)) == (200, [True])
         # its own, whoever asks in the process of the claim
         async with open_as(RUNNER) as guard:
             assert await guard.add_spans(ref(theirs[2]), [make_span(theirs[2])]) == 0
-            assert await guard.report([make_report(theirs[2])]) == [True]
+            assert await guard.heartbeat([ref(theirs[1]), ref(theirs[2])], LEASE_S) == []
+            assert await guard.finish(make_report(theirs[2]), [make_span(theirs[2])])
         rewards = {a.attempt_id: a.reward for a in await trainer.attempts(["ro-0", "ro-3"])}
         assert rewards == {seen.attempt_id: None, mine.attempt.attempt_id: Reward(0.5)}
+
+
+async def test_who_looks_after_a_runner_ends_what_it_had_claimed(
+    served: Served, open_as: Any
+) -> None:
+    """It shows the claims of a process that is dead: by the secret that it had given that one."""
+    death = Death(
+        runner="dead",
+        exit_code=-9,
+        faults=Path(),
+        alone="",
+        claimed=3,
+        is_single=False,
+        silent_s=None,
+        leaves="",
+        claims_secret="a secret",
+    )
+    ids = ClaimIds("a secret")
+    assert len({ids.new() for _ in range(1_000)}) == 1_000
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.enqueue([make_rollout(f"ro-{number}") for number in range(3)])
+        for slots in (1, 2):
+            claim = {"runner_id": "dead", "slots": slots, "lease_s": LEASE_S}
+            answer = await _asked_as_runner(served, "claim", **claim, request_id=ids.new())
+            assert answer.status == 200
+        for wrong in ("", "another secret"):
+            with pytest.raises(StoreError, match="not end an attempt that it has not claimed"):
+                await bury(dataclasses.replace(death, claims_secret=wrong), store, None)
+        assert await trainer.count() == {RolloutStatus.RUNNING: 3}
+        assert len(await bury(death, store, None)) == 3
+        assert await trainer.count() == {RolloutStatus.QUEUED: 3}
+    assert "a secret" not in repr(death)
 
 
 async def _asked_as_runner(served: Served, name: str, **arguments: Any) -> Answer:

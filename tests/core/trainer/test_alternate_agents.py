@@ -202,6 +202,7 @@ def test_a_dry_run_says_what_it_finds_and_takes(
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_that_is_killed_in_either_half_goes_on(
     toy: Any, tiny: Path, guide: ScriptedServer, thinker: ScriptedServer, tmp_path: Path

@@ -31,7 +31,6 @@ from agents.tracing import (
     TraceProvider,
     TracingProcessor,
     get_trace_provider,
-    processors,
     set_trace_provider,
     setup,
 )
@@ -51,7 +50,6 @@ from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.records import Mode
 from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_openai_agents import _bypass
 from lightspan_openai_agents._identity import (
@@ -70,6 +68,7 @@ from lightspan_openai_agents._identity import (
     note_asked,
     span_of,
 )
+from lightspan_openai_agents._upload import exchange_default, restored, silenced
 from lightspan_openai_agents._versions import FRAMEWORK
 
 _MAY_BYPASS: Final = (OperationKind.TURN, *MODEL_CALLS)
@@ -434,7 +433,7 @@ class _Provider(TraceProvider):
             default = get_trace_provider()
         finally:
             setup.GLOBAL_TRACE_PROVIDER = self
-        _exchange_default(default, _silenced)
+        exchange_default(default, silenced)
         return default
 
     def create_span(
@@ -460,10 +459,10 @@ class _Provider(TraceProvider):
         return self.inner.get_current_trace()
 
     def register_processor(self, processor: TracingProcessor) -> None:
-        self.inner.register_processor(_silenced(processor) if self.on else processor)
+        self.inner.register_processor(silenced(processor) if self.on else processor)
 
     def set_processors(self, processors: list[TracingProcessor]) -> None:
-        self.inner.set_processors([_silenced(p) for p in processors] if self.on else processors)
+        self.inner.set_processors([silenced(p) for p in processors] if self.on else processors)
 
     def set_disabled(self, disabled: bool) -> None:
         self.inner.set_disabled(disabled)
@@ -540,70 +539,6 @@ class _WatchedTrace:
         self._finish(reset_current)
 
 
-# --- nothing is uploaded --------------------------------------------------------------------
-class _OutsideRollouts(TracingProcessor):
-    """The SDK's default processor, which uploads; not what rollouts do.
-
-    A process that serves (`lightspan.connect`) is in no rollout: its traces go where they went.
-    """
-
-    def __init__(self, default: TracingProcessor) -> None:
-        self.default = default
-
-    def on_trace_start(self, trace: Trace) -> None:
-        if not _in_rollout():
-            self.default.on_trace_start(trace)
-
-    def on_trace_end(self, trace: Trace) -> None:
-        if not _in_rollout():
-            self.default.on_trace_end(trace)
-
-    def on_span_start(self, span: Span[Any]) -> None:
-        if not _in_rollout():
-            self.default.on_span_start(span)
-
-    def on_span_end(self, span: Span[Any]) -> None:
-        if not _in_rollout():
-            self.default.on_span_end(span)
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        if "timeout" in inspect.signature(self.default.shutdown).parameters:
-            self.default.shutdown(timeout=timeout)  # type: ignore[call-arg]
-        else:
-            self.default.shutdown()
-
-    def force_flush(self) -> None:
-        self.default.force_flush()
-
-
-def _in_rollout() -> bool:
-    current = scope.pushed()
-    if current is None or current.scope.is_outside:
-        return False
-    return current.scope.mode is not Mode.PRODUCTION
-
-
-def _silenced(processor: TracingProcessor) -> TracingProcessor:
-    default = getattr(processors, "_global_processor", None)
-    return _OutsideRollouts(processor) if processor is default else processor
-
-
-def _restored(processor: TracingProcessor) -> TracingProcessor:
-    return processor.default if isinstance(processor, _OutsideRollouts) else processor
-
-
-def _exchange_default(
-    provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
-) -> None:
-    """Change the processors of the SDK's own provider; others have no default processor."""
-    known = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
-    if provider is None or known is None:
-        return
-    changed = [change(processor) for processor in known]
-    if any(new is not old for new, old in zip(changed, known, strict=True)):
-        provider.set_processors(changed)
-
-
 # --- the id of a tool call ------------------------------------------------------------------
 _MAKER: Final = "from_agent_context"
 """Of `ToolContext`: called once in each tool's span, with the id that the span does not have."""
@@ -664,7 +599,7 @@ def uninstrument() -> None:
         if provider is None:
             return
         provider.on = False
-        _exchange_default(provider.made, _restored)
+        exchange_default(provider.made, restored)
         if setup.GLOBAL_TRACE_PROVIDER is provider:
             setup.GLOBAL_TRACE_PROVIDER = provider.made
 
@@ -682,7 +617,7 @@ def _is_installed() -> bool:
 
 def _wrap_provider() -> None:
     inner = setup.GLOBAL_TRACE_PROVIDER
-    _exchange_default(inner, _silenced)
+    exchange_default(inner, silenced)
     _state.provider = _Provider(inner)
     set_trace_provider(_state.provider)
 

@@ -46,8 +46,8 @@ _OTHERWISE: Final = (
     (f"{ACTOR}.ppo_micro_batch_size*", f"passes are balanced by their tokens: {_TOKENS}"),
     (f"{ACTOR}.use_dynamic_bsz", f"passes are balanced by their tokens: {_TOKENS}"),
     ("actor_rollout_ref.ref.*", "the starting weights are held as the actor's are"),
-    ("ray_*", "no Ray: ranks are processes of this machine"),
-    ("trainer.ray_*", "no Ray: ranks are processes of this machine"),
+    ("ray_*", "whether ranks are in Ray is VERL(config, ray=…)"),
+    ("trainer.ray_*", "whether ranks are in Ray is VERL(config, ray=…)"),
     ("*", "verl's processes are set up by lightspan"),
 )
 """Patterns of keys without effect that are about a cluster → why, beside verl's processes."""
@@ -103,17 +103,19 @@ def refused(values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def verl_of(values: Mapping[str, Any], python: str) -> Verl:
+def verl_of(values: Mapping[str, Any], python: str, *, ray: bool | str = False) -> Verl:
     """The learner as the configuration has it.
 
     Args:
         values: of all keys, with defaults; none that `refused` names, those of `WHOLE` as numbers.
         python: the interpreter that has verl.
+        ray: whether ranks are in a Ray cluster, or in which.
     """
     dtype = values[f"{_FSDP}.dtype"] or values[f"{_FSDP}.mixed_precision.param_dtype"]
     return Verl(
         python=python,
         ranks=values[_RANKS],
+        ray=ray,
         token_budget=values[_TOKENS],
         dtype=None if dtype is None else _DTYPES_OF_PASSES[dtype],  # type: ignore[arg-type]
         gradient_checkpointing=values[_CHECKPOINTING],

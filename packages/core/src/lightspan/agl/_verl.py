@@ -119,7 +119,8 @@ class Plan:
         if self.learner is None:
             return f"lightspan's own learner and {engine}"
         ranks = "one rank" if self.learner.ranks == 1 else f"{self.learner.ranks} ranks"
-        return f"verl's FSDP2 on {ranks} ({self.learner.python}) and {engine}"
+        where = self.learner.where and f" {self.learner.where}"
+        return f"verl's FSDP2 on {ranks}{where} ({self.learner.python}) and {engine}"
 
 
 class VERL:
@@ -130,6 +131,8 @@ class VERL:
         python: the interpreter of an environment that has verl (`docs/verl.md`): it is the learner
             then, on `trainer.n_gpus_per_node` ranks. None: what the environment variable
             `LIGHTSPAN_VERL_PYTHON` names; without either, lightspan's own learner in this process.
+        ray: True for ranks in a Ray cluster that is started for them, or the address of one that is
+            there; see `lightspan.Verl`.
         engine: None for lightspan's own; `VLLM(…)` for vLLM.
 
     Raises:
@@ -143,14 +146,27 @@ class VERL:
         config: Mapping[str, Any],
         *,
         python: str | None = None,
+        ray: bool | str = False,
         engine: VLLM | None = None,
     ) -> None:
         self.config = config
-        self.plan = make_plan(config, python=python or os.environ.get(PYTHON, ""), engine=engine)
+        python = python or os.environ.get(PYTHON, "")
+        self.plan = make_plan(config, python=python, ray=ray, engine=engine)
 
 
-def make_plan(config: Mapping[str, Any], *, python: str = "", engine: VLLM | None = None) -> Plan:
+def make_plan(
+    config: Mapping[str, Any],
+    *,
+    python: str = "",
+    ray: bool | str = False,
+    engine: VLLM | None = None,
+) -> Plan:
     """See `VERL`; without `python` lightspan's own learner."""
+    if ray and not python:
+        raise ConfigError(
+            f"VERL(ray={ray!r}) is about verl's ranks: name the interpreter that has verl and Ray "
+            f"(python=…, or {PYTHON}), or leave ray= out"
+        )
     if engine is not None and not isinstance(engine, VLLM):
         raise ConfigError(f"VERL(engine={engine!r:.80}): give VLLM(…), or leave it out")
     given = dict(_leaves(config))
@@ -178,7 +194,7 @@ def make_plan(config: Mapping[str, Any], *, python: str = "", engine: VLLM | Non
         raise ConfigError(f"VERL(config) names no model: set {MODEL}.path")
     values = _parsed(values, {**WHOLE, **(_sharding.WHOLE if python else {})})
     try:
-        learner = _sharding.verl_of(values, python) if python else None
+        learner = _sharding.verl_of(values, python, ray=ray) if python else None
         return replace(_plan(values, without_effect), learner=learner, engine=engine)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"VERL(config): {error}") from error

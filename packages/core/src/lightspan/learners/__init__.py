@@ -7,7 +7,8 @@ them), `budgets` (how large those are), `heads` (log-probabilities and gradients
 gave), `sums` (of an update), `critic` (values of calls), `masks` (what tokens under a grammar were
 chosen from), `calls` (which call sampled a token), `losses` (the formulas), `objective` (which of
 them a token has) and `tallies` (what they add up to), `saved` (checkpoints). `description` is how a
-user asks for it, and `ranks` has it on several devices. `verl` is a learner of verl's.
+user asks for it, and `ranks` has it on several devices, of which `cards` are those that this
+process sees. `verl` is a learner of verl's.
 """
 
 from lightspan.learners.protocol import (

@@ -17,6 +17,7 @@ weights, and of those that are trained (C is B, with LoRA 4):
 | publishing | B · P in the host's memory, one policy at a time; of LoRA beside them C · T |
 | each further rank | a process, and the learner's parts but publishing, on its device |
 
+verl's ranks have shards of it (`shard_memory`), vLLM's servers their share (`server_memory`).
 Updating and publishing follow each other, so the larger of the two counts. The tests compare
 the forecast with a real run on a CPU; what it says of an accelerator is not yet run on a GPU.
 
@@ -157,7 +158,7 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     """`host`, or the accelerator; on a CPU everything is in the host's memory."""
     device: str = ""
     """Which accelerator; empty on the host."""
-    when: Literal["always", "updating", "publishing"] = "always"
+    when: Literal["always", "loading", "updating", "publishing"] = "always"
     note: str = ""
     """What it was computed from."""
 
@@ -263,6 +264,8 @@ class MemoryInputs:
     `BASE_POLICY` where that is served from this copy too."""
     engine: Sequence[MemoryPart] | None = None
     """What an engine takes that is none of this process's; None: it is the embedded one."""
+    learner: Sequence[MemoryPart] | None = None
+    """The same of a learner; None: torch's."""
     ranks: tuple[str, ...] = ()
     """The device of each rank of the learner; empty for one, where the engine is."""
 
@@ -272,13 +275,10 @@ def memory_forecast(inputs: MemoryInputs) -> MemoryForecast:
     ranks = [one_name(device) for device in inputs.ranks or (inputs.device,)]
     parts = [MemoryPart(name="process", bytes=inputs.process_bytes, place="host")]
     if inputs.engine is None:
-        parts += _on(one_name(inputs.device), _engine_parts(inputs))
+        parts += on_device(one_name(inputs.device), _engine_parts(inputs))
     else:
         parts += inputs.engine
-    learner = _learner_parts(inputs)
-    parts += _on(ranks[0], learner)
-    for rank, device in enumerate(ranks[1:], 1):
-        parts += _rank_parts(rank, device, inputs.process_bytes, learner)
+    parts += _learners(inputs, ranks) if inputs.learner is None else inputs.learner
     used = list(dict.fromkeys(part.device for part in parts if part.device))
     return MemoryForecast(
         device=inputs.device,
@@ -291,12 +291,21 @@ def memory_forecast(inputs: MemoryInputs) -> MemoryForecast:
     )
 
 
+def _learners(inputs: MemoryInputs, ranks: Sequence[str]) -> list[MemoryPart]:
+    """Of the torch learner's ranks."""
+    learner = _learner_parts(inputs)
+    parts = on_device(ranks[0], learner)
+    for rank, device in enumerate(ranks[1:], 1):
+        parts += _rank_parts(rank, device, inputs.process_bytes, learner)
+    return parts
+
+
 def one_name(device: str) -> str:
     """The device's name with its number, which torch lets people leave out."""
     return "cuda:0" if device == "cuda" else device
 
 
-def _on(device: str, parts: Sequence[MemoryPart]) -> list[MemoryPart]:
+def on_device(device: str, parts: Sequence[MemoryPart]) -> list[MemoryPart]:
     """The parts where they are, those but of the host on this device."""
     if device.startswith("cpu"):
         return [msgspec.structs.replace(part, place="host") for part in parts]
@@ -319,15 +328,15 @@ def _rank_parts(
         when="updating",
         note=f"on {device}, as rank 0's",
     )
-    return [process, *_on(device, [updating])]
+    return [process, *on_device(device, [updating])]
 
 
 def _peak(parts: Sequence[MemoryPart]) -> int:
     sums = {when: sum(part.bytes for part in parts if part.when == when) for when in _WHEN}
-    return sums["always"] + max(sums["updating"], sums["publishing"])
+    return sums["always"] + max(sums[when] for when in _WHEN[1:])
 
 
-_WHEN: Final = ("always", "updating", "publishing")
+_WHEN: Final = ("always", "loading", "updating", "publishing")
 
 
 def _engine_parts(inputs: MemoryInputs) -> list[MemoryPart]:

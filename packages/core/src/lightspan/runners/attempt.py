@@ -14,6 +14,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from lightspan.capture import strays, threads
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
@@ -27,7 +29,7 @@ from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
-from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
+from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
 from lightspan.schema.resources import NamedResources, instructions_in, routing_of
 from lightspan.schema.spans import (
     Attributes,
@@ -355,16 +357,28 @@ class AttemptRun:
             return
         self.ending = ending
         store = store or self._store
-        damage = [] if self._scope is None else await self._keep_spans(self._scope, ending, store)
+        scope = self._scope
+        spans, damage = ([], []) if scope is None else self._recorded(scope, ending)
         report = self.claim.attempt.report(**ending._asdict(), damage=damage)
         for pause in _REPORT_PAUSES_S:
             try:
-                await store.report([report])
+                await (store.finish(report, spans) if spans else store.report([report]))
                 return
             except StoreError as error:
                 log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
+                if spans:  # it may be for these, as where they are too large
+                    report, spans = await self._without_spans(report, spans, store), []
                 if pause is not None:
                     await asyncio.sleep(pause)
+
+    async def _without_spans(self, report: Report, spans: list[Span], store: Store) -> Report:
+        """The report on its own: its spans are kept before, or it says that they are not."""
+        try:
+            await store.add_spans(self.ref, spans)
+        except LightspanError as error:
+            damage = [*report.damage, f"spans could not be stored: {error}"]
+            return msgspec.structs.replace(report, damage=damage)
+        return report
 
     async def report_ended(self, store: Store, where: str) -> None:
         """Report how it had ended, which its own loop is kept from: it is blocked since.
@@ -383,8 +397,8 @@ class AttemptRun:
         except StoreError as error:
             log.warning("attempt %s cannot be reported: %s", self.ref.attempt_id, error)
 
-    async def _keep_spans(self, scope: Scope, ending: Ending, store: Store) -> list[str]:
-        """Keep what was recorded; returns the capture errors."""
+    def _recorded(self, scope: Scope, ending: Ending) -> tuple[list[Span], list[str]]:
+        """The spans that are to be kept, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
         recorder.give_up()
@@ -408,13 +422,7 @@ class AttemptRun:
             status_message=ending.message,
             attributes=attributes,
         )
-        spans = [*recorder.drain(), root]
-        damage = recorder.damages()
-        try:
-            await store.add_spans(self.ref, spans)
-        except LightspanError as error:
-            damage.append(f"spans could not be stored: {error}")
-        return damage
+        return [*recorder.drain(), root], recorder.damages()
 
     def _span(self, scope: Scope, **fields: Any) -> Span:
         return Span(

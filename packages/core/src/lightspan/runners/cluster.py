@@ -46,6 +46,8 @@ LOOK_S: Final = 0.5
 """How often an actor is asked how its processes are."""
 REMIND_S: Final = 10.0
 """How long nothing is said of an actor that waits for room in the cluster."""
+_CLOSING_S: Final = 2.0
+"""How long actors may take to claim nothing more; one whose node is lost says nothing."""
 _END_S: Final = 12.0
 """How long actors may take to end their processes, which they do by force after 10 s."""
 
@@ -196,25 +198,28 @@ class RayRunners:
 
     async def stop(self) -> None:
         """End the actors, by force after 12 s, and a cluster that was started here. Idempotent."""
-        # First of all, before anything is waited for: who is cancelled here must not leave actors
-        # that go on.
-        asked = [seat.actor.stop.remote() for seat in self._seats if seat.is_here]
         keepers, self._keepers = self._keepers, []
         for keeper in keepers:
             keeper.cancel()
         try:
+            await self._stop_actors()
             await asyncio.gather(*keepers, return_exceptions=True)
-            if asked:
-                ends = [asyncio.ensure_future(_answer(each)) for each in asked]
-                await asyncio.wait(ends, timeout=_END_S)
-                for end in ends:
-                    end.cancel()
-                await asyncio.gather(*ends, return_exceptions=True)
         finally:
             self._kill_all()
             self._seats = []
             self._interruptible.close()
             await _in_thread(self._membership.leave)
+
+    async def _stop_actors(self) -> None:
+        """Have all actors claim nothing more, and only then any of them give back what it has:
+        another one would take it, to give it back in its turn."""
+        actors = [seat.actor for seat in self._seats if seat.is_here]
+        try:
+            if len(actors) > 1:
+                await _ended([actor.close.remote() for actor in actors], _CLOSING_S)
+        finally:  # who is cancelled here must not leave actors that go on
+            stopping = [actor.stop.remote() for actor in actors]
+        await _ended(stopping, _END_S)
 
     def check(self) -> None:
         """Raises what made the runners give up."""
@@ -448,6 +453,17 @@ async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
 async def _answer(reference: Awaitable[T]) -> T:
     """What an actor's method returned, as a coroutine."""
     return await reference
+
+
+async def _ended(references: Sequence[Awaitable[object]], timeout_s: float) -> None:
+    """Wait until what was asked of actors is done, or they are lost, for so long."""
+    if not references:
+        return
+    ends = [asyncio.ensure_future(_answer(each)) for each in references]
+    await asyncio.wait(ends, timeout=timeout_s)
+    for end in ends:
+        end.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
 
 
 def _raisable(refusal: Refusal, arrival: Arrival | None) -> LightspanError:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -120,6 +121,7 @@ class _Worker:
             is_single=self.plan.slots == 1,
             silent_s=silent_s,
             leaves=self.latest.leaves,
+            claims_secret=self.plan.claims_secret,
         )
 
 
@@ -221,10 +223,14 @@ class LocalRunners:
         self._interruptible.close()
         shutil.rmtree(self._faults, ignore_errors=True)
 
-    async def stop_claims(self) -> None:
+    async def stop_claims(self, *, has_company: bool = False) -> None:
         """Have all processes claim nothing more, before any of them gives back what it has: another
-        one would take it, to give it back in its turn. Waits for a second at most."""
-        if len(self._workers) < 2:
+        one would take it, to give it back in its turn. Waits for a second at most.
+
+        Args:
+            has_company: others work for the same run elsewhere, so it matters of one process too.
+        """
+        if len(self._workers) < 2 and not has_company:
             return
         if self._supervisor is not None:
             self._supervisor.cancel()  # a process that has nothing under way ends now
@@ -336,6 +342,7 @@ class LocalRunners:
             slots=slots,
             environment=self.isolation == "process",
             faults=os.path.join(self._faults, name),
+            claims_secret=secrets.token_hex(16),
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)

@@ -19,13 +19,13 @@ LOCAL: Final = "local"
 _ADDRESS: Final = "RAY_ADDRESS"
 _MODE: Final = "RAY_AUTH_MODE"
 _PROBE_S: Final = 5.0
-_HOW: Final = (
+HOW: Final = (
     f"set {_MODE}=token where each node and the trainer are started, with the same token in "
     "RAY_AUTH_TOKEN, in the file of RAY_AUTH_TOKEN_PATH or in ~/.ray/auth_token "
     "(`ray get-auth-token --generate` makes one)"
 )
 NO_TOKEN: Final = (
-    f"asks for no token: whoever reaches it runs what they like there; {_HOW}, or say "
+    f"asks for no token: whoever reaches it runs what they like there; {HOW}, or say "
     "RayRunners(without_token=True) where nobody else reaches it"
 )
 
@@ -63,11 +63,25 @@ class Membership:
     Args:
         address: `"local"`, `"auto"` or `HOST:PORT`; None for that of `RAY_ADDRESS`, or `"local"`.
         without_token: take a cluster that asks for none.
+        refusal: what is said of one that does not ask, after its name.
+        options: of `ray.init`.
+        own: the same, of a cluster that is started here.
     """
 
-    def __init__(self, address: str | None, *, without_token: bool) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        without_token: bool,
+        refusal: str = NO_TOKEN,
+        options: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
         self._given = address
         self._without_token = without_token
+        self._refusal = refusal
+        self._options = dict(options or {})
+        self._own = {"include_dashboard": False, **(own or {})}
         self._ours = False
         """Whether it was made here, and ends here."""
 
@@ -104,7 +118,7 @@ class Membership:
         unsaid = "token" if address in (LOCAL, "auto") else ""
         if os.environ.get(_MODE, unsaid).lower() != "token":
             self._refuse(where)
-        options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+        options = {**self._options, **(self._own if address == LOCAL else {})}
         try:
             ray.init(address=address, **options)
         except Exception as error:
@@ -114,7 +128,7 @@ class Membership:
             is_refused = isinstance(error, ConnectionError) and _listens(address)
             if is_refused or isinstance(error, ray.exceptions.AuthenticationError):
                 raise ConfigError(
-                    f"{where} is there, and does not take the token of this process: {_HOW}"
+                    f"{where} is there, and does not take the token of this process: {HOW}"
                 ) from error
             verb = "started" if address == LOCAL else "joined"
             raise LightspanError(f"{where} cannot be {verb}: {_first_line(error)}") from error
@@ -141,7 +155,7 @@ class Membership:
     def _refuse(self, where: str) -> None:
         if not self._without_token:
             self.leave()
-            raise ConfigError(f"{where} {NO_TOKEN}")
+            raise ConfigError(f"{where} {self._refusal}")
 
 
 def room(ray: Any, asked: Mapping[str, float]) -> str:

@@ -44,15 +44,8 @@ async def _listens(url: str) -> bool:
 
 
 async def _is_relayed(url: str, token: str) -> bool:
-    import aiohttp  # where a store is served, the runner has it
+    # where a store is served, the runner has what its client needs
+    from lightspan.stores.remote.exchanges import answers
 
-    headers = {"Authorization": f"Bearer {token}"}
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-    try:
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(f"{url}/health", allow_redirects=False) as answer,
-        ):
-            return answer.status < 500
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return False
+    status = await answers(f"{url}/health", {"Authorization": f"Bearer {token}"}, _ANSWER_S)
+    return 0 < status < 500

@@ -147,7 +147,8 @@ HEADER_PARENT: Final = "traceparent"
 NO_PARENT: Final = "0000000000000001"
 """The parent in `traceparent` where there is none (it may not be all zeros)."""
 HEADER_PROTOCOL: Final = "x-lightspan-protocol"
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""2: runners show their claims with heartbeats and all reports too; `finish` is asked."""
 HEADER_VERSION: Final = "x-lightspan-version"
 """Of the lightspan that answers, for people."""
 HEADER_RELAYED: Final = "x-lightspan-relayed"

@@ -12,6 +12,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 import msgspec
 
+from lightspan.errors import LightspanError
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -218,6 +219,20 @@ class Store(Protocol):
         nothing of the batch is written then.
         """
         ...
+
+    async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
+        """Keep an attempt's last spans, then end it, as `add_spans` and `report` do one after the
+        other; True if the report is in force.
+
+        Spans that cannot be stored keep no attempt from ending: it is damaged then.
+        """
+        try:
+            await self.add_spans(AttemptRef(report.attempt_id, report.epoch), spans)
+        except LightspanError as error:
+            damage = [*report.damage, f"spans could not be stored: {error}"]
+            report = msgspec.structs.replace(report, damage=damage)
+        [in_force] = await self.report([report])
+        return in_force
 
     async def lease_time(self) -> float:
         """The store's own time, by which leases run (`Attempt.lease_until`), in seconds. For who

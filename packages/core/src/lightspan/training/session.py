@@ -270,8 +270,10 @@ class Session:
         described = isinstance(self.settings.learner, Torch | Verl)
         devices = self.settings.learner_devices if described else ()
         if len(devices) > 1 or isinstance(self.settings.learner, Verl):
+            where = getattr(self.settings.learner, "where", "")
             self.reporter.line(
                 f"starting {len(devices)} ranks of the learner: {', '.join(devices)}"
+                f"{where and ' '}{where}"
             )
         self._learner = await self.learn(partial(make_learner, self.settings))
         if described:

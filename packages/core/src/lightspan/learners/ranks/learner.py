@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import ConfigError, LightspanError, RankError
+from lightspan.learners.cards import card
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import (
     Critic,
@@ -451,6 +451,9 @@ def described(
         "token_budget": description.token_budget,
         "share_prefixes": description.share_prefixes,
     }
+    for each in devices:
+        if each.startswith("cuda"):
+            card(each, "Torch")
     if len(devices) == 1:
         dtype = None if description.dtype is None else getattr(torch, description.dtype)
         return TorchLearner(models, device=devices[0], dtype=dtype, **chosen)
@@ -472,8 +475,7 @@ def check_here(device: str) -> None:
     if device.startswith("cuda"):
         count, number = torch.cuda.device_count(), torch.device(device).index or 0
         if number >= count:
-            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-            why = "" if shown is None else f", as CUDA_VISIBLE_DEVICES={shown!r} shows no others"
             raise ConfigError(
-                f"Torch: device {device!r}: torch sees {count} GPUs on this machine{why}"
+                f"Torch: a rank is to be on {device!r}, and torch sees {count} GPUs on this "
+                "machine: take fewer ranks, or name others in devices="
             )

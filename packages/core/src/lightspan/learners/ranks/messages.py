@@ -86,14 +86,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         """That of an error."""
         return Failure(kind=type(error).__name__, text=str(error))
 
-    def error(self, where: str) -> LightspanError:
+    def error(self, where: str = "") -> LightspanError:
         """The same error here.
 
         Args:
-            where: the rank that it was raised on, in words.
+            where: the rank that it was raised on, in words; empty if it is not one's.
         """
         kind: type[LightspanError] = getattr(errors, self.kind, LightspanError)
-        return kind(f"{where}: {self.text}")
+        return kind(f"{where}: {self.text}" if where else self.text)
 
 
 class States(msgspec.Struct, frozen=True, kw_only=True):

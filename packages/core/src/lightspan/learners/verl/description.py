@@ -17,10 +17,11 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
 
     verl and the trainer's transformers exclude each other, so verl has an environment of its own,
     and each rank is a process of it, which holds its shard of the weights and optimiser. All are
-    started and ended with the run. The losses are lightspan's own.
+    started and ended with the run, by the trainer itself or, with `ray=`, as verl's own group of
+    workers in a Ray cluster. The losses are lightspan's own.
 
     Raises:
-        ConfigError: no interpreter; fewer ranks than 1; a value out of range.
+        ConfigError: no interpreter; fewer ranks than 1; a value out of range; no such address.
     """
 
     python: str
@@ -28,6 +29,10 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     """Processes that share weights and rows: of the CPU, or of as many GPUs, by the trainer's
     `device`."""
+    ray: bool | str = False
+    """True: the ranks are actors of a Ray cluster on this machine, which is started for them, with
+    a token and on loopback alone, and ended with them. `"HOST:PORT"` or `"auto"`: of a cluster
+    that is there, whose nodes are of this machine and have verl's environment."""
     token_budget: int | None = None
     """Tokens in one forward pass of a rank, about; lower it when memory runs out. None: 2048 on a
     CPU, 4096 on a GPU."""
@@ -53,6 +58,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
                 "such as verl-env/bin/python"
             )
         check_whole("Verl: ranks", self.ranks, 1)
+        _check_ray(self.ray)
         if self.token_budget is not None:
             check_whole("Verl: token_budget", self.token_budget, 1)
         if self.dtype is not None:
@@ -63,6 +69,14 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Verl: start_s", self.start_s, above=0)
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 
+    @property
+    def where(self) -> str:
+        """Where ranks are started, in words; empty for the usual place."""
+        if not self.ray:
+            return ""
+        own = "in a Ray cluster on this machine"
+        return own if self.ray is True else f"in the Ray cluster {self.ray}"
+
     def placed(self, device: str) -> tuple[str, ...]:
         """The device of each rank.
 
@@ -70,8 +84,13 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             device: the trainer's.
 
         Raises:
-            ConfigError: a numbered device for several ranks.
+            ConfigError: a numbered device for several ranks, or beside Ray.
         """
+        if self.ray and ":" in device:
+            raise ConfigError(
+                f"Verl: device={device!r} names a GPU, and Ray gives each rank its own: give "
+                "device='cuda', or leave ray= out"
+            )
         if self.ranks == 1 or device == "cpu":
             return (device,) * self.ranks
         if device != "cuda":
@@ -80,3 +99,21 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
                 f"for the first {self.ranks} GPUs, or ranks=1"
             )
         return tuple(f"cuda:{number}" for number in range(self.ranks))
+
+
+def _check_ray(ray: object) -> None:
+    if isinstance(ray, bool):
+        return
+    if not isinstance(ray, str) or not ray or ray == "local":
+        raise ConfigError(
+            f"Verl: ray={ray!r} must be True for a Ray cluster that is started for the ranks, the "
+            "address of one that is there ('HOST:PORT' or 'auto'), or False"
+        )
+    if "://" in ray:
+        raise ConfigError(
+            f"Verl: ray={ray!r}: ranks go by Ray itself, not by Ray Client: make this machine a "
+            "node of the cluster (`ray start --address=HOST:PORT`), and name HOST:PORT"
+        )
+    host, _, port = ray.rpartition(":")
+    if ray != "auto" and not (host and port.isdecimal()):
+        raise ConfigError(f"Verl: ray={ray!r} must be 'HOST:PORT', such as '10.0.0.5:6379'")

@@ -14,6 +14,8 @@ VERSION: Final = "0.9.1"
 """Of verl: `internals` is written for it, and tested with it."""
 NEEDED: Final = ("verl", "msgspec", "torch", "transformers", "tensordict", "safetensors", "uvicorn")
 """uvicorn is what verl itself imports and does not require."""
+RAY: Final = (2, 60)
+"""Older ones start clusters that ask nobody for a token."""
 INSTALL: Final = f"pip install verl=={VERSION} msgspec uvicorn cachetools fastapi"
 _PROBE_S: Final = 60.0
 _PROBE: Final = """
@@ -29,12 +31,16 @@ print(json.dumps(found))
 """
 
 
-def check_environment(python: str) -> dict[str, str]:
+def check_environment(python: str, *, with_ray: bool = False) -> dict[str, str]:
     """The versions of what an interpreter's environment has of what is needed.
+
+    Args:
+        with_ray: whether Ray is.
 
     Raises:
         ConfigError: there is no such interpreter; it has no verl, or another one, or lacks
-            something beside it; it has a TRL that verl cannot be imported beside.
+            something beside it; it has a TRL that verl cannot be imported beside; no Ray, or an
+            old one, where it is needed.
     """
     if shutil.which(python) is None:
         raise ConfigError(
@@ -58,7 +64,22 @@ def check_environment(python: str) -> dict[str, str]:
             f"Verl: {python} has TRL {found['trl']}, beside which verl {VERSION} cannot be "
             f"imported: {python} -m pip uninstall trl"
         )
+    if with_ray:
+        _check_ray(python, found.get("ray", ""))
     return found
+
+
+def _check_ray(python: str, version: str) -> None:
+    wanted = ".".join(map(str, RAY))
+    install = f"{python} -m pip install 'ray>={wanted}'"
+    if not version:
+        raise ConfigError(f"Verl(ray=…): {python} has no Ray: {install}, or leave ray= out")
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if parts < RAY:
+        raise ConfigError(
+            f"Verl(ray=…): {python} has Ray {version}, whose clusters ask nobody for a token: "
+            f"{install}, or leave ray= out"
+        )
 
 
 def _install(python: str) -> str:
@@ -69,7 +90,7 @@ def _versions(python: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         probed = subprocess.run(
-            [python, "-c", _PROBE, *NEEDED, "trl"],
+            [python, "-c", _PROBE, *NEEDED, "trl", "ray"],
             capture_output=True,
             text=True,
             timeout=_PROBE_S,

@@ -1,9 +1,12 @@
-"""Messages over a socket, each with its length before it."""
+"""Messages over a socket, each with its length before it; and the lifeline of who reads them."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
+from collections.abc import Callable
 from typing import Final
 
 _LENGTH: Final = struct.Struct(">Q")
@@ -32,3 +35,16 @@ def _exactly(link: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
+
+
+def hold_lifeline(before: Callable[[], None] = lambda: None) -> None:
+    """End this process when its standard input does, whatever it is doing. For a thread.
+
+    Args:
+        before: what is still done then.
+    """
+    sys.stdin.buffer.read()
+    try:
+        before()
+    finally:
+        os._exit(0)

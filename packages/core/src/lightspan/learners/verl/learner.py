@@ -63,7 +63,9 @@ from lightspan.learners.verl.orders import (
     Update,
     Weights,
 )
-from lightspan.learners.verl.workers import GO_ON, Workers
+from lightspan.learners.verl.ray_workers import RayWorkers
+from lightspan.learners.verl.team import GO_ON, Team
+from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
 
 CAPABILITIES: Final = LearnerCapabilities(
@@ -109,7 +111,7 @@ class VerlLearner(Learner):
         self,
         models: Mapping[str, Any],
         *,
-        workers: Workers,
+        workers: Team,
         own: bool = False,
         optimizer: Optimizer | None = None,
         lora: LoRA | Mapping[str, LoRA | None] | None = None,
@@ -174,6 +176,7 @@ class VerlLearner(Learner):
             "learner": "verl",
             **self._versions,
             "ranks": list(self._workers.devices),
+            **({"where": self._workers.where} if self._workers.where else {}),
             "dtype": self._dtype,
             "token_budget": self._budget,
             "seed": self._seed,
@@ -536,14 +539,11 @@ def described(
         options: those of `VerlLearner` that the algorithm decides.
 
     Raises:
-        ConfigError: see `Verl.placed`, `check_environment` and `VerlLearner`.
+        ConfigError: see `Verl.placed`, `check_environment`, `RayWorkers` and `VerlLearner`.
         RankError: a rank ended before it was there.
     """
     check_options(options.get("optimizer"), options.get("lora"), options.get("critic"))
-    devices = description.placed(device)
-    workers = Workers(
-        description.python, devices, start_s=description.start_s, timeout_s=description.timeout_s
-    )
+    workers = _started(description, device)
     try:
         return VerlLearner(
             models,
@@ -559,3 +559,11 @@ def described(
     except BaseException:
         workers.end()
         raise
+
+
+def _started(description: Verl, device: str) -> Team:
+    devices = description.placed(device)
+    limits = {"start_s": description.start_s, "timeout_s": description.timeout_s}
+    if description.ray:
+        return RayWorkers(description.python, devices, ray=description.ray, **limits)
+    return Workers(description.python, devices, **limits)

@@ -113,8 +113,59 @@ class Answer(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
 
 
+# --- with the steward of ranks in Ray -----------------------------------------------------------
+class Assembly(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is wanted, and where."""
+
+    address: str
+    """Of the cluster; empty for one that is started here."""
+    ranks: int
+    on_gpu: bool
+    start_s: float
+    folder: str
+    """The trainer's, for this team alone."""
+    rendezvous: str
+    environment: dict[str, str]
+    """Of the ranks."""
+
+
+class Roll(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has come."""
+
+    failure: Failure | None = None
+    """Why nobody has."""
+    pids: list[int] = []
+    """Of each rank."""
+    head: str = ""
+    """The address of the cluster's head."""
+    ray: str = ""
+    """Its version."""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """An order for each rank, as bytes."""
+
+    orders: list[bytes]
+    limit_s: float
+
+
+class Returns(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of them."""
+
+    answers: list[bytes] = []
+    lost: int | None = None
+    """A rank that is; and then `how`."""
+    how: str = ""
+    late: list[int] = []
+    """Ranks that took too long."""
+
+
 orders: Final = msgspec.msgpack.Decoder(Order)
 answers: Final = msgspec.msgpack.Decoder(Answer)
+assemblies: Final = msgspec.msgpack.Decoder(Assembly)
+rolls: Final = msgspec.msgpack.Decoder(Roll)
+rounds: Final = msgspec.msgpack.Decoder(Round)
+returns: Final = msgspec.msgpack.Decoder(Returns)
 
 
 def packed(message: Any) -> bytes:

@@ -1,7 +1,8 @@
 """What each of verl's processes runs: `rank RANK RANKS SOCKET RENDEZVOUS`.
 
 Its standard input is its lifeline: it ends when that does, so at once when the trainer is killed,
-whatever it is computing. Orders come, and answers go, by the socket that it was handed.
+whatever it is computing. Orders come, and answers go, by the socket that it was handed. Of a rank
+in Ray (`ray_group`) only what it serves is here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from lightspan.errors import CheckpointError, LightspanError
 from lightspan.learners.ranks.messages import Failure
-from lightspan.learners.verl.frames import receive, send
+from lightspan.learners.verl.frames import hold_lifeline, receive, send
 from lightspan.learners.verl.orders import (
     Answer,
     Drop,
@@ -45,21 +46,16 @@ FOREVER = timedelta(days=365)
 
 def main(arguments: Sequence[str]) -> None:
     """Serve the trainer until this process is no longer wanted."""
-    threading.Thread(target=_hold_lifeline, name="lightspan-lifeline", daemon=True).start()
+    threading.Thread(target=hold_lifeline, name="lightspan-lifeline", daemon=True).start()
     rank, ranks, descriptor, path = arguments
     link = socket.socket(fileno=int(descriptor))
-    _connect(int(rank), int(ranks), path)
+    connect(int(rank), int(ranks), path)
     served = Served(int(rank), int(ranks))
     while (data := receive(link)) is not None:
         send(link, packed(served.answer(orders.decode(data))))
 
 
-def _hold_lifeline() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)
-
-
-def _connect(rank: int, ranks: int, path: str) -> None:
+def connect(rank: int, ranks: int, path: str) -> None:
     """Make the process group that verl looks for. Ranks find each other by a file, and gloo keeps
     to the loopback interface (GLOO_SOCKET_IFNAME)."""
     backend = "gloo"

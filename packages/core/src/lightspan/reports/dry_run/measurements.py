@@ -18,6 +18,7 @@ import msgspec
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ModelError
 from lightspan.learners.protocol import Learner, Loss, PolicyLoss
+from lightspan.learners.verl.description import Verl
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row, build_rows
 from lightspan.lightning.transitions import Transition
@@ -29,8 +30,10 @@ from lightspan.reports.forecast import (
     Speed,
     memory_forecast,
     model_shape,
+    one_name,
 )
 from lightspan.reports.server_memory import Served, ServerMemory, server_memory
+from lightspan.reports.shard_memory import Sharding, shard_memory
 from lightspan.runners.protocol import Runners
 from lightspan.schema.spans import SpanKind
 from lightspan.training import checkpoints
@@ -208,7 +211,7 @@ def speed_of(
 
 # --- memory -----------------------------------------------------------------------------------
 def policy_sizes(settings: TrainerSettings) -> dict[str, PolicySize]:
-    """The size of each policy, as the embedded learner holds it.
+    """The size of each policy, as the learner holds it; verl's weights are float32 anywhere.
 
     Raises:
         ModelError: a model's configuration is not on this machine.
@@ -216,7 +219,7 @@ def policy_sizes(settings: TrainerSettings) -> dict[str, PolicySize]:
     from lightspan.learners.models import default_dtype
 
     dtype = _dtype(settings)
-    device = settings.learner_devices[0]
+    device = "cpu" if isinstance(settings.learner, Verl) else settings.learner_devices[0]
     return {
         name: PolicySize(
             shape=model_shape(spec.model),
@@ -253,6 +256,23 @@ def forecast_memory(
     policies = policy_sizes(settings)
     loss = algorithm.loss
     based = uses_base(algorithm.routing())
+    tokens = _microbatch(settings, policies, rows, rollouts, step_rollouts)
+    share = _trained_share(rows)
+    kl = isinstance(loss, PolicyLoss) and loss.kl != 0
+    beside = frozenset(_served_as_lora(settings))
+    sharded = None
+    if isinstance(settings.learner, Verl):
+        sharded = shard_memory(
+            Sharding(
+                description=settings.learner,
+                policies=policies,
+                devices=[one_name(device) for device in settings.learner_devices],
+                tokens=tokens,
+                trained_share=share,
+                kl=kl,
+                beside=beside,
+            )
+        )
     forecast = memory_forecast(
         MemoryInputs(
             policies=policies,
@@ -260,12 +280,13 @@ def forecast_memory(
             device=settings.device,
             optimizer=algorithm.optimizer,
             cache_tokens=_cache_tokens(settings, policies),
-            microbatch_tokens=_microbatch(settings, policies, rows, rollouts, step_rollouts),
-            trained_share=_trained_share(rows),
+            microbatch_tokens=tokens,
+            trained_share=share,
             process_bytes=process_bytes,
-            kl=isinstance(loss, PolicyLoss) and loss.kl != 0,
-            beside=frozenset(_served_as_lora(settings)),
+            kl=kl,
+            beside=beside,
             engine=None if servers is None else servers.parts,
+            learner=sharded,
             ranks=settings.learner_devices,
         )
     )
@@ -336,7 +357,8 @@ def _microbatch(
     """Tokens of the learner's largest forward pass."""
     from lightspan.learners.budgets import default_token_budget
 
-    asked = (settings.learner_options or {}).get("token_budget") or settings.described.token_budget
+    described = settings.learner if isinstance(settings.learner, Verl) else settings.described
+    asked = (settings.learner_options or {}).get("token_budget") or described.token_budget
     ranks = settings.learner_devices
     budget = int(asked or default_token_budget(ranks[0]))
     if rows is None or not rows.rows:

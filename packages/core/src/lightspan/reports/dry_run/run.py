@@ -27,7 +27,6 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
-from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import OF_THE_BATCH
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_computed, check_seen, check_trainable
@@ -370,9 +369,6 @@ class DryRun:
         described_engine = isinstance(self.settings.engine, VLLM | None)
         if not described_engine or not self.settings.is_our_learner:
             self._missing.append("memory: engine= or learner= is your own")
-            return None
-        if isinstance(self.settings.learner, Verl):
-            self._missing.append("memory: what verl's ranks need is not forecast")
             return None
         try:
             servers = None

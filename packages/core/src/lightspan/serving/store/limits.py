@@ -1,14 +1,13 @@
 """What is left of an operation for who has a runner's key: what runners do, and no more.
 
 A runner looks for attempts under way, to report those of its processes that died
-(`runners.deaths`). What others did is none of its business: no finished attempt, no production, no
-call token, no path of another machine.
+(`runners.deaths`), whose claims it can show (`proofs.ClaimIds`). What others did is none of its
+business: no finished attempt, no production, no call token, no path of another machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import or_
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,13 @@ from lightspan.stores.protocol import Store
 from lightspan.stores.remote.operations import Arguments, Operation
 from lightspan.stores.remote.proofs import proves
 
+_DOES: Final = {
+    "heartbeat": "extend",
+    "report": "end",
+    "finish": "end",
+    "add_spans": "record anything for",
+}
+"""By operation, what it does to attempts."""
 LONGEST_LEASE_S: Final = 86_400.0
 """Of a runner: one that is gone must not keep others from its rollouts for ever."""
 
@@ -42,8 +48,9 @@ async def check_runner(
     """
     name = operation.name
     if operation.written is not None:
-        owned = map(proves, proofs, written := operation.written(arguments))
-        _check_owned(name, arguments, [*owned, *[False] * (len(written) - len(proofs))])
+        written = operation.written(arguments)
+        if len(proofs) != len(written) or not all(map(proves, proofs, written)):
+            raise _forbidden(f"{_DOES[name]} an attempt that it has not claimed")
     if name == "announce" and arguments["peer"].role is not PeerRole.RUNNER:
         raise _forbidden("announce itself as another kind of peer than a runner")
     if name == "announce" and await _is_another_kind(store, arguments["peer"].peer_id):
@@ -84,20 +91,6 @@ _SHOWN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "attempts": _under_way,
     "peers": _without_paths,
 }
-
-
-def _check_owned(name: str, arguments: Arguments, owned: Sequence[bool]) -> None:
-    """Raise `ApiError` where a runner would pay for what another one has claimed. An attempt of one
-    that died is reported by who looks after it, as lost or out of time: that pays nobody."""
-    if name == "report":
-        unpaid = [
-            report.reward is None and report.status is not AttemptStatus.SUCCEEDED
-            for report in arguments["reports"]
-        ]
-        if not all(map(or_, owned, unpaid)):
-            raise _forbidden("reward an attempt that it has not claimed")
-    elif not all(owned):
-        raise _forbidden("record anything for an attempt that it has not claimed")
 
 
 async def _is_another_kind(store: Store, peer_id: str) -> bool:

@@ -3,6 +3,8 @@
 `store` is the store as callers see it, `address` its URL and its key. `operations` is the table of
 what can be asked, of which the server (`lightspan.serving.store`) has the other end, `roles` who
 may ask it, and `errors` how each end says what went wrong. `connection` sends what is asked, again
-where no answer came, and `batches` has what is asked at the same time travel together;
-`proofs` are what a runner shows of its claims. Only `connection` needs aiohttp.
+where no answer came, `handovers` has it cross from thread to thread, and `batches` has what is
+asked at the same time travel together;
+`exchanges` speaks HTTP, and is all that needs httptools. `proofs` are what a runner shows of its
+claims.
 """

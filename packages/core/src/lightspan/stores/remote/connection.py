@@ -6,25 +6,24 @@ whoever asks: it takes longer. The one schedule of pauses is `PAUSES_S`; who is 
 again (`Retry-After`) comes then.
 
 An event loop of its own, in a thread of its own, has the sockets: a store is used from any event
-loop, and outlives each.
+loop, and outlives each. What is asked in one turn of a loop goes to that thread together,
+and what is answered together comes back together (`handovers`): so the tasks of a runner that were
+answered together ask together again, and travel together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-import aiohttp
 import msgspec
 
 from lightspan import __version__
@@ -42,6 +41,8 @@ from lightspan.stores.protocol import PAUSES_S
 from lightspan.stores.remote.address import RemoteAddress
 from lightspan.stores.remote.batches import Batches, Item
 from lightspan.stores.remote.errors import Failure
+from lightspan.stores.remote.exchanges import Exchanges, NoAnswer, SpeaksHttp, Untrusted
+from lightspan.stores.remote.handovers import Handovers, Question
 from lightspan.stores.remote.operations import (
     CONTENT_TYPE,
     PATH,
@@ -53,12 +54,9 @@ from lightspan.stores.remote.operations import (
     read_answered,
 )
 
-CONNECT_S: Final = 10.0
 ANSWER_S: Final = 30.0
 """How long a server may say nothing, once it has the request, beside what it was told to wait. A
 connection that is open at this end only is known by that."""
-WHOLE_S: Final = 300.0
-"""How long a request may take on its way, to and fro."""
 PATIENCE_S: Final = 60.0
 """After so long no request is sent again, however many pauses there are left."""
 LONGEST_WAIT_S: Final = 60.0
@@ -70,11 +68,9 @@ SHORTEST_SILENCE_S: Final = 1.0
 MOST_ALONE: Final = 32
 """Requests of one process, but for batches and those that wait for a change: a server lets in a few
 hundred, of all its clients. Whoever comes after these waits here."""
-_LARGE: Final = 2**20
-"""Bytes of a body that aiohttp wants to send in parts, between which others have their turn."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
-_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""What OpenSSL calls an answer in plain http."""
+_PROTOCOL: Final = HEADER_PROTOCOL.lower()
+_VERSION: Final = HEADER_VERSION.lower()
 _sleep = asyncio.sleep
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 _greeting_decoder = msgspec.msgpack.Decoder(Greeting)
@@ -121,14 +117,18 @@ class ServerConnection:
         self.pid: Final = os.getpid()
         self._address = address
         self._key = key
+        try:
+            self._exchanges = Exchanges(address.base, self._headers())
+        except ValueError as error:
+            raise StoreError(f"store {address.url} is no address: {error}") from error
         self._loop = asyncio.new_event_loop()
-        self._session: aiohttp.ClientSession | None = None
         self._asked: set[asyncio.Task[bytes]] = set()
         self._waiting: set[asyncio.Task[bytes]] = set()
         """Those of `_asked` that wait for a change."""
         self._closing = False
         self._turns = asyncio.Semaphore(MOST_ALONE)
         self._batches = Batches(self._sent_together)
+        self._handovers = Handovers(self._loop, self._begin)
         self._thread = threading.Thread(target=self._run, name="lightspan-store-http", daemon=True)
         self._thread.start()
 
@@ -140,19 +140,22 @@ class ServerConnection:
         """
         return asyncio.run_coroutine_threadsafe(self._greeting(), self._loop).result()
 
-    def ask(self, operation: Operation, body: bytes, lease_s: float | None = None) -> Future[bytes]:
-        """Send a request; the future has the body of its answer, or what is to be raised.
+    def ask(
+        self, operation: Operation, body: bytes, lease_s: float | None = None
+    ) -> asyncio.Future[bytes]:
+        """Send a request; the future, of the running loop, has the body of its answer, or what is
+        to be raised.
 
         Args:
             operation: what is asked.
             body: with its arguments.
             lease_s: of a heartbeat, which has no time to lose.
         """
-        answer = self._answer(operation, body) if lease_s is None else self._beat(body, lease_s)
-        return asyncio.run_coroutine_threadsafe(answer, self._loop)
+        return self._handovers.asked(operation, body, lease_s)
 
     def stop(self) -> None:
         """Wait for what was asked, but for who waits for a change, and let go of the sockets."""
+        self._handovers.close(f"store {self._address.url} is closed: open it first")
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -163,14 +166,19 @@ class ServerConnection:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
+    def _begin(self, asked: Question) -> asyncio.Task[bytes]:
+        if asked.lease_s is not None:
+            return self._loop.create_task(self._beat(asked.body, asked.lease_s))
+        return self._loop.create_task(self._answer(asked.operation, asked.body))
+
     async def _close(self) -> None:
         self._closing = True
+        await asyncio.sleep(0)  # what was handed over last has begun, and is waited for
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._asked, return_exceptions=True)
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._handovers.give_back()
+        await self._exchanges.close()
 
     async def _greeting(self) -> Greeting:
         received = await self._patiently(self._greeted, Item("", b""), OPENING_PAUSES_S)
@@ -218,10 +226,8 @@ class ServerConnection:
         async def send(item: Item) -> Received:
             nonlocal tries
             tries += 1
-            if tries == 1:
-                return await self._sent_alone(item, silence_s)
-            async with self._made_session() as session:
-                return await self._sent("POST", f"/{item.name}", item.body, silence_s, session)
+            path, anew = f"/{item.name}", tries > 1
+            return await self._sent("POST", path, item.body, silence_s, anew=anew)
 
         try:
             return await self._patiently(send, Item("heartbeat", body))
@@ -263,63 +269,48 @@ class ServerConnection:
         return [received._replace(status=status, body=body) for status, body in answered]
 
     async def _sent(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        silence_s: float,
-        session: aiohttp.ClientSession | None = None,
+        self, method: str, path: str, body: bytes | None, silence_s: float, *, anew: bool = False
     ) -> Received:
         """One request and its response. Raises `NotAnswered`."""
-        if session is None:
-            session = self._session = self._session or self._made_session()
-        timeout = aiohttp.ClientTimeout(total=WHOLE_S, sock_connect=CONNECT_S, sock_read=silence_s)
         try:
-            async with session.request(
-                method,
-                f"{self._address.base}{PATH}{path}",
-                data=io.BytesIO(body) if body and len(body) > _LARGE else body,
-                timeout=timeout,
-                allow_redirects=False,  # the key goes where it was meant to, or nowhere
-            ) as response:
-                protocol = response.headers.get(HEADER_PROTOCOL, "")
-                return Received(
-                    response.status,
-                    bool(protocol),
-                    protocol,
-                    _wait_s(response.headers.get("Retry-After", "")),
-                    await response.read(),
-                    response.headers.get("Location", ""),
-                    clean_text(response.headers.get(HEADER_VERSION, ""))[:40],
-                )
-        except aiohttp.ClientConnectorCertificateError as error:
+            status, headers, answer = await self._exchanges.ask(
+                method, f"{PATH}{path}", body, silence_s=silence_s, anew=anew
+            )
+        except Untrusted as error:
             raise StoreError(
-                f"store {self._address.url}: the server's certificate is not trusted "
-                f"({error.certificate_error}); name your authority's in SSL_CERT_FILE"
+                f"store {self._address.url}: the server's certificate is not trusted ({error}); "
+                "name your authority's in SSL_CERT_FILE"
             ) from error
-        except aiohttp.ClientConnectorSSLError as error:
-            if not any(sign in str(error) for sign in _NO_TLS):
-                raise NotAnswered(self._out_of_reach(error, silence_s)) from error
+        except SpeaksHttp as error:
             raise StoreError(
                 f"store {self._address.url}: who answers there speaks http, not https: "
                 "`lightspan serve` itself does, so write http://, or name the port of the proxy "
                 "with TLS in front of it"
             ) from error
-        except aiohttp.InvalidURL as error:
-            raise StoreError(f"store {self._address.url} is no address: {error}") from error
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise NotAnswered(self._out_of_reach(error, silence_s)) from error
+        except NoAnswer as error:
+            raise NotAnswered(
+                StoreError(
+                    f"store {self._address.url} cannot be reached ({error}): see that `lightspan "
+                    "serve --store …` runs there"
+                )
+            ) from error
+        protocol = headers.get(_PROTOCOL, "")
+        return Received(
+            status,
+            bool(protocol),
+            protocol,
+            _wait_s(headers.get("retry-after", "")),
+            answer,
+            headers.get("location", ""),
+            clean_text(headers.get(_VERSION, ""))[:40],
+        )
 
-    def _made_session(self) -> aiohttp.ClientSession:
+    def _headers(self) -> dict[str, str]:
+        """Of every request. Where they go, the key goes: nobody is followed elsewhere."""
         headers = {HEADER_PROTOCOL: str(PROTOCOL_VERSION), "Content-Type": CONTENT_TYPE}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
+        return headers
 
     def _read(self, name: str, received: Received) -> bytes:
         """The body of a good answer to an operation; to the greeting, which has no name.
@@ -363,20 +354,6 @@ class ServerConnection:
     def _sent_key(self) -> str:
         """Which key was sent, by its name."""
         return f"the key in ${self._address.key_variable}" if self._key else "no key"
-
-    def _out_of_reach(self, error: Exception, silence_s: float) -> StoreError:
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            reason = f"no connection within {CONNECT_S:g} s"
-        elif isinstance(error, TimeoutError):
-            reason = f"no answer for {silence_s:g} s: the connection may be open at this end only"
-        elif isinstance(error, aiohttp.ClientConnectorError):
-            reason = str(error.os_error)  # its own text says "ssl:default" of plain http too
-        else:
-            reason = str(error) or type(error).__name__
-        return StoreError(
-            f"store {self._address.url} cannot be reached ({reason}): see that `lightspan serve "
-            "--store …` runs there"
-        )
 
     def _sent_away(self, received: Received) -> StoreError:
         """Of a redirect, which is not followed: the key would go with it."""

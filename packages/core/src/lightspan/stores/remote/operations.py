@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.schema.records import new_id
+from lightspan.schema.records import AttemptRef, new_id
 from lightspan.stores._encoding import pack_call, pack_rollout, pack_span
 from lightspan.stores._requests import check_id
 from lightspan.stores.protocol import Store
@@ -230,6 +230,20 @@ def _check_spans(arguments: Arguments) -> None:
         pack_span(arguments["attempt"], span)
 
 
+def _check_finished(arguments: Arguments) -> None:
+    report = arguments["report"]
+    for span in arguments["spans"]:
+        pack_span(AttemptRef(report.attempt_id, report.epoch), span)
+
+
+def _extended(arguments: Arguments) -> list[str]:
+    return [ref.attempt_id for ref in arguments["attempts"]]
+
+
+def _finished(arguments: Arguments) -> list[str]:
+    return [arguments["report"].attempt_id]
+
+
 def _reported(arguments: Arguments) -> list[str]:
     return [report.attempt_id for report in arguments["reports"]]
 
@@ -254,8 +268,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.start, NO_RUNNER, _check_claims),
         _operation(Store.claim, EVERY_ROLE, joins=True),
         _operation(Store.await_work, EVERY_ROLE),
-        _operation(Store.heartbeat, EVERY_ROLE, joins=True),
+        _operation(Store.heartbeat, EVERY_ROLE, joins=True, written=_extended),
         _operation(Store.report, EVERY_ROLE, joins=True, written=_reported),
+        _operation(Store.finish, EVERY_ROLE, _check_finished, joins=True, written=_finished),
         _operation(Store.lease_time, NO_RUNNER, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
@@ -268,7 +283,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.peers, EVERY_ROLE),
         _operation(Store.attempts, EVERY_ROLE),
         _operation(Store.attempt, NO_RUNNER),
-        _operation(Store.claim_of_token, NO_RUNNER),
+        _operation(Store.claim_of_token, NO_RUNNER, joins=True),
         _operation(Store.mark_damaged, NO_RUNNER, joins=True),
         _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True, written=_described),
         _operation(Store.add_calls, NO_RUNNER, _check_calls, joins=True),

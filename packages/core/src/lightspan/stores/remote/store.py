@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightspan.errors import ConfigError, how_to_install
+from lightspan.errors import ConfigError, DataError, how_to_install
 from lightspan.schema import clock
-from lightspan.schema.records import Claim
+from lightspan.schema.records import Claim, Report
+from lightspan.schema.spans import Span
 from lightspan.stores._arguments import check_integer, check_lease, check_timeout
 from lightspan.stores._opened import OpenedStore
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
@@ -21,7 +21,7 @@ try:
     from lightspan.stores.remote.connection import ServerConnection
 except ImportError as error:
     raise ConfigError(
-        f"a store that is served over HTTP needs aiohttp ({error}): {how_to_install('http')}"
+        f"a store that is served over HTTP needs httptools ({error}): {how_to_install('http')}"
     ) from error
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ def _asked(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine
             arguments[PROOFS] = [proof_of(each) for each in operation.written(arguments)]
         answer = await cast(RemoteStore, store)._ask(operation, arguments)
         if operation.name == "claim":
-            keep_proofs(arguments["request_id"], answer)
+            keep_proofs(arguments["request_id"], [claim.attempt.attempt_id for claim in answer])
         return cast(R, answer)
 
     return ask
@@ -94,7 +94,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
         connection = self._opened
         lease_s = arguments["lease_s"] if operation.name == "heartbeat" else None
         asked = connection.ask(operation, operation.encode(arguments), lease_s)
-        return operation.read_answer(await asyncio.wrap_future(asked))
+        return operation.read_answer(await asked)
 
     # --- the operations -------------------------------------------------------------------
     put_resources = _asked(Store.put_resources)
@@ -106,6 +106,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
     claim = _asked(Store.claim)
     heartbeat = _asked(Store.heartbeat)
     report = _asked(Store.report)
+    _finish_at_once = _asked(Store.finish)
     lease_time = _asked(Store.lease_time)
     expire = _asked(Store.expire)
     cancel = _asked(Store.cancel)
@@ -123,6 +124,12 @@ class RemoteStore(OpenedStore[ServerConnection]):
     mark_call = _asked(Store.mark_call)
     spans = _asked(Store.spans)
     token_records = _asked(Store.token_records)
+
+    async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
+        try:
+            return await self._finish_at_once(report, spans)
+        except DataError:  # perhaps it is the spans that cannot be sent, or kept
+            return await super().finish(report, spans)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
@@ -156,4 +163,4 @@ class RemoteStore(OpenedStore[ServerConnection]):
             return None
         operation = OPERATIONS["claim_of_token"]
         asked = opened.ask(operation, operation.encode({"call_token": call_token}))
-        return cast(Claim | None, operation.read_answer(await asyncio.wrap_future(asked)))
+        return cast(Claim | None, operation.read_answer(await asked))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan.errors import DataError, NotFoundError
-from lightspan.schema.records import AttemptRef
+from lightspan.schema.records import AttemptRef, AttemptStatus, Outcome
+from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanEvent, SpanKind, SpanLink, SpanStatus
 from lightspan.stores.protocol import Store
 from lightspan.testing.store_suite.base import (
@@ -71,6 +73,39 @@ class SpanTests(StoreTests):
             (span.span_id, False),
             (make_span(attempt, 1).span_id, True),
         ]
+
+    async def test_an_attempt_ends_with_its_last_spans(self, store: Store) -> None:
+        attempt = await start(store)
+        report, spans = make_report(attempt), [make_span(attempt, number) for number in range(3)]
+        assert await store.finish(report, spans)
+        assert await store.finish(report, spans)  # as by whoever got no answer
+        assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: spans}
+        ended = await store.attempt(attempt.attempt_id)
+        assert (ended.status, ended.damage) == (report.status, [])
+        other = msgspec.structs.replace(report, outcome=Outcome.APP_ERROR)
+        assert not await store.finish(other, [make_span(attempt, 3)])
+        late = (await store.spans([attempt.attempt_id]))[attempt.attempt_id][3]
+        assert late.late
+
+    @pytest.mark.parametrize("attributes", [{"letters": "\ud800"}, {"of another": "attempt"}])
+    async def test_an_attempt_ends_whose_spans_cannot_be_stored(
+        self, store: Store, attributes: dict[str, Any]
+    ) -> None:
+        attempt = await start(store)
+        span = make_span(attempt, attributes=attributes)
+        if "of another" in attributes:
+            span = span.replace(attempt_id="at-another")
+        assert await store.finish(make_report(attempt, reward=Reward(1.0)), [span])
+        ended = await store.attempt(attempt.attempt_id)
+        assert (ended.status, ended.reward) == (AttemptStatus.SUCCEEDED, Reward(1.0))
+        [damage] = ended.damage
+        assert damage.startswith("spans could not be stored: ")
+        assert await store.spans([attempt.attempt_id]) == {attempt.attempt_id: []}
+
+    async def test_nothing_ends_that_is_unknown(self, store: Store) -> None:
+        attempt = msgspec.structs.replace(await start(store), attempt_id="at-none")
+        with pytest.raises(NotFoundError):
+            await store.finish(make_report(attempt), [])
 
     async def test_late_spans_are_kept_and_marked(self, store: Store) -> None:
         attempt = await start(store)

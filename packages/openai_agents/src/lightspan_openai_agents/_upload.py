@@ -1,0 +1,80 @@
+"""Keeps the traces of rollouts from the SDK's default processor, which uploads them to OpenAI.
+
+What the app's own processors get is left as it is, and so is what happens outside rollouts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agents.tracing import Span, Trace, TraceProvider, TracingProcessor, processors
+
+from lightspan.capture import scope
+from lightspan.schema.records import Mode
+
+
+class _OutsideRollouts(TracingProcessor):
+    """The SDK's default processor, which uploads; not what rollouts do.
+
+    A process that serves (`lightspan.connect`) is in no rollout: its traces go where they went.
+    """
+
+    def __init__(self, default: TracingProcessor) -> None:
+        self.default = default
+
+    def on_trace_start(self, trace: Trace) -> None:
+        if not _in_rollout():
+            self.default.on_trace_start(trace)
+
+    def on_trace_end(self, trace: Trace) -> None:
+        if not _in_rollout():
+            self.default.on_trace_end(trace)
+
+    def on_span_start(self, span: Span[Any]) -> None:
+        if not _in_rollout():
+            self.default.on_span_start(span)
+
+    def on_span_end(self, span: Span[Any]) -> None:
+        if not _in_rollout():
+            self.default.on_span_end(span)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        if "timeout" in inspect.signature(self.default.shutdown).parameters:
+            self.default.shutdown(timeout=timeout)  # type: ignore[call-arg]
+        else:
+            self.default.shutdown()
+
+    def force_flush(self) -> None:
+        self.default.force_flush()
+
+
+def _in_rollout() -> bool:
+    current = scope.pushed()
+    if current is None or current.scope.is_outside:
+        return False
+    return current.scope.mode is not Mode.PRODUCTION
+
+
+def silenced(processor: TracingProcessor) -> TracingProcessor:
+    """The processor; instead of the SDK's default one, what keeps rollouts from it."""
+    default = getattr(processors, "_global_processor", None)
+    return _OutsideRollouts(processor) if processor is default else processor
+
+
+def restored(processor: TracingProcessor) -> TracingProcessor:
+    """What `silenced` was given."""
+    return processor.default if isinstance(processor, _OutsideRollouts) else processor
+
+
+def exchange_default(
+    provider: TraceProvider | None, change: Callable[[TracingProcessor], TracingProcessor]
+) -> None:
+    """Change the processors of the SDK's own provider; others have no default processor."""
+    known = getattr(getattr(provider, "_multi_processor", None), "_processors", None)
+    if provider is None or known is None:
+        return
+    changed = [change(processor) for processor in known]
+    if any(new is not old for new, old in zip(changed, known, strict=True)):
+        provider.set_processors(changed)

@@ -1,0 +1,47 @@
+"""The learner suite on verl's ranks in Ray: one, and two by FSDP2, each in a cluster of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.verl_ranks.test_suite import OnWorkers
+
+from lightspan.learners.verl.ray_workers import RayWorkers
+
+pytestmark = pytest.mark.timeout(600)  # a cluster takes its time to begin with
+
+
+@pytest.fixture(scope="class")
+def one_in_ray(python: str) -> Iterator[RayWorkers]:
+    torch.set_num_threads(1)
+    workers = RayWorkers(python, ["cpu"])
+    yield workers
+    workers.end()
+
+
+@pytest.fixture(scope="class")
+def two_in_ray(python: str) -> Iterator[RayWorkers]:
+    torch.set_num_threads(1)
+    workers = RayWorkers(python, ["cpu", "cpu"])
+    yield workers
+    workers.end()
+
+
+class TestOneInRay(OnWorkers):
+    @pytest.fixture(autouse=True)
+    def made(self, one_in_ray: RayWorkers) -> Iterator[None]:
+        self._workers, self._made = one_in_ray, []
+        yield
+        for learner in self._made:
+            learner.close()
+
+
+class TestTwoInRay(OnWorkers):
+    @pytest.fixture(autouse=True)
+    def made(self, two_in_ray: RayWorkers) -> Iterator[None]:
+        self._workers, self._made = two_in_ray, []
+        yield
+        for learner in self._made:
+            learner.close()
