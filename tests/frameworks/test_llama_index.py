@@ -184,6 +184,7 @@ class Builder:
 
 class TestLlamaIndex(FrameworkSuite):
     name = "llama-index"
+    tells_calls = False
     kind: Any = Asking
 
     def build(self, scenario: str, model: Model) -> App:

@@ -27,6 +27,14 @@ from smolagents import (  # noqa: E402
     tool,
 )
 
+# It never closes its model's clients.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
 
 @tool
 def look(what: str) -> str:

@@ -165,6 +165,23 @@ def test_roles_of_smolagents() -> None:
     assert sent == ["system", "user", "assistant", "user"]
 
 
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        (
+            '{"args": [], "sanitize_inputs_outputs": true, "kwargs": {"what": "seven"}}',
+            '{"what":"seven"}',
+        ),
+        ('{"args": [], "kwargs": {"what": "seven"}}', '{"args": [], "kwargs": {"what": "seven"}}'),
+        ('{"args": [', '{"args": ['),
+        ('{"what": "seven"}', '{"what": "seven"}'),
+    ],
+)
+def test_a_tool_of_smolagents_says_how_it_was_called(told: str, given: str) -> None:
+    found = translated(span({"openinference.span.kind": "TOOL", "input.value": told}))
+    assert found.attributes[c.TOOL_CALL_ARGUMENTS] == given
+
+
 def test_a_call_that_says_nothing() -> None:
     found = translated(span({"gen_ai.operation.name": "chat"}))
     assert found.attributes == {"gen_ai.operation.name": "chat"}

@@ -8,6 +8,7 @@ twice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -73,7 +74,8 @@ def translated(span: Span) -> Span:
         more = {
             c.TOOL_NAME: tool_name(span.name, said),
             c.TOOL_CALL_ID: tool_call_id(said),
-            c.TOOL_CALL_ARGUMENTS: _first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS) or asked,
+            c.TOOL_CALL_ARGUMENTS: _given(_first(said, c.TOOL_CALL_ARGUMENTS, *_ARGUMENTS))
+            or asked,
             c.TOOL_CALL_RESULT: _first(said, c.TOOL_CALL_RESULT, *_OUTPUTS) or gave,
         }
     else:
@@ -144,6 +146,19 @@ def _may_be_said(key: str) -> bool:
 
 def _first(said: Said, *keys: str) -> Any:
     return next((said[key] for key in keys if key in said), None)
+
+
+def _given(told: Any) -> Any:
+    """A tool's arguments, where OpenInference tells how smolagents called its `Tool` with them."""
+    if not (isinstance(told, str) and told.startswith('{"args": []')):
+        return told
+    try:
+        call = json.loads(told)
+    except ValueError:
+        return told
+    if call.keys() != {"args", "kwargs", "sanitize_inputs_outputs"}:
+        return told
+    return messages.dump_json(call["kwargs"])
 
 
 def _call(said: Said) -> dict[str, Any]:
