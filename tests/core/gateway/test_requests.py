@@ -144,7 +144,11 @@ async def test_models_and_health(store: Store) -> None:
         assert [model.id async for model in client.models.list()] == ["a", "b"]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{rig.gateway.url}/health") as response:
-                known = {"status": "ok", "protocol": 1, "policies": {"a": 2, "b": 1}}
+                known = {
+                    "status": "ok",
+                    "protocol": c.PROTOCOL_VERSION,
+                    "policies": {"a": 2, "b": 1},
+                }
                 assert await response.json() == known
             async with session.get(f"{rig.gateway.url}/v1/models") as response:
                 assert response.status == 401
