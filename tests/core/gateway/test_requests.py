@@ -560,7 +560,7 @@ async def test_another_protocol_version(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, ask(), **{c.HEADER_PROTOCOL: "7"})
         message = (
-            "the app's lightspan speaks protocol 7, this gateway speaks 1; "
+            f"the app's lightspan speaks protocol 7, this gateway speaks {c.PROTOCOL_VERSION}; "
             "install the same version of lightspan on both sides"
         )
         assert (status, body) == (400, error(message))
