@@ -224,7 +224,7 @@ def test_the_headers_of_a_redirected_call(
         c.HEADER_ATTEMPT: "at-1",
         c.HEADER_AGENT: "team%2F%C3%A4%20b/writer",
         c.HEADER_PARENT: f"00-0123456789abcdef0123456789abcdef-{span.span_id}-01",
-        c.HEADER_PROTOCOL: "1",
+        c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
     }
     assert (request.path, request.body) == ("/v1/messages", ASKED)
 

@@ -116,7 +116,7 @@ def test_the_headers_of_a_redirected_call(
         c.HEADER_ATTEMPT: "at-1",
         c.HEADER_AGENT: "team%2F%C3%A4%20b/writer",
         c.HEADER_PARENT: f"00-0123456789abcdef0123456789abcdef-{span.span_id}-01",
-        c.HEADER_PROTOCOL: "1",
+        c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
     }
     assert request.path == "/v1/chat/completions"
     assert request.body == {"model": "m", "messages": MESSAGES, "temperature": 0.5}

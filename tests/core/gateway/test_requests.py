@@ -144,7 +144,11 @@ async def test_models_and_health(store: Store) -> None:
         assert [model.id async for model in client.models.list()] == ["a", "b"]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{rig.gateway.url}/health") as response:
-                known = {"status": "ok", "protocol": 1, "policies": {"a": 2, "b": 1}}
+                known = {
+                    "status": "ok",
+                    "protocol": c.PROTOCOL_VERSION,
+                    "policies": {"a": 2, "b": 1},
+                }
                 assert await response.json() == known
             async with session.get(f"{rig.gateway.url}/v1/models") as response:
                 assert response.status == 401
@@ -556,7 +560,7 @@ async def test_another_protocol_version(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         status, body = await post(rig, ask(), **{c.HEADER_PROTOCOL: "7"})
         message = (
-            "the app's lightspan speaks protocol 7, this gateway speaks 1; "
+            f"the app's lightspan speaks protocol 7, this gateway speaks {c.PROTOCOL_VERSION}; "
             "install the same version of lightspan on both sides"
         )
         assert (status, body) == (400, error(message))

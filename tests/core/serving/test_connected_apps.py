@@ -309,5 +309,7 @@ def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
 
 def test_another_protocol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan.production.connect._fetch", lambda origin, key: {"protocol": 7})
-    with pytest.raises(ConfigError, match="speaks protocol 7, this lightspan speaks 1: install"):
+    with pytest.raises(
+        ConfigError, match=f"speaks protocol 7, this lightspan speaks {c.PROTOCOL_VERSION}: install"
+    ):
         lightspan.connect("http://127.0.0.1:8000")

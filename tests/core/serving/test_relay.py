@@ -200,7 +200,7 @@ async def test_a_gateway_that_breaks_off(place: Place) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET /health "):
-            said = b'{"status": "ok", "protocol": 1, "policies": {}}'
+            said = b'{"status": "ok", "protocol": %d, "policies": {}}' % c.PROTOCOL_VERSION
             head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
             writer.write(head % len(said) + said)
         else:

@@ -118,7 +118,7 @@ class Rig:
             c.HEADER_ATTEMPT: self.attempt.attempt_id,
             c.HEADER_AGENT: agent,
             c.HEADER_PARENT: f"00-{TRACE}-{PARENT}-01",
-            c.HEADER_PROTOCOL: "1",
+            c.HEADER_PROTOCOL: str(c.PROTOCOL_VERSION),
         }
 
     async def ask(self, call_id: str = "call-a", **body: Any) -> Reading:

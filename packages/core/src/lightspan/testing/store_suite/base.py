@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME
+from lightspan.schema.conventions import CALL_ID, CALL_OUTCOME, PROTOCOL_VERSION
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -115,7 +115,12 @@ def make_record(attempt: Attempt, call_id: str = "call-1", **fields: Any) -> Tok
 
 def make_peer(name: str, **fields: Any) -> Peer:
     """A peer with everything that a test does not care about."""
-    known = {"role": PeerRole.RUNNER, "app": "my_app:answer", "protocol": 1, "lightspan": "0.1.0"}
+    known = {
+        "role": PeerRole.RUNNER,
+        "app": "my_app:answer",
+        "protocol": PROTOCOL_VERSION,
+        "lightspan": "0.1.0",
+    }
     return Peer(peer_id=name, **{**known, **fields})
 
 
