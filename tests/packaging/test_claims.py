@@ -248,7 +248,7 @@ def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
 
 
 def test_every_framework_is_tested_in_its_oldest_version_too() -> None:
-    """And with either OpenAI SDK, but for those that take only one before 3. Of ADK one version passes."""
+    """And with either OpenAI SDK, but for those that take only one before 3. Of ADK one passes."""
     before_3 = {"strands-agents", "llama-index"}
     for name, distribution in matrix.DISTRIBUTIONS.items():
         key = name.replace("-", "_")
