@@ -59,6 +59,9 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.results import Evaluation, FitResult
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "credit.jsonl"
+LATER: Final = {"overlap": 0}
+"""Options of LightningRL that the first rows know nothing of, with what was done before there were
+any: such a setting makes no other arm."""
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -203,7 +206,8 @@ def _portable(task: Mapping[str, Any]) -> dict[str, Any]:
 def _described(algorithm: LightningRL) -> dict[str, Any]:
     """The settings of an arm; where the weights are is not one."""
     config = algorithm.config()
-    return {name: value for name, value in config.items() if name not in ("model", "seed")}
+    later = [name for name, before in LATER.items() if config[name] == before]
+    return {name: value for name, value in config.items() if name not in ("model", "seed", *later)}
 
 
 def _training(result: FitResult) -> dict[str, Any]:

@@ -587,6 +587,25 @@ def test_the_long_horizon(
 
 
 # --- a run ------------------------------------------------------------------------------------
+def test_the_rows_that_are_kept_can_be_gone_on_from(credit: Any, plan: Any) -> None:
+    """An option of LightningRL that came after them does not make their arms others."""
+    from lightspan import LightningRL
+    from sql_example import training
+
+    rows = [json.loads(line) for line in credit.RESULTS.read_text().splitlines()]
+    kept = {(row["rule"], row["unit"]): row for row in rows if row["task"] == "sql"}
+    assert len(kept) == 11
+    recipe = replace(training.RECIPE, steps=plan.PLANS["sql"].steps)
+    for (rule, unit), row in kept.items():
+        changes = {} if rule == "start" else plan.options_of("sql", rule, unit)
+        chosen = {
+            "learning_rate": row["learning_rate"]
+        }  # by the size of the model, which is not here
+        options = {**training.rl_options(7, recipe), **changes, **chosen}
+        arm = plan.digest(credit._described(LightningRL("m", **options)))
+        assert arm == row["arm"], (rule, unit)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_runs_of_an_untaught_model(
