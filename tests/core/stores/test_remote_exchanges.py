@@ -80,6 +80,40 @@ async def test_a_connection_is_kept() -> None:
     assert third.startswith(b"GET /a%20b HTTP/1.1\r\n")
 
 
+UNASKED = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nno"
+"""Of an answer that nobody asked for, all but the end."""
+
+
+async def test_what_nobody_asked_for_is_no_part_of_the_next_answer() -> None:
+    """It comes with an answer."""
+    async with speaking(OK + UNASKED, OK) as (client, server):
+        for _ in range(2):
+            assert (await client.ask("GET", "", silence_s=9)).body == b"ok"
+        assert server.connections == 2
+
+
+async def test_a_connection_that_says_what_nobody_asked_for_is_not_used_again() -> None:
+    """It comes while nothing is asked."""
+    later, gone = asyncio.Event(), asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await later.wait()
+        writer.write(UNASKED)
+        assert await reader.read() == b""
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        client = Exchanges(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
+        assert (await client.ask("GET", "", silence_s=9)).body == b"ok"
+        later.set()
+        await asyncio.wait_for(gone.wait(), 9)
+        assert (await client.ask("GET", "", silence_s=9)).body == b"ok"
+        await client.close()
+
+
 async def test_several_at_once_have_a_connection_each() -> None:
     async with speaking(*[OK] * 6) as (client, server):
         for _ in range(2):

@@ -303,6 +303,8 @@ class _Connection(asyncio.Protocol):
 
     # --- called by the parser -------------------------------------------------------------
     def on_message_begin(self) -> None:
+        if self._answer is None or self._answer.done():
+            self._is_sound = False  # nobody asked for it: the rest of it would answer what is next
         self._headers, self._body, self._has_headers, self._header_bytes = {}, [], False, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
