@@ -108,6 +108,7 @@ def light_modules() -> list[str]:
 
 _IMPORTER = """
 import importlib, json, os, sys, traceback
+import asyncio, msgspec, opentelemetry.sdk.trace, sqlite3, ssl  # what most need, once for all
 for line in sys.stdin:
     ours, theirs = os.pipe()
     child = os.fork()

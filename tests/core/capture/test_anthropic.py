@@ -15,7 +15,7 @@ from tests.core.capture.clients import acting_as, llm_spans, make_scope
 from lightspan.capture import wire
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.sdks import ANTHROPIC
+from lightspan.capture.sdks import ANTHROPIC, OPENAI
 from lightspan.capture.state import state
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
@@ -381,23 +381,31 @@ def test_uninstalling_leaves_the_classes_as_they_were() -> None:
     kinds = [kind for pair in ANTHROPIC.kinds() for kind in pair]
     assert len(kinds) == 8
     before = [dict(vars(kind)) for kind in kinds]
-    assert wire.install()
+    wire.install()
     assert all("request" in vars(kind) for kind in kinds)
     wire.uninstall()
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
-def test_an_sdk_that_cannot_be_imported_does_not_stop_the_other(
+def test_an_sdk_that_cannot_be_wrapped_does_not_stop_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    import openai
+
     from lightspan.capture.sdks import Sdk
 
     def broken(self: Sdk) -> Any:
-        if self is ANTHROPIC:
+        if self is OPENAI:
             raise ImportError("broken")
         return module(self)
 
     module = Sdk.module
     monkeypatch.setattr(Sdk, "module", broken)
-    assert wire.install()
-    assert len(state.shims) == 2
+    for _ in range(2):
+        with pytest.raises(ImportError, match="broken"):
+            wire.install()
+    assert "request" not in vars(openai.OpenAI)
+    assert list(state.shims) == ["anthropic"]
+    monkeypatch.setattr(Sdk, "module", module)
+    wire.install()
+    assert sorted(state.shims) == ["anthropic", "openai"]

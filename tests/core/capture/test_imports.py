@@ -153,26 +153,35 @@ def run(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-WRAPPED = (
-    "print('request' in vars(anthropic.Anthropic), 'request' in vars(anthropic.AsyncAnthropic))\n"
-)
+BOTH = pytest.mark.parametrize("name", ["openai", "anthropic"])
 
 
-def test_anthropic_is_wrapped_when_the_app_imports_it() -> None:
-    pytest.importorskip("anthropic")
+def wrapped(name: str) -> str:
+    """Prints whether the SDK's two clients are."""
+    module = f"__import__({name!r})"
+    kinds = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
+    return f"print(*('request' in vars(getattr({module}, kind)) for kind in {kinds[name]}))\n"
+
+
+@BOTH
+def test_an_sdk_is_wrapped_when_the_app_imports_it(name: str) -> None:
+    pytest.importorskip(name)
     code = (
         "import sys\n"
         "from lightspan.capture import wire\n"
-        "print(wire.install(), 'openai' in sys.modules, 'anthropic' in sys.modules)\n"
-        f"import anthropic\n{WRAPPED}"
-        f"wire.uninstall()\n{WRAPPED}"
-        f"wire.install()\n{WRAPPED}"
+        "wire.install()\n"
+        "print(wire.installed(), 'openai' in sys.modules, 'anthropic' in sys.modules)\n"
+        f"import {name}\n{wrapped(name)}"
+        f"wire.uninstall()\nprint(wire.installed())\n{wrapped(name)}"
+        f"wire.install()\nwire.install()\n{wrapped(name)}"
     )
-    assert run(code) == ["True True False", "True True", "False False", "True True"]
+    expected = ["True False False", "True True", "False", "False False", "True True"]
+    assert run(code) == expected
 
 
-def test_anthropic_is_left_alone_where_the_shim_was_uninstalled_before() -> None:
-    pytest.importorskip("anthropic")
+@BOTH
+def test_an_sdk_is_left_alone_where_the_shim_was_uninstalled_before(name: str) -> None:
+    pytest.importorskip(name)
     code = (
         "import sys\n"
         "from lightspan.capture import wire\n"
@@ -180,20 +189,70 @@ def test_anthropic_is_left_alone_where_the_shim_was_uninstalled_before() -> None
         "wire.install()\n"
         "wire.uninstall()\n"
         "print(sys.meta_path == before)\n"
-        f"import anthropic\n{WRAPPED}"
+        f"import {name}\n{wrapped(name)}"
     )
     assert run(code) == ["True", "False False"]
 
 
-def test_an_app_can_import_what_cannot_be_wrapped() -> None:
-    """An anthropic without its clients, of an app that needs something else of it."""
-    pytest.importorskip("anthropic")
+@BOTH
+def test_an_import_that_had_begun_before_we_waited(name: str) -> None:
+    """Its thread had looked for the module already, so that it tells nobody."""
+    pytest.importorskip(name)
     code = (
-        "import sys, types\n"
-        "from lightspan.capture import sdks, wire\n"
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.find_spec({name!r})\n"
+        "from lightspan.capture import wire\n"
         "wire.install()\n"
-        "sdks.Sdk.kinds = None\n"
-        "import anthropic\n"
-        "print('request' in vars(anthropic.Anthropic))\n"
+        f"module = sys.modules[{name!r}] = importlib.util.module_from_spec(spec)\n"
+        f"spec.loader.exec_module(module)\n{wrapped(name)}"
+        f"wire.install()\n{wrapped(name)}"
+        f"print({name!r} in (finder.name for finder in sys.meta_path if hasattr(finder, 'name')))\n"
     )
-    assert run(code) == ["False"]
+    assert run(code) == ["False False", "True True", "False"]
+
+
+@BOTH
+def test_installing_while_an_import_goes_on_does_not_wait_for_it(name: str) -> None:
+    """The importing thread may itself want to install: with our lock it would wait for ever."""
+    pytest.importorskip(name)
+    code = (
+        "import sys, threading\n"
+        "from lightspan.capture import imports, wire\n"
+        "wire.install()\n"
+        "execute = imports._Loader.exec_module\n"
+        "def slow(self, module):\n"
+        f"    if module.__name__ != {name!r}:\n"
+        "        return execute(self, module)\n"
+        "    real = self._loader.exec_module\n"
+        "    def exec_module(module):\n"
+        "        other = threading.Thread(target=wire.install)\n"
+        "        other.start()\n"
+        "        other.join(5)\n"
+        "        print('ended', not other.is_alive())\n"
+        "        real(module)\n"
+        "    self._loader.exec_module = exec_module\n"
+        "    execute(self, module)\n"
+        "imports._Loader.exec_module = slow\n"
+        f"import {name}\n{wrapped(name)}"
+    )
+    assert run(code) == ["ended True", "True True"]
+
+
+@BOTH
+def test_an_app_can_import_what_cannot_be_wrapped(name: str) -> None:
+    """An SDK without its clients, of an app that needs something else of it. The attempt is not
+    trained on, as with an SDK that was imported before."""
+    pytest.importorskip(name)
+    code = (
+        "from lightspan.capture import sdks, wire\n"
+        "from lightspan.capture.entry import open_scope\n"
+        "from lightspan.capture.scope import Scope\n"
+        "sdks.Sdk.kinds = None\n"
+        "with open_scope(Scope(rollout_id='r', attempt_id='a')) as scope:\n"
+        f"    import {name}\n"
+        "    print(*scope.recorder.damages())\n"
+        "with open_scope(Scope(rollout_id='r', attempt_id='b')) as scope:\n"
+        "    print(*scope.recorder.damages())\n"
+    )
+    damage = "a client SDK could not be wrapped: TypeError(\"'NoneType' object is not callable\")"
+    assert run(code) == [damage, damage]

@@ -18,7 +18,7 @@ import pytest
 
 import lightspan
 from lightspan import PromptTemplate, agent, prompt, record, use
-from lightspan.capture import scope, strays, threads, wire
+from lightspan.capture import scope, sdks, strays, threads, wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import ConfigError
@@ -256,7 +256,7 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
         use(run)
     assert scope.pushed() is None
-    monkeypatch.setattr(wire, "install", lambda: False)
+    monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
     with pytest.raises(ConfigError, match="'router' cannot be used: there is no client"):
         use(run)

@@ -19,7 +19,7 @@ from tests.core.serving.gateways import (
 )
 
 import lightspan
-from lightspan.capture import scope, wire
+from lightspan.capture import scope, sdks, wire
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
@@ -298,6 +298,14 @@ def test_the_environment_names_the_server(
 def test_a_server_that_is_not_there(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lightspan.connect(url)
+
+
+def test_an_environment_without_a_client(
+    served: ServingGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdks, "SDKS", ())
+    with pytest.raises(ConfigError, match="there is no client of OpenAI or Anthropic in this"):
+        lightspan.connect(served.url)
 
 
 def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:

@@ -67,4 +67,10 @@ ANTHROPIC: Final = Sdk(
 )
 SDKS: Final = (OPENAI, ANTHROPIC)
 
-__all__ = ["ANTHROPIC", "OPENAI", "SDKS", "Sdk"]
+
+def any_installed() -> bool:
+    """Whether there is a client whose calls could be captured."""
+    return any(sdk.installed for sdk in SDKS)
+
+
+__all__ = ["ANTHROPIC", "OPENAI", "SDKS", "Sdk", "any_installed"]

@@ -40,9 +40,9 @@ class State:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of the shims and the clients."""
-    shims: list[Patch] = field(default_factory=list)
-    """The wrapped requests of the SDKs."""
-    awaited: list[Awaited] = field(default_factory=list)
+    shims: dict[str, list[Patch]] = field(default_factory=dict)
+    """SDK → its wrapped requests."""
+    awaited: dict[str, Awaited] = field(default_factory=dict)
     """The SDKs that are wrapped once they are imported."""
     watches: list[Patch] = field(default_factory=list)
     """The HTTP clients that are watched."""

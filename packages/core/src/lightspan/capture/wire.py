@@ -16,7 +16,6 @@ It is inherited by the client classes, so uninstalling is deleting the attribute
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,62 +59,74 @@ _KEPT_HEADERS: Final = (
 
 
 # --- installing -----------------------------------------------------------------------------
-def install() -> bool:
-    """Wrap the SDKs that are installed; idempotent. Returns whether one is wrapped.
+def install() -> None:
+    """Wrap the SDKs that are imported, and the others once somebody imports them; idempotent.
 
-    The first is imported for that. Another one that nobody has imported is wrapped when somebody
-    does: anthropic alone takes longer to import than all else that a runner needs.
+    None is imported for it: openai takes longer than all else that a runner needs, anthropic too.
 
     Raises:
-        Exception: an SDK cannot be imported, and no other is there.
+        Exception: an SDK that is imported cannot be wrapped. The others are.
     """
     with state.lock:
         failed: Exception | None = None
-        for sdk in () if state.shims else SDKS:
+        for sdk in SDKS:
             try:
-                _wrap_or_await(sdk)
+                _wrap_now_or_later(sdk)
             except Exception as error:
                 failed = failed or error
-        if failed is not None and not state.shims:
-            raise failed
         outgoing.install()
-        return bool(state.shims)
+        if failed is not None:
+            raise failed
 
 
-def _wrap_or_await(sdk: Sdk) -> None:
-    if not sdk.installed:
+def _wrap_now_or_later(sdk: Sdk) -> None:
+    if sdk.name in state.shims:
         return
-    if state.shims and sdk.name not in sys.modules:
-        state.awaited.append(Awaited(sdk.name, partial(_wrap_imported, sdk)))
-    else:
+    waiting = state.awaited.get(sdk.name)
+    # Somebody else's import may have looked for the module just before we began to wait for it. One
+    # that we saw begin is left to its own thread, which may want our lock before it ends.
+    if sdk.name in sys.modules and not (waiting is not None and waiting.is_under_way):
+        if waiting is not None:
+            waiting.stop()
         _wrap(sdk)
+    elif waiting is None:
+        state.awaited[sdk.name] = Awaited(sdk.name, partial(_wrap_imported, sdk))
 
 
 def _wrap_imported(sdk: Sdk) -> None:
     # The lock is not taken: whoever has it may be waiting for this import.
-    with contextlib.suppress(Exception):  # as where another SDK is wrapped: the app gets its import
+    try:
         _wrap(sdk)
+    except Exception as error:  # the app gets its import; the next attempt's scope tries it again
+        current = pushed()
+        if current is not None:
+            current.scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
 
 
 def _wrap(sdk: Sdk) -> None:
-    for kind, twin in sdk.kinds():
-        for owner, shim in ((kind, _sync_shim), (twin, _async_shim)):
-            state.shims.append(Patch(owner, "request", partial(shim, sdk, owner.request)))
+    state.awaited.pop(sdk.name, None)
+    shims = [
+        Patch(owner, "request", partial(shim, sdk, owner.request))
+        for kinds in sdk.kinds()
+        for owner, shim in zip(kinds, (_sync_shim, _async_shim), strict=True)
+    ]
+    state.shims[sdk.name] = shims
 
 
 def uninstall() -> None:
     """Leave the SDKs' classes as they were. A wrapper put on top of ours keeps working."""
     with state.lock:
         while state.awaited:
-            state.awaited.pop().stop()
+            state.awaited.popitem()[1].stop()
         while state.shims:
-            state.shims.pop(0).undo()
+            for shim in state.shims.popitem()[1]:
+                shim.undo()
         outgoing.uninstall()
 
 
 def installed() -> bool:
-    """Whether an SDK is wrapped."""
-    return bool(state.shims)
+    """Whether SDKs are wrapped, or will be."""
+    return bool(state.shims or state.awaited)
 
 
 # --- the shims ------------------------------------------------------------------------------

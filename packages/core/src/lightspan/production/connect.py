@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.capture import scope, wire
+from lightspan.capture import scope, sdks, wire
 from lightspan.capture.recorder import Unrecorded
 from lightspan.capture.scope import Acting, Scope
 from lightspan.errors import ConfigError, short_tracebacks
@@ -80,11 +80,12 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
         return Connection(None, None)
     origin, key = _origin(chosen), _key(api_key_env)
     routing = _routing(origin, key)
-    if not wire.install():
+    if not sdks.any_installed():
         raise ConfigError(
             "there is no client of OpenAI or Anthropic in this environment whose calls could be "
             "connected: pip install openai"
         )
+    wire.install()
     served = Scope(
         rollout_id="",
         attempt_id="",

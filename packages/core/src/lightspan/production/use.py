@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from lightspan.capture import scope, wire
+from lightspan.capture import scope, sdks, wire
 from lightspan.capture.candidates import USE_VARIABLE
 from lightspan.capture.state import Used
 from lightspan.errors import ConfigError, short_tracebacks
@@ -88,11 +88,13 @@ def use(run: str | os.PathLike[str] | None = None) -> Usage:
         return Usage({})
     prompts = read_prompts(Path(chosen))
     told = [name for name, each in prompts.items() if each.place is PromptPlace.AGENT]
-    if told and not wire.install():
+    if told and not sdks.any_installed():
         raise ConfigError(
             f"the instructions of {', '.join(map(repr, told))} cannot be used: there is no client "
             "of OpenAI or Anthropic in this environment: pip install openai"
         )
+    if told:
+        wire.install()
     return Usage(prompts)
 
 

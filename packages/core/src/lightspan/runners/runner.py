@@ -148,7 +148,7 @@ class Runner:
         os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER_KEY)
         carries = threads.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
-            wire.install()  # it imports the SDK, which no attempt's time should go to
+            wire.install()  # before a thread of the app's begins to import an SDK
         self.pace.start()
         beat = None if self.config.guarded else asyncio.create_task(self._heartbeats())
         try:
