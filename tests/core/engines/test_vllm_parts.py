@@ -179,6 +179,7 @@ class TestChecks:
             generation_config="vllm",
             transfer="lightspan",
             tensor_parallel=1,
+            workers=1,
             lora_rank=0,
             loras=0,
             lora_updates=False,
@@ -340,7 +341,8 @@ class TestCommand:
         monkeypatch.setenv("VIRTUAL_ENV", "/of/this/interpreter")
         env = environment(VLLM(python="p", environment={"PYTHONPATH": "/mine", "A": "1"}))
         inside, mine = env["PYTHONPATH"].split(os.pathsep)
-        assert [path.name for path in Path(inside).glob("*.py")] == ["lightspan_vllm.py"]
+        inside_vllm = sorted(path.name for path in Path(inside).glob("*.py"))
+        assert inside_vllm == ["lightspan_broadcast.py", "lightspan_vllm.py"]
         assert (mine, env["A"], env["VLLM_SERVER_DEV_MODE"]) == ("/mine", "1", "1")
         assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
         assert "VIRTUAL_ENV" not in env

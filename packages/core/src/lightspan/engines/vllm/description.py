@@ -6,7 +6,7 @@ import datetime
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,6 +16,8 @@ from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+TRANSFERS: Final = ("files", "gloo", "nccl")
+LOOPBACK: Final = "127.0.0.1"
 
 OURS: Final[Mapping[str, str]] = {
     "--model": "the algorithm's",
@@ -43,6 +45,14 @@ OURS: Final[Mapping[str, str]] = {
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
 """How many devices share the model of a server."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class Link(NamedTuple):
+    """How weights are sent to servers."""
+
+    backend: Literal["gloo", "nccl"]
+    host: str
+    """This machine's address, as servers reach it."""
 
 
 class VLLM(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +99,15 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 900.0
     """How long a server may take until it answers."""
     exchange: str = "/dev/shm"
-    """Where weights are handed over: a folder in memory that servers read too. It holds one copy of
-    each policy in `dtype`, and two while one is replaced."""
+    """Where weights are kept for servers: a folder in memory, which they read too unless `transfer`
+    says otherwise. It holds one copy of each policy in `dtype`, and two while one is replaced."""
+    transfer: Literal["files", "gloo", "nccl"] = "files"
+    """How whole weights reach servers. `files`: they read `exchange`, on the same machine. `gloo`:
+    they are sent over torch.distributed, to any machine. `nccl`: the same from a GPU of the
+    trainer's to GPUs that no other rank has."""
+    trainer_host: str = LOOPBACK
+    """This machine's address as servers reach it, for `gloo` and `nccl`. Who reaches it during an
+    update can read the weights: loopback, or a network that nobody else is in."""
 
     @short_tracebacks
     def __post_init__(self) -> None:
@@ -109,6 +126,12 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         if self.context_length is not None:
             check_whole("VLLM: context_length", self.context_length, 2)
         self._check_arguments()
+        check_choice("VLLM: transfer", self.transfer, TRANSFERS)
+        if self.transfer == "files" and self.trainer_host != LOOPBACK:
+            raise ConfigError(
+                f"VLLM: trainer_host={self.trainer_host!r} applies only to transfer='gloo' or "
+                "'nccl'; with 'files' servers read exchange="
+            )
 
     def addresses_of(self, groups: Iterable[Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """Policy → its servers' addresses.
@@ -154,6 +177,11 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     def tensor_parallel(self) -> int:
         """How many devices share the model of a server."""
         return int(self.flag(*PARALLEL) or 1)
+
+    @property
+    def link(self) -> Link | None:
+        """How weights are sent; None where servers read files of ours."""
+        return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
     def waiting(self, logs: Path) -> str:
         """What a person is told who waits for the servers.

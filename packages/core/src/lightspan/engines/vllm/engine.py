@@ -97,6 +97,12 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self._ranks = dict(lora or {})
         check_ranks(self._ranks, models)
         room_for(max(self._ranks.values(), default=0))
+        if self._ranks and description.transfer != "files":
+            raise ConfigError(
+                f"VLLM: transfer={description.transfer!r} sends whole weights, and vLLM reads LoRA "
+                f"from files ({', '.join(sorted(self._ranks))}): have it served merged, with "
+                "merge=True, or use transfer='files'"
+            )
         self.description = description
         self._logs = Path(logs).resolve()
         self._random = random.Random(seed) if seed is not None else None
@@ -148,6 +154,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             raise EngineClosedError
         self._loop = asyncio.get_running_loop()
         try:
+            if self.description.link is not None:
+                from lightspan.engines.vllm.broadcast import check_link
+
+                check_link(self.description.link)
             self._exchange = Exchange(self.description.exchange)
             for policy, blueprint in self._blueprints.items():
                 self._exchange.check_room(blueprint, policy)
@@ -256,10 +266,11 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         highest = max(self._ranks.get(policy, 0) for policy in group)
         found = replace(blueprint, lora_rank=highest, loras=len(group) if highest else 0)
         description = self.description
+        by_nccl = description.transfer == "nccl"
         if not description.python:
-            return found
+            return replace(found, on_gpu=by_nccl)
         shared = description.tensor_parallel
-        on_gpu = bool(description.environment.get(VISIBLE))
+        on_gpu = by_nccl or bool(description.environment.get(VISIBLE))
         found = replace(found, tensor_parallel=shared, on_gpu=on_gpu)
         check_parallel(found)
         return found
@@ -316,6 +327,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
                     launch=start,
                     address=address,
                     died=lane.lost,
+                    link=self.description.link,
                 )
             )
         return lane

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from lightspan.engines.vllm.checks import check_facts
 from lightspan.engines.vllm.client import Client, Part, Refused, Unreachable
+from lightspan.engines.vllm.description import Link
 from lightspan.engines.vllm.process import Process
 from lightspan.engines.vllm.weights import Blueprint, LoRAFiles, Wanted, Weights
 from lightspan.errors import EngineClosedError, EngineError
@@ -41,6 +42,7 @@ class Server:
         launch: starts it; None for one that somebody else keeps.
         address: of that one.
         died: is told when a process of ours ends by itself.
+        link: how weights are sent; None where it reads files of ours.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Server:
         launch: Launch | None = None,
         address: str = "",
         died: Callable[[Server], None] = lambda _: None,
+        link: Link | None = None,
     ) -> None:
         self.name = name
         self.client = Client(address)
@@ -69,6 +72,7 @@ class Server:
         self._start_s = start_s
         self._launch = launch
         self._died = died
+        self._link = link
         self._process: Process | None = None
         self._spent_cpu_s = 0.0
         """By its former processes."""
@@ -181,7 +185,7 @@ class Server:
             else:
                 await self.client.pause()
                 await self._drain(None)
-                await self.client.load(weights)
+                await self.client.load(weights, self._link)
                 await self.client.resume()
         self._label, self._version = weights.label, weights.version
         self.changes += 1

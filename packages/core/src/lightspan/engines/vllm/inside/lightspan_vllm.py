@@ -1,7 +1,8 @@
-"""What runs inside vLLM's own process: new weights from files of safetensors, and what it serves.
+"""What runs inside vLLM's own process: how new weights come in, and what it serves.
 
-vLLM ships ways to hand over weights between GPUs. This one reads files that lie in shared memory,
-so it needs no GPU, and the server and the trainer have to be on one machine. It is loaded by
+The ways to hand over weights that vLLM ships want a GPU at both ends, and vLLM in the trainer. Here
+they come in files of safetensors, which lie in shared memory of one machine, or over
+torch.distributed (`lightspan_broadcast`), from anywhere and with a GPU or without. It is loaded by
 
     --worker-extension-cls lightspan_vllm.Extension
     --weight-transfer-config '{"backend": "lightspan"}'
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import lightspan_broadcast
 import torch
 from safetensors import safe_open
 from vllm import __version__, envs
@@ -34,26 +36,28 @@ BACKEND = "lightspan"
 
 
 @dataclass
-class FilesInit(WeightTransferInitInfo):  # type: ignore[misc]
+class WholeInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing has to be agreed upon."""
 
 
 @dataclass
-class FilesUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+class WholeUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A whole model."""
 
     files: list[str] = field(default_factory=list)
+    sent: dict[str, Any] = field(default_factory=dict)
+    """How it is sent (`lightspan_broadcast.receive`), if it is in no files."""
     again: dict[str, str] = field(default_factory=dict)
-    """Name → name of the weight in the files that it is equal to."""
+    """Name → name of the weight that comes which it is equal to."""
 
 
-class FilesEngine(WeightTransferEngine[FilesInit, FilesUpdate]):  # type: ignore[misc]
-    """Loads a whole model from files, layer by layer."""
+class WholeEngine(WeightTransferEngine[WholeInit, WholeUpdate]):  # type: ignore[misc]
+    """Loads a whole model, layer by layer."""
 
-    init_info_cls = FilesInit
-    update_info_cls = FilesUpdate
+    init_info_cls = WholeInit
+    update_info_cls = WholeUpdate
 
-    def init_transfer_engine(self, init_info: FilesInit) -> None:
+    def init_transfer_engine(self, init_info: WholeInit) -> None:
         """Nothing to prepare."""
 
     def start_weight_update(self) -> None:
@@ -67,16 +71,31 @@ class FilesEngine(WeightTransferEngine[FilesInit, FilesUpdate]):  # type: ignore
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FilesUpdate) -> None:
+    def receive_weights(self, update_info: WholeUpdate) -> None:
         """Load every weight.
 
         Raises:
-            ValueError: the files lack some.
+            ValueError: some are lacking.
         """
-        loaded = self.model.load_weights(_weights(update_info))
+        loaded = self.model.load_weights(self._weights(update_info))
         missing = sorted(self._names - set(loaded)) if loaded is not None else []
         if missing:
             raise ValueError(f"the weights lack {len(missing)} of the model: {missing[:5]}")
+
+    def _weights(self, update: WholeUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        copies: dict[str, list[str]] = {}
+        for name, source in update.again.items():
+            copies.setdefault(source, []).append(name)
+        if update.sent:
+            parallel = self.parallel_config
+            rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+            coming = lightspan_broadcast.receive(update.sent, rank, self.device)
+        else:
+            coming = _read(update.files)
+        for name, tensor in coming:
+            yield name, tensor
+            for copy in copies.get(name, ()):
+                yield copy, tensor
 
     def finish_weight_update(self) -> None:
         """Turn them into what is computed with."""
@@ -111,6 +130,8 @@ class Extension:
             "generation_config": str(model.generation_config),
             "transfer": None if transfer is None else transfer.backend,
             "tensor_parallel": config.parallel_config.tensor_parallel_size,
+            "workers": config.parallel_config.world_size
+            * config.parallel_config.data_parallel_size,
             "lora_rank": 0 if lora is None else lora.max_lora_rank,
             "loras": 0 if lora is None else lora.max_loras,
             "lora_updates": bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING),
@@ -118,17 +139,11 @@ class Extension:
         }
 
 
-def _weights(update: FilesUpdate) -> Iterator[tuple[str, torch.Tensor]]:
-    copies: dict[str, list[str]] = {}
-    for name, source in update.again.items():
-        copies.setdefault(source, []).append(name)
-    for path in update.files:
+def _read(files: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                tensor = file.get_tensor(name)
-                yield name, tensor
-                for copy in copies.get(name, ()):
-                    yield copy, tensor
+                yield name, file.get_tensor(name)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, FilesEngine)
+WeightTransferEngineFactory.register_engine(BACKEND, WholeEngine)
