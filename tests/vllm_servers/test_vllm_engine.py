@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.vllm_servers.conftest import TOLERANCE, Start
@@ -25,6 +26,7 @@ class TestVLLMEngine(EngineSuite):
     tolerance = TOLERANCE
     begun = 1
     tokens_in_flight = 200
+    transfer: Any = "files"
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -40,7 +42,14 @@ class TestVLLMEngine(EngineSuite):
         addresses = {
             policy: (address,) for policy, address in zip(models, self.addresses, strict=False)
         }
-        return VLLMEngine(VLLM(addresses=addresses), models, logs=self.logs)
+        vllm = VLLM(addresses=addresses, transfer=self.transfer)
+        return VLLMEngine(vllm, models, logs=self.logs)
+
+
+class TestSent(TestVLLMEngine):
+    """The same servers are sent the weights over torch.distributed."""
+
+    transfer = "gloo"
 
 
 async def test_each_missing_flag_is_named(start: Start, served: Path, tmp_path: Path) -> None:

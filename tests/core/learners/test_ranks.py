@@ -289,6 +289,19 @@ def test_a_model_of_pickles_is_refused_on_every_rank(
     learner.close()
 
 
+def test_a_rank_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process says of itself was true before an upgrade."""
+    monkeypatch.setattr(
+        "lightspan.learners.ranks.group.runs", lambda: "lightspan 0.0.9, torch 2.12"
+    )
+    with pytest.raises(
+        RankError,
+        match=r"rank 1 of the learner runs lightspan \d.*, torch \d.*, Python 3\.\d+, and rank 0 "
+        r"lightspan 0\.0\.9, torch 2\.12: start all ranks from one environment",
+    ):
+        Ranks(["cpu", "cpu"])
+
+
 def test_a_rank_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankError, match=r"no rank may take longer to start than start_s=0\.01"):
         Ranks(["cpu", "cpu"], start_s=0.01)

@@ -9,14 +9,18 @@ without looking whether all others live. NCCL is not yet run on a GPU.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any, Final
 
 import torch
 import torch.distributed
 from torch import Tensor
+
+from lightspan.errors import RankError
 
 dist: Final[Any] = torch.distributed
 """Most of its names are not in its stubs."""
@@ -34,6 +38,30 @@ class GroupError(Exception):
     def is_late(self) -> bool:
         """Whether one said nothing for too long."""
         return "timed out" in str(self).lower()
+
+
+def runs() -> str:
+    """What this process computes with."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return f"lightspan {version('lightspan')}, torch {torch.__version__}, Python {python}"
+
+
+def ready(rank: int) -> str:
+    """The key by which a rank says, when it is about to connect, what it `runs`."""
+    return f"ready/{rank}"
+
+
+def check_same(store: Any, size: int) -> None:
+    """Raise `RankError` for a rank, all of which are ready, that runs something else than this one:
+    what they tell each other may differ, and what they compute."""
+    own = runs()
+    for rank in range(1, size):
+        other = str(store.get(ready(rank)), "utf-8")
+        if other != own:
+            raise RankError(
+                f"rank {rank} of the learner runs {other}, and rank 0 {own}: start all ranks from "
+                "one environment, and start again after an upgrade"
+            )
 
 
 class Group:

@@ -27,7 +27,7 @@ from lightspan.learners.protocol import (
     PolicyLoss,
     Which,
 )
-from lightspan.learners.ranks.group import Group, GroupError
+from lightspan.learners.ranks.group import Group, GroupError, check_same, ready
 from lightspan.learners.ranks.messages import (
     Answer,
     Drop,
@@ -70,7 +70,7 @@ class Ranks:
 
     Raises:
         ConfigError: there is one device, or none.
-        RankError: a rank ended before it was there.
+        RankError: a rank ended before it was there, or runs another version.
     """
 
     def __init__(
@@ -88,9 +88,12 @@ class Ranks:
         if started():
             meeting = Meeting()
             meeting.say(SERVE)
+            others = [ready(rank) for rank in range(1, len(devices))]
             try:
+                meeting.store.wait(others, timedelta(seconds=start_s))
+                check_same(meeting.store, len(devices))
                 self.group = Group(meeting.store, 0, devices, timeout_s=timeout_s)
-            except GroupError as error:
+            except (GroupError, RuntimeError) as error:
                 raise RankError(f"a process of torchrun is lost: {error}") from error
         else:
             self._processes = Processes(devices, timeout_s=timeout_s)

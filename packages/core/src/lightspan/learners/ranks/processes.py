@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from lightspan.errors import RankError
-from lightspan.learners.ranks.group import Group, GroupError, dist
+from lightspan.learners.ranks.group import Group, GroupError, check_same, dist, ready
 
 MODULE: Final = "lightspan.learners.ranks.worker"
 GRACE_S: Final = 5.0
@@ -52,7 +52,7 @@ class Processes:
         """Rank 0's group, once all others are there.
 
         Raises:
-            RankError: one ended before, or took longer.
+            RankError: one ended before, took longer, or runs something else.
         """
         store = dist.FileStore(str(self._path), len(self.devices))
         end = time.monotonic() + start_s
@@ -63,6 +63,7 @@ class Processes:
                 if time.monotonic() > end:
                     raise GroupError(f"no rank may take longer to start than start_s={start_s:g}")
                 time.sleep(_LOOK_S)
+            check_same(store, len(self.devices))
             return Group(store, 0, self.devices, timeout_s=self._timeout_s, look=self.look)
         except GroupError as error:
             raise RankError(self.failure(str(error))) from error
@@ -141,11 +142,6 @@ class Processes:
             if child.poll() not in (None, LOST)
         ]
         return min(ended)[1] if ended else None
-
-
-def ready(rank: int) -> str:
-    """The key that a rank sets when it is about to connect."""
-    return f"ready/{rank}"
 
 
 def how_it_ended(status: int) -> str:

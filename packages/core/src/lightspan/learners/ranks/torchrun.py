@@ -67,11 +67,12 @@ def joined(described: Torch, device: str) -> Iterator[None]:
         return
     meeting = Meeting()
     if meeting.hear() == SERVE:
-        from lightspan.learners.ranks.group import Group, GroupError
+        from lightspan.learners.ranks.group import Group, GroupError, ready, runs
         from lightspan.learners.ranks.worker import serve
 
         with suppress(GroupError):  # rank 0 has ended, and says why
             devices = described.placed(device, started=started())
+            meeting.store.set(ready(own_rank()), runs())
             group = Group(meeting.store, own_rank(), devices, timeout_s=described.timeout_s)
             serve(group)
     raise SystemExit(0)

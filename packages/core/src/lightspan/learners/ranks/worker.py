@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightspan.errors import LightspanError
-from lightspan.learners.ranks.group import FOREVER, Group, GroupError, dist
+from lightspan.learners.ranks.group import FOREVER, Group, GroupError, dist, ready, runs
 from lightspan.learners.ranks.messages import (
     Answer,
     Drop,
@@ -31,7 +31,7 @@ from lightspan.learners.ranks.messages import (
     orders,
     packed,
 )
-from lightspan.learners.ranks.processes import LOST, ready
+from lightspan.learners.ranks.processes import LOST
 from lightspan.learners.ranks.steps import RankSums
 from lightspan.learners.torch import TorchLearner
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=_hold_lifeline, name="lightspan-lifeline", daemon=True).start()
     rank, path, timeout_s, *devices = arguments
     store = dist.FileStore(path, len(devices))
-    store.set(ready(int(rank)), "1")
+    store.set(ready(int(rank)), runs())
     if not serve(Group(store, int(rank), devices, timeout_s=float(timeout_s))):
         os._exit(LOST)  # at once, so that the trainer sees which of its ranks does not end
 
