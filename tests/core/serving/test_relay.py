@@ -222,6 +222,25 @@ async def test_a_gateway_that_breaks_off(place: Place) -> None:
                 await answer.content.read()
 
 
+def timers(port: int) -> list[str]:
+    """What the kernel waits for on the connections to a port of this machine."""
+    entries = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [entry[5][:2] for entry in entries if entry[2].endswith(f":{port:04X}")]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone tells of its timers")
+async def test_a_trainers_machine_that_is_gone_without_a_word_is_noticed(place: Place) -> None:
+    """While a call waits, the kernel will ask the other end whether it is there (timer 2)."""
+    gate = Gate()
+    async with training(place.store, lambda request: Say(text="a b", gates={1: gate})) as run:
+        asking = asyncio.create_task(place.said(await run.claim("a")))
+        await gate.reached.wait()
+        port = int(run.gateway.url.rpartition(":")[2])
+        await until(lambda: timers(port) == ["02"])  # once what was sent has arrived
+        gate.open()
+        assert await asking == (200, "a b")
+
+
 async def test_a_gateway_that_is_gone_and_comes_back(place: Place) -> None:
     async with training(place.store, "here") as run:
         claim = await run.claim("a")

@@ -9,7 +9,8 @@ lease, by the time that `_lease_time` tells, `_requests` lets a claim be repeate
 refuses what no store can keep, `_encoding` turns records into bytes, `_signal` wakes who waits for
 a change, `_opened` is what a process has open; what those in SQL share is in `_sql`.
 `known_secrets` has what belongs to a URL and is shown nowhere. `event_loop` uses a store from plain
-code. Most code needs only `open_store`, which imports a store when it is opened.
+code, `sockets` notice when a machine is gone. Most code needs only `open_store`, which imports a
+store when it is opened.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from lightspan.engines.vllm.description import Link
 from lightspan.engines.vllm.weights import LABEL, LoRAFiles, Weights
 from lightspan.errors import ConfigError, EngineError
 from lightspan.schema.tokens import Sampling
+from lightspan.stores.sockets import watched
 
 CONTROL_S: Final = 600.0
 """How long a server may take to load weights."""
@@ -84,7 +85,7 @@ class Client:
         if self._socket:
             connector = aiohttp.UnixConnector(self._socket, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=watched)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
         )

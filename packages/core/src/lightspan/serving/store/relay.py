@@ -47,6 +47,7 @@ from lightspan.schema.texts import clean_text
 from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate, Place
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.address import RELAY_PATH
+from lightspan.stores.sockets import watched
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +338,7 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _made_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, socket_factory=watched),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
