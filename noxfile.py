@@ -828,8 +828,8 @@ def slow(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def pages(session: nox.Session) -> None:
     """Follow pages of docs from end to end, their training included: any-language.md,
-    environments.md, policies.md, prompts.md, sft.md and your-own-app.md, and the scripts of Agent
-    Lightning's tutorial; `slow` follows the others."""
+    environments.md, policies.md, production.md, prompts.md, sft.md and your-own-app.md, and the
+    scripts of Agent Lightning's tutorial; `slow` follows the others."""
     report_versions(session, learning_python())
     options = ["-m", "pages", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("pages"), python=learning_python())

@@ -24,12 +24,12 @@ def test_the_command_trains(example: str, tmp_path: Path) -> None:
     if find_spec(f"{example}_example") is None:
         pytest.skip(f"the example {example} is in an environment of its own")
     command = [sys.executable, str(EXAMPLES / example / "train.py")]
-    command += ["--demonstrations", "300", "--steps", "1", "--held-out", "8", "--runners", "8"]
+    command += ["--demonstrations", "100", "--steps", "1", "--held-out", "8", "--runners", "8"]
     command += ["--validate-every", "0", "--folder", str(tmp_path / "run")]
     command += ["--cache", str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "imitated 300 demonstrations" in done.stdout
+    assert "imitated 100 demonstrations" in done.stdout
     assert "(n=8" in done.stdout.splitlines()[-1], "what it gained"
 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -87,7 +87,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Follower]:
         yield follower
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_the_page_can_be_followed(followed: Follower) -> None:
     assert list(followed.printed) == [
@@ -101,7 +101,7 @@ def test_the_page_can_be_followed(followed: Follower) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_what_it_records_and_what_not(followed: Follower) -> None:
     shown = followed.printed["lightspan inspect sqlite:production.db --service desk --since 7d"]
@@ -114,7 +114,7 @@ def test_what_it_records_and_what_not(followed: Follower) -> None:
     assert questions[1] == "I am <email>, where is my order?"
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_what_was_good_is_imitated(followed: Follower) -> None:
     printed = followed.printed["python tune.py"]
@@ -124,7 +124,7 @@ def test_what_was_good_is_imitated(followed: Follower) -> None:
     assert (followed.folder / "tuned" / "config.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 def test_what_went_wrong_is_asked_again(followed: Follower) -> None:
     printed = followed.printed["LIGHTSPAN_STORE= python replay.py"].splitlines()

@@ -168,7 +168,7 @@ def test_how_often_it_evaluates(
     assert run.selection == 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_dry_run_of_the_small_model(
     script: Any,
