@@ -152,6 +152,47 @@ def test_a_closing_that_is_under_way_is_not_disturbed(run: Run) -> None:
     assert process.returncode == 0
 
 
+UNSEEN = """
+import asyncio, signal, sys, threading, time
+from lightspan.stores import event_loop
+
+def interrupt():
+    # taken by this thread, it interrupts no system call of the main one
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+def interrupt_soon():
+    time.sleep(0.5)
+    interrupt()
+
+async def work():
+    threading.Thread(target=interrupt_soon).start()
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("closed", flush=True)
+
+async def inside():
+    event_loop.run_sync(work())
+
+try:
+    if sys.argv[1] == "notebook":
+        asyncio.new_event_loop().run_until_complete(inside())
+    else:
+        event_loop.run_sync(work())
+except KeyboardInterrupt:
+    print("interrupted")
+print(signal.set_wakeup_fd(-1))
+"""
+
+
+@pytest.mark.parametrize("where", ["script", "notebook"])
+def test_one_that_comes_just_before_falling_asleep_is_seen(run: Run, where: str) -> None:
+    process = run(UNSEEN, where)
+    rest, _ = process.communicate(timeout=60)
+    assert rest.splitlines() == ["closed", "interrupted", "-1"]
+    assert process.returncode == 0
+
+
 def test_a_first_one_leaves_the_second_as_it_was() -> None:
     """After the work, Ctrl-C does what it did before."""
 

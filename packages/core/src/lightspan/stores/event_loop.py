@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, cast
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 END_S: Final = 2.0
 """How long a second Ctrl-C lets what is closing go on."""
+_LOOK_S: Final = 1.0
 _endings: Final[list[Callable[[float], None]]] = []
 
 
@@ -86,6 +88,7 @@ class _Interrupts:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._over = threading.Event()
+        self._is_watching = False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -95,6 +98,7 @@ class _Interrupts:
             yield
             return
         signal.signal(signal.SIGINT, self._interrupt)
+        self._is_watching = True
         try:
             yield
         finally:
@@ -104,7 +108,8 @@ class _Interrupts:
     async def followed(self, work: Coroutine[Any, Any, T]) -> T:
         """The work, which Ctrl-C cancels."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        return await work
+        with _woken_by_signals(self._loop) if self._is_watching else contextlib.nullcontext():
+            return await work
 
     def _interrupt(self, number: int, frame: object) -> None:
         self.count += 1
@@ -125,6 +130,34 @@ class _Interrupts:
         _call_endings(end_at)
         if not self._over.wait(end_at - clock.monotonic()):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Have each signal wake the loop of the main thread. One that comes between its last line and
+    its falling asleep interrupts nothing, and would be seen when something else wakes it."""
+    waking, woken = socket.socketpair()
+    with waking, woken:
+        waking.setblocking(False)
+        woken.setblocking(False)
+        try:
+            loop.add_reader(woken, _drain, woken)
+        except NotImplementedError:  # Windows' loop, which does the same by itself
+            yield
+            return
+        before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            now = signal.set_wakeup_fd(-1)
+            # the app may have set its own meanwhile (`loop.add_signal_handler`)
+            signal.set_wakeup_fd(before if now == waking.fileno() else now)
+            loop.remove_reader(woken)
+
+
+def _drain(woken: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        woken.recv(4096)
 
 
 def _call_endings(end_at: float) -> None:
@@ -150,8 +183,10 @@ class _Thread(Generic[T]):
         try:
             self._thread.start()
             # An event, because in Python 3.11 a join that Ctrl-C interrupts takes the thread for
-            # ended, and the next join returns at once.
-            self._ended.wait()
+            # ended, and the next join returns at once. Second by second, because one that comes
+            # just before the wait does not interrupt it.
+            while not self._ended.wait(_LOOK_S):
+                pass
         except BaseException:
             if self._thread.ident is not None:
                 self._close()
@@ -167,7 +202,8 @@ class _Thread(Generic[T]):
             if self._loop is not None and self._task is not None:
                 with contextlib.suppress(RuntimeError):  # it has just ended
                     self._loop.call_soon_threadsafe(self._task.cancel)
-            self._ended.wait()
+            while not self._ended.wait(_LOOK_S):
+                pass
             self._thread.join()
         except BaseException:
             end_at = clock.monotonic() + END_S
