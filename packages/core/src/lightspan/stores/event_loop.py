@@ -140,11 +140,7 @@ def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     with waking, woken:
         waking.setblocking(False)
         woken.setblocking(False)
-        try:
-            loop.add_reader(woken, _drain, woken)
-        except NotImplementedError:  # Windows' loop, which does the same by itself
-            yield
-            return
+        loop.add_reader(woken, _drain, woken)
         before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -182,11 +178,7 @@ class _Thread(Generic[T]):
     def result(self) -> T:
         try:
             self._thread.start()
-            # An event, because in Python 3.11 a join that Ctrl-C interrupts takes the thread for
-            # ended, and the next join returns at once. Second by second, because one that comes
-            # just before the wait does not interrupt it.
-            while not self._ended.wait(_LOOK_S):
-                pass
+            self._await_end()
         except BaseException:
             if self._thread.ident is not None:
                 self._close()
@@ -196,14 +188,21 @@ class _Thread(Generic[T]):
             raise self._failure
         return cast(T, self._result)
 
+    def _await_end(self) -> None:
+        """Wait until it has ended. By an event: in Python 3.11 a join that Ctrl-C interrupts takes
+        the thread for ended, and the next join returns at once. Second by second: a Ctrl-C in the
+        moment before a wait does not interrupt it."""
+        has_ended = False
+        while not has_ended:
+            has_ended = self._ended.wait(_LOOK_S)
+
     def _close(self) -> None:
         """Cancel it and let it close; a second interrupt waits for that no longer than `END_S`."""
         try:
             if self._loop is not None and self._task is not None:
                 with contextlib.suppress(RuntimeError):  # it has just ended
                     self._loop.call_soon_threadsafe(self._task.cancel)
-            while not self._ended.wait(_LOOK_S):
-                pass
+            self._await_end()
             self._thread.join()
         except BaseException:
             end_at = clock.monotonic() + END_S
