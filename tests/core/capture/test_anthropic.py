@@ -409,3 +409,13 @@ def test_an_sdk_that_cannot_be_wrapped_does_not_stop_the_other(
     monkeypatch.setattr(Sdk, "module", module)
     wire.install()
     assert sorted(state.shims) == ["anthropic", "openai"]
+
+
+def test_an_sdk_that_lacks_a_twin_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again for each attempt, and must not be wrapped once more each time."""
+    monkeypatch.delattr(anthropic, f"Async{ANTHROPIC.clients[-1]}")
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="Async"):
+            wire.install()
+    assert "request" not in vars(anthropic.Anthropic)
+    assert list(state.shims) == ["openai"]

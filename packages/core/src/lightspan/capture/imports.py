@@ -72,9 +72,9 @@ class _Loader(Loader):
         awaited.is_under_way = True
         try:
             self._loader.exec_module(module)
+            # Only now: an import that fails may be tried again.
+            if awaited in sys.meta_path:
+                awaited.stop()
+                awaited.then()
         finally:
             awaited.is_under_way = False
-        # Only now: an import that fails may be tried again.
-        if awaited in sys.meta_path:
-            awaited.stop()
-            awaited.then()

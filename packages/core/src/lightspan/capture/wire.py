@@ -80,9 +80,9 @@ def install() -> None:
 
 
 def _wrap_now_or_later(sdk: Sdk) -> None:
+    waiting = state.awaited.get(sdk.name)  # before the shims: it goes when they are there
     if sdk.name in state.shims:
         return
-    waiting = state.awaited.get(sdk.name)
     # Somebody else's import may have looked for the module just before we began to wait for it. One
     # that we saw begin is left to its own thread, which may want our lock before it ends.
     if sdk.name in sys.modules and not (waiting is not None and waiting.is_under_way):
@@ -104,13 +104,13 @@ def _wrap_imported(sdk: Sdk) -> None:
 
 
 def _wrap(sdk: Sdk) -> None:
-    state.awaited.pop(sdk.name, None)
-    shims = [
+    every = list(sdk.kinds())  # first: one that is missing must not leave others wrapped
+    state.shims[sdk.name] = [
         Patch(owner, "request", partial(shim, sdk, owner.request))
-        for kinds in sdk.kinds()
+        for kinds in every
         for owner, shim in zip(kinds, (_sync_shim, _async_shim), strict=True)
     ]
-    state.shims[sdk.name] = shims
+    state.awaited.pop(sdk.name, None)
 
 
 def uninstall() -> None:
