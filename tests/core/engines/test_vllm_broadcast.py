@@ -128,6 +128,21 @@ def test_a_server_that_is_killed_while_weights_come(large: list[str]) -> None:
         assert time.monotonic() - killed < 20
 
 
+def test_a_server_does_not_wait_for_weights_that_cannot_be_read(
+    large: list[str], files: list[str]
+) -> None:
+    way = Broadcast([*large, *files], LOOPBACK, 1)
+    info = way.info()
+    Path(files[0]).write_bytes(b"damaged")
+    with ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(way.send)
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"(?i)connection|closed|reset"):
+            list(receive(info, 1, CPU))
+        assert time.monotonic() - began < 60
+        assert sending.exception(10) is not None
+
+
 SENDER = """
 import json, sys
 from lightspan.engines.vllm.broadcast import Broadcast

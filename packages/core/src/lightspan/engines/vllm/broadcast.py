@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, Final
 
 import torch
@@ -109,8 +110,14 @@ class Broadcast:
                 address=self._link.host,
                 timeout_s=TIMEOUT_S,
             )
-            for tensor in self._tensors():
-                broadcast(group, tensor, self._look)
+            try:
+                for tensor in self._tensors():
+                    broadcast(group, tensor, self._look)
+            except BaseException as error:
+                # hang up: what the error's frames hold would keep the others waiting
+                del group
+                clear_frames(error.__traceback__)
+                raise
         except RuntimeError as error:
             raise Broken(str(error).partition("\n")[0]) from error
 
