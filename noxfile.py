@@ -221,6 +221,11 @@ EXAMPLES = {
         "test_quest_*.py",
     ),
 }
+BEHIND = [
+    *(name for name, adapter in ADAPTERS.items() if adapter.behind),
+    *(name for name, example in EXAMPLES.items() if ADAPTERS[example.adapter].behind),
+]
+"""The adapters and examples that have the virtualenv .nox/behind."""
 DESK = "examples/desk"
 """The example whose prompt learns, and no model: it is installed and checked with the others."""
 CREDIT = {"langgraph": ["quest", "sql"], "openai_agents": ["rag"], "crewai": ["rag-crewai"]}
@@ -302,9 +307,18 @@ print("versions: " + ", ".join(found))
 # --- environments ---------------------------------------------------------------------------
 def learning_python() -> str:
     """The interpreter of the virtualenv that the session `learning` makes."""
-    folder = ROOT / ".nox" / "learning"
+    return _python_of("learning")
+
+
+def _python_of(environment: str) -> str:
+    folder = ROOT / ".nox" / environment
     name = "Scripts/python.exe" if sys.platform == "win32" else "bin/python"
     return str(folder / name)
+
+
+def behind_python() -> str:
+    """The interpreter of the virtualenv that the session `behind` makes."""
+    return _python_of("behind")
 
 
 def shared_adapters() -> list[str]:
@@ -369,17 +383,6 @@ def install_torch(session: nox.Session) -> None:
     install(session, *source, *CONSTRAINTS, "torch", silent=False)
 
 
-def install_adapters(session: nox.Session, names: list[str], pins: str, *more: str) -> None:
-    """Install adapters and what their tests need, without torch, at the versions of a file."""
-    install(
-        session,
-        *("-c", "constraints/dev.txt", "-r", f"constraints/{pins}.txt"),
-        *(*clients_of(names), *PYTEST, *more),
-        ours=[f"{CORE}[serve]", *(f"packages/{name}" for name in names)],
-    )
-    report_versions(session)
-
-
 def install_example(session: nox.Session, example: Example) -> None:
     """Install an example, its adapter and the learning plane."""
     install_torch(session)
@@ -442,6 +445,15 @@ def brings_an_sdk(adapter: str, versions: str) -> bool:
     raise LookupError(f"{adapter}-{versions}")
 
 
+def files_of(adapter: str, versions: str) -> list[str]:
+    """What tests an adapter in an environment: the wire shim too, where no other environment has
+    its OpenAI SDK."""
+    brings = brings_an_sdk(adapter, versions)
+    return adapter_files(adapter) + (
+        test_files("tests/core/capture", "test_wire*.py") if brings else []
+    )
+
+
 def test_files(folder: str, pattern: str) -> list[str]:
     """The test files that a pattern names, as arguments."""
     return [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).glob(pattern))]
@@ -480,6 +492,25 @@ def install_learning(session: nox.Session) -> None:
 def learning(session: nox.Session) -> None:
     """Make the virtualenv that others share."""
     install_learning(session)
+
+
+@nox.session(default=False)
+def behind(session: nox.Session) -> None:
+    """Make the virtualenv of the framework that is behind, and of its examples: with the learning
+    plane and the others' frameworks, in the versions that it lets them have."""
+    install_torch(session)
+    pins = [f"{name}-latest" for name in BEHIND if name in ADAPTERS]
+    install(
+        session,
+        *("-c", "constraints/dev.txt", "-c", "constraints/examples.txt"),
+        *(argument for name in (*pins, TOGETHER) for argument in ("-r", f"constraints/{name}.txt")),
+        *(*clients_of(ADAPTERS), *PYTEST, "mypy"),
+        ours=[
+            *(f"{CORE}[train]", COMMON, *(f"packages/{name}" for name in ADAPTERS)),
+            *(EXAMPLES[name].project for name in BEHIND if name in EXAMPLES),
+        ],
+        silent=False,
+    )
 
 
 # --- checks ---------------------------------------------------------------------------------
@@ -619,6 +650,11 @@ def tests_capture(session: nox.Session) -> None:
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 
 
+def example_files(example: Example) -> list[str]:
+    """The files that test an example."""
+    return test_files("tests/examples", example.tests)
+
+
 def adapter_files(adapter: str) -> list[str]:
     """The files that test an adapter, or all of them in one process."""
     if adapter == TOGETHER:
@@ -646,37 +682,40 @@ def tests_latest(session: nox.Session, adapter: str) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize(
-    ("adapter", "versions"),
-    [
-        nox.param(adapter, versions, id=f"{adapter}-{versions}")
-        for adapter in ADAPTERS
-        for versions in ("oldest", "latest")
-        if versions == "oldest" or adapter not in shared_adapters()
-    ],
-)
-def tests_adapters(session: nox.Session, adapter: str, versions: str) -> None:
-    """Test an adapter with the oldest supported version of its framework, no torch, or with the
-    latest where that cannot be beside the others'; the wire shim too, if no other environment has
-    this OpenAI SDK: the oldest frameworks bring the oldest that is tested."""
-    checked = versions == "latest"  # its types, too
-    install_adapters(session, [adapter], f"{adapter}-{versions}", *(["mypy"] if checked else []))
-    files = adapter_files(adapter)
-    if brings_an_sdk(adapter, versions):
-        files += test_files("tests/core/capture", "test_wire*.py")
-    run_pytest(session, *FAST, *files, expected=expected_of(adapter, versions))
-    if checked:
-        silent = "--follow-imports=silent"  # of core, which `types` checks
-        session.run("mypy", "--strict", silent, f"packages/{adapter}/src", env=ISOLATED)
+@nox.parametrize("adapter", [nox.param(name, id=f"{name}-oldest") for name in ADAPTERS])
+def tests_adapters(session: nox.Session, adapter: str) -> None:
+    """Test an adapter with the oldest supported version of its framework, no torch, and the wire
+    shim with the oldest OpenAI SDK."""
+    install(
+        session,
+        *("-c", "constraints/dev.txt", "-r", f"constraints/{adapter}-oldest.txt"),
+        *(*clients_of([adapter]), *PYTEST),
+        ours=[f"{CORE}[serve]", f"packages/{adapter}"],
+    )
+    report_versions(session)
+    expected = expected_of(adapter, "oldest")
+    run_pytest(session, *FAST, *files_of(adapter, "oldest"), expected=expected)
 
 
-@nox.session(default=False)
-def tests_together(session: nox.Session) -> None:
-    """Test all adapters in one process, their frameworks nested in one another, in the versions
-    that the one which is behind lets them have."""
-    install_adapters(session, [*ADAPTERS], "together")
-    expected = [module for name in ADAPTERS for module in expected_of(name, "oldest")]
-    run_pytest(session, *adapter_files(TOGETHER), expected=expected)
+@nox.session(venv_backend="none", requires=["behind"], default=False)
+@nox.parametrize("what", [nox.param(name, id=name) for name in (*BEHIND, TOGETHER)])
+def tests_behind(session: nox.Session, what: str) -> None:
+    """Test an adapter whose framework is behind, and its types, or an example of it; `together`:
+    all adapters in one process, in the versions that it lets the others have."""
+    python = behind_python()
+    report_versions(session, python)
+    if what == TOGETHER:
+        expected = [module for name in ADAPTERS for module in expected_of(name, "oldest")]
+        run_pytest(session, *adapter_files(TOGETHER), python=python, expected=expected)
+        return
+    if what in ADAPTERS:
+        files, expected = [*FAST, *files_of(what, "latest")], expected_of(what, "latest")
+        checked = ["--follow-imports=silent", f"packages/{what}/src"]  # of core, `types` does
+    else:
+        files, expected = ["-m", "not controls and not long", *example_files(EXAMPLES[what])], []
+        checked = [*EXAMPLES[what].types]
+    run_pytest(session, *files, python=python, expected=expected)
+    session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
 
 
 @nox.session(default=False)
@@ -925,17 +964,8 @@ def example_python(session: nox.Session, example: Example) -> str:
     install_example(session, example)
     if example.types:
         session.run("python", "-m", "mypy", "--strict", *example.types, env=ISOLATED)
-    run_pytest(session, "-m", "not controls", *test_files("tests/examples", example.tests))
+    run_pytest(session, "-m", "not controls", *example_files(example))
     return "python"
-
-
-@nox.session(default=False)
-@nox.parametrize(
-    "example", [nox.param(n, id=n) for n in EXAMPLES if EXAMPLES[n] not in shared_examples()]
-)
-def tests_example(session: nox.Session, example: str) -> None:
-    """Test an example where its framework is; what trains an app of it is among its tests."""
-    example_python(session, EXAMPLES[example])
 
 
 @nox.session(requires=["learning"], default=False)

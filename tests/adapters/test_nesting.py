@@ -78,8 +78,8 @@ def require(*frameworks: str | None) -> None:
         if name is None or name in FRAMEWORKS:
             continue
         if name == "crewai" and "openai_agents" in FRAMEWORKS:
-            pytest.skip(f"crewai is excluded: {needs('openai-agents')}; tests_together")
-        pytest.skip(f"{name} is not installed here; tests_together has all frameworks")
+            pytest.skip(f"crewai is excluded: {needs('openai-agents')}; tests_behind")
+        pytest.skip(f"{name} is not installed here; tests_behind has all frameworks")
 
 
 def needs(distribution: str) -> str:

@@ -12,7 +12,7 @@ from tests.attack.hostile import requests
 from tests.attack.run import attacked
 from tests.attack.victims import VICTIMS
 
-REQUESTS = 1_500
+REQUESTS = 1_000
 """To each of the two."""
 GROWTH = 200 * 2**20
 """Bytes by which memory may grow: nothing that is sent is kept, and some of it has megabytes."""

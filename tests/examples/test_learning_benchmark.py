@@ -386,7 +386,7 @@ def test_all_parts_of_an_untaught_model(learning: Any, tmp_path: Path, sql_cache
     assert again.report(again.subject.parts, [0], ["terminal", "air"]).text() == text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_policies_are_compared_and_swapped(
     learning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

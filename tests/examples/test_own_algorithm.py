@@ -134,7 +134,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
     assert gain.low > 0.2, result.summary()
 
 
-@pytest.mark.slow
+@pytest.mark.pages
 def test_the_script_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "1", "--folder", "own"]
     # as a user runs it: the script finds its neighbours

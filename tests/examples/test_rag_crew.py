@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
+from apart_training import How, trained_apart  # type: ignore[import-not-found]
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 # Before CrewAI is imported: it asks the internet otherwise.
@@ -126,7 +126,7 @@ def test_the_exact_record_of_an_attempt(library: Library) -> None:
         assert len(played.records) == 3
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", ["by the trainer", pytest.param("by hand", marks=pytest.mark.long)])
 def test_the_app_in_an_environment_without_torch(tmp_path: Path, how: How) -> None:
     one, four = dict.fromkeys(SPLITS, 1), dict.fromkeys(SPLITS, 4)
     few = partial(generate, worlds=one, questions=four)

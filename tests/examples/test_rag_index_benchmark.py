@@ -48,7 +48,7 @@ def test_sides_that_differ_end_the_script(bench: Any) -> None:
         bench._check([["a"], ["b"]], [["x", "a"], ["c"]])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_script(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"

@@ -11,7 +11,7 @@ pytest.importorskip("agents", reason="the OpenAI Agents SDK is in an environment
 from structured_training import check_control, check_it_learns  # type: ignore[import-not-found]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_it_learns(tmp_path: Path) -> None:
     check_it_learns("openai_agents", tmp_path)

@@ -15,7 +15,7 @@ from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan.testing.scripted import Request, ScriptedServer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.pages
 
 DESK = """
 import openai

@@ -136,7 +136,7 @@ def test_the_same_training_but_for_the_app(script: Any) -> None:
     assert str(trainer.folder.path) == "runs/router-unread-pydantic-ai-seed0"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_command_trains(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -95,7 +95,7 @@ def test_its_runs_have_a_folder_of_their_own(
     assert str(Run(example, options, SilentReporter()).folder) == folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sql_cache: Path) -> None:
     """A step with intermediate rewards is like any other, and says what they did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import random
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from lightspan.schema.routing import Route, Routing, Target
 from lightspan.stores import open_store
 
 HERE = Path(__file__).parent
-KILLS = 10
+KILLS = 10 if os.environ.get("LIGHTSPAN_SEED") else 5
 
 
 def load(name: str) -> Any:

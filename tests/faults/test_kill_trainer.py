@@ -30,7 +30,7 @@ from lightspan.training.folder import RunFolder
 SCRIPT = Path(__file__).parents[1] / "apps" / "train_toy.py"
 LONG = bool(os.environ.get("LIGHTSPAN_SEED"))
 """Whether moments that were never tried are looked for (`nox -s long_faults`)."""
-STEPS, KILLS = (30, 12) if LONG else (10, 3)
+STEPS, KILLS = (30, 12) if LONG else (10, 2)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(570)]
 

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +23,9 @@ def _train(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def _kill_after(process: subprocess.Popen[str], line: str, number: signal.Signals) -> None:
-    """Send the signal once a line begins so."""
+def _kill_after(process: subprocess.Popen[str], line: str, number: signal.Signals) -> str:
+    """Send the signal once a line begins so; returns what is printed after that, when none of its
+    runner processes is left."""
     assert process.stdout is not None
     seen = []
     for text in process.stdout:
@@ -33,8 +35,13 @@ def _kill_after(process: subprocess.Popen[str], line: str, number: signal.Signal
     else:
         pytest.fail(f"never printed {line!r}: {''.join(seen)}")
     time.sleep(1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
     os.kill(process.pid, number)
-    process.communicate()
+    rest, _ = process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    return rest
 
 
 def _steps(folder: Path) -> list[int]:
@@ -47,8 +54,11 @@ def test_adapters_resume_after_ctrl_c_and_after_kill(tmp_path: Path) -> None:
     """With `--lora`; that whole weights resume, the fault tests show."""
     folder = tmp_path / "run"
     first = _train(folder, "--lora", "--steps", "3")
-    _kill_after(first, "step 1/3 ", signal.SIGINT)
+    rest = _kill_after(first, "step 1/3 ", signal.SIGINT)
     assert first.returncode == 130
+    assert f"stopped; {folder} keeps step-00000" in rest
+    assert "Task was destroyed" not in rest
+    assert "Traceback" not in rest
     second = _train(folder, "--lora", "--steps", "3", "--resume")
     _kill_after(second, "step 2/3 ", signal.SIGKILL)
     assert second.returncode == -signal.SIGKILL

@@ -205,7 +205,9 @@ def test_patience_ends_training(toy: Any, tiny: Path, tmp_path: Path, lines: Any
 @pytest.mark.parametrize(
     ("title", "n"),
     [
-        pytest.param("step 4: evaluating", 1, id="while a step is compared"),
+        pytest.param(
+            "step 4: evaluating", 1, id="while a step is compared", marks=pytest.mark.long
+        ),
         pytest.param("step 5: evaluating", 2, id="while the kept weights are evaluated"),
     ],
 )

@@ -286,7 +286,7 @@ def test_where_ctrl_c_is_ignored_the_run_goes_on(
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # CI interrupts the SQL example's command, after the quickstart
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
