@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -11,9 +12,10 @@ from lightspan.engines.weights import load_model
 from lightspan.learners.protocol import LoRA, Optimizer
 from lightspan.learners.verl.description import Verl
 from lightspan.learners.verl.learner import VerlLearner
+from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.workers import Workers
 from lightspan.reports.forecast import MemoryPart, PolicySize, model_shape
-from lightspan.reports.shard_memory import PROCESS, Sharding, shard_memory
+from lightspan.reports.shard_memory import CLUSTER, PROCESS, STEWARD, Sharding, shard_memory
 from lightspan.testing.learner_suite import BOTH_CLIPS, make_rows, published
 from lightspan.testing.tiny import tiny_model
 
@@ -87,3 +89,26 @@ async def test_ranks_take_what_is_forecast(python: str, tmp_path: Path, lora: Lo
         near = without / FACTOR < PROCESS < without * FACTOR
         said.append((near, f"rank {rank}: a process of {without / 2**20:.0f} MiB"))
     assert all(fits for fits, _ in said), said
+
+
+def test_ray_takes_what_is_forecast(python: str, tmp_path: Path) -> None:
+    """The process that drives the ranks, and the cluster that it starts, workers apart, once the
+    ranks have trained."""
+    torch.set_num_threads(1)
+    model = tiny_model(tmp_path / "model", seed=0, hidden=32)
+    workers = RayWorkers(python, ["cpu", "cpu"])
+    learner = VerlLearner({"writer": model}, workers=workers, own=True, token_budget=BUDGET)
+    try:
+        learner.update(make_rows(load_model(model)), BOTH_CLIPS)
+        steward = psutil.Process(workers.steward)
+        cluster = [
+            each
+            for each in steward.children(recursive=True)
+            if each.pid not in workers.pids and not "".join(each.cmdline()).startswith("ray::")
+        ]
+        assert {"gcs_server", "raylet"} <= {each.name() for each in cluster}
+        taken = {STEWARD: peak_of(steward.pid), CLUSTER: sum(peak_of(each.pid) for each in cluster)}
+    finally:
+        learner.close()
+    fits = [found / FACTOR < expected < found * FACTOR for expected, found in taken.items()]
+    assert all(fits), taken

@@ -345,20 +345,50 @@ def test_ranks_of_a_cluster_that_is_there(
             RayWorkers(python, TWO, ray=address)
 
 
-def test_a_cluster_without_verl_is_refused(
-    python: str, token: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (None, r"lacks verl: start its nodes with verl's"),
+        ("0.8.0", r"has verl 0\.8\.0, and .* has \d+\.\d+\.\d+: start its nodes with verl's"),
+    ],
+    ids=["none", "another"],
+)
+def test_a_cluster_without_this_verl_is_refused(
+    python: str, token: dict[str, str], tmp_path: Path, version: str | None, words: str
 ) -> None:
     """Its nodes have an environment of their own: all that verl's has, but verl."""
-    other = without_verl(python, tmp_path / "other")
+    other, packages = environment_but(python, tmp_path / "other", "verl")
+    if version is not None:
+        (packages / f"verl-{version}.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n"
+        (packages / f"verl-{version}.dist-info" / "METADATA").write_text(metadata)
     with Cluster(str(other), **token) as cluster:
         cluster.add(cpus=1).wait_ready()
-        lacking = r"the Ray cluster's Python \(.*other.*\) lacks verl: start its nodes with verl's"
-        with pytest.raises(ConfigError, match=lacking):
+        with pytest.raises(ConfigError, match=r"the Ray cluster's Python \(.*other.*\) " + words):
             RayWorkers(python, ["cpu"], ray=cluster.address)
 
 
-def without_verl(python: str, folder: Path) -> Path:
-    """An environment that has links to what another one has, but verl."""
+def test_ranks_run_the_trainers_lightspan_whatever_their_nodes_have(
+    python: str,
+    folder: Path,
+    batches: list[list[Row]],
+    token: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    other, packages = environment_but(python, tmp_path / "other", "lightspan")
+    (packages / "lightspan").mkdir()
+    (packages / "lightspan" / "__init__.py").write_text("raise ImportError('another lightspan')\n")
+    assert subprocess.run([other, "-c", "import lightspan"], stderr=-3).returncode == 1
+    with Cluster(str(other), **token) as cluster:
+        cluster.add(cpus=1).wait_ready()
+        workers = RayWorkers(python, ["cpu"], ray=cluster.address)
+        learner = begun(workers, folder, batches[0], tmp_path / "saved")
+        learner.close()
+
+
+def environment_but(python: str, folder: Path, lacking: str) -> tuple[Path, Path]:
+    """An environment that has links to what another one has, but for one package: its interpreter,
+    and where its packages lie."""
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
     made = folder / "bin" / "python"
@@ -367,6 +397,6 @@ def without_verl(python: str, folder: Path) -> Path:
         for each in (python, str(made))
     )
     for path in here.iterdir():
-        if not path.name.startswith("verl"):
+        if not path.name.startswith(lacking):
             (there / path.name).symlink_to(path)
-    return made
+    return made, there
