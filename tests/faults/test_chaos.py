@@ -1,6 +1,6 @@
 """Servers, database, runners and network, killed and cut while a training goes on: it ends with
 exactly the transitions of one that nothing happened to, nothing acknowledged is lost, and nothing
-is there twice. What a Ray cluster loses is in tests/ray_nodes."""
+is there twice. What a Ray cluster loses is in tests/ray_nodes/test_chaos.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import APP, Chaos, Places  # type: ignore[import-not-found]
+from chaos import Chaos  # type: ignore[import-not-found]
 from checks import check_calls  # type: ignore[import-not-found]
+from places import APP, Places  # type: ignore[import-not-found]
 from scripted_learning import Recording, scripted  # type: ignore[import-not-found]
 from tests.core.stores.served import TRAINER
 from tests.postgres.cluster import Cluster, programs

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from scripted_learning import Recording  # type: ignore[import-not-found]
 from tests.ray_nodes.conftest import RUNNER, TRAINER
 from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import APP, HERE, TASKS, Script, trainer
+from tests.ray_nodes.trained import APP, HERE, TASKS, Script, learned, trainer
 
 from lightspan import RayRunners, Trainer
 from lightspan.errors import AppError
@@ -27,12 +26,6 @@ pytestmark = pytest.mark.timeout(900)
 
 ACTOR = "ray::RunnerActor"
 APP_PROCESS = "lightspan.runners.worker"
-
-
-def learned(trained: Trainer) -> object:
-    learner = trained.settings.learner
-    assert isinstance(learner, Recording)
-    return learner.learned()
 
 
 async def read(trained: Trainer, store: str) -> tuple[set[RolloutStatus], list[Attempt]]:

@@ -48,16 +48,29 @@ class Script:
         return Say(text=text, gates={1: self._gate})
 
 
-def trainer(folder: Path, model: Path, script: Script, runners: RayRunners, store: str) -> Trainer:
-    """Of two steps, eight tasks each."""
+def trainer(
+    folder: Path,
+    model: Path,
+    script: Script,
+    runners: RayRunners,
+    store: str,
+    *,
+    steps: int = 2,
+    pace_s: float = 0.0,
+) -> Trainer:
+    """Of steps of eight tasks each.
+
+    Args:
+        pace_s: what each token takes.
+    """
     algorithm = LightningRL(
         model, optimize="writer", estimator="reinforce++", group_size=1, tasks_per_step=8
     )
-    engine = ScriptedEngine(script.tokenizer, script, policies={"policy": 0})
+    engine = ScriptedEngine(script.tokenizer, script, policies={"policy": 0}, pace_s=pace_s)
     return Trainer(
         algorithm,
         folder=folder,
-        steps=2,
+        steps=steps,
         engine=engine,
         learner=Recording(model),
         runners=runners,
@@ -65,6 +78,13 @@ def trainer(folder: Path, model: Path, script: Script, runners: RayRunners, stor
         lease_s=600,
         reporter=SilentReporter(),
     )
+
+
+def learned(trained: Trainer) -> object:
+    """What its learner was given, step by step."""
+    learner = trained.settings.learner
+    assert isinstance(learner, Recording)
+    return learner.learned()
 
 
 def main(folder: str, model: str, address: str, store: str) -> None:

@@ -1,0 +1,119 @@
+"""Nodes, actors and their processes killed again and again while a training goes on in a Ray
+cluster: it ends with exactly the transitions of one that nothing happened to."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from chaos import Chaos  # type: ignore[import-not-found]
+from tests.ray_nodes.nodes import Cluster, Node
+from tests.ray_nodes.trained import APP, HERE, Script, learned, trainer
+
+from lightspan import RayRunners
+from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
+from lightspan.stores import open_store
+
+pytestmark = pytest.mark.timeout(1800)
+
+FAULTS = 30 if os.environ.get("LIGHTSPAN_SEED") else 12
+STEPS = 10 * FAULTS
+"""With eight rollouts each: a node takes seconds to come, and the others go on meanwhile."""
+TASKS = [{"q": f"question {number}"} for number in range(8 * STEPS)]
+PACE_S = 0.02
+
+
+class Doomed:
+    """A node that is killed, or what runs on it; after each death of its own another one comes."""
+
+    def __init__(self, cluster: Cluster, dice: random.Random) -> None:
+        self._cluster = cluster
+        self._dice = dice
+        self._node = self._added()
+
+    def faults(self) -> dict[str, Callable[[], None]]:
+        """What can happen, by name."""
+        return {
+            "a node killed": self._kill,
+            "an actor killed": lambda: self._kill_one(self._node.running("ray::RunnerActor")),
+            "a process of an actor killed": lambda: self._kill_one(
+                self._node.orphans("lightspan.runners.worker")
+            ),
+        }
+
+    def end(self) -> None:
+        self._node.kill()
+
+    def _added(self) -> Node:
+        node = self._cluster.add(cpus=1)
+        node.wait_ready()
+        return node
+
+    def _kill(self) -> None:
+        self._node.kill()
+        self._node = self._added()
+
+    def _kill_one(self, found: list[psutil.Process]) -> None:
+        """Of what is there: after a death an actor takes seconds to come again, here or there."""
+        for process in self._dice.sample(found, min(1, len(found))):
+            process.kill()
+
+
+async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
+    """How the attempts of its rollouts ended, all of which succeeded, each once."""
+    run_id = trained.folder.read_config()["run_id"]
+    async with open_store(store) as opened:
+        states = await opened.rollouts(run_id=run_id)
+        assert Counter(state.status for state in states) == {RolloutStatus.SUCCEEDED: len(TASKS)}
+        attempts = await opened.attempts([state.rollout.rollout_id for state in states])
+    succeeded = [each for each in attempts if each.status is AttemptStatus.SUCCEEDED]
+    assert len({each.rollout_id for each in succeeded}) == len(succeeded)
+    assert not [each for each in succeeded if each.damage]
+    return Counter(each.status for each in attempts)
+
+
+def test_nodes_are_killed_again_and_again(
+    cluster: Cluster,
+    node: Node,
+    tiny: Path,
+    served: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moments: Callable[[Any], random.Random],
+) -> None:
+    """Beside one that lives, so that the training goes on all the time."""
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    calm = trainer(tmp_path / "calm", tiny, Script(), runners, served, steps=STEPS)
+    assert calm.fit(APP, TASKS).steps == STEPS
+    assert asyncio.run(ends(calm, served)) == {AttemptStatus.SUCCEEDED: len(TASKS)}
+
+    # more is killed than a rollout would be tried again for
+    patient = functools.partial(Rollout, max_infrastructure_tries=1000)
+    monkeypatch.setattr("lightspan.training.session.Rollout", patient)
+    dice, script = moments("ray"), Script()
+    doomed = Doomed(cluster, dice)
+    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    disturbed = trainer(
+        tmp_path / "disturbed", tiny, script, runners, served, steps=STEPS, pace_s=PACE_S
+    )
+    chaos = Chaos(doomed.faults(), FAULTS, lambda: script.asked, lambda: None, dice)
+    chaos.start()
+    try:
+        assert disturbed.fit(APP, TASKS).steps == STEPS
+    finally:
+        chaos.end()
+        doomed.end()
+    found = asyncio.run(ends(disturbed, served))
+    print(f"{FAULTS} faults: {dict(chaos.happened)}; attempts: {dict(found)}")
+    assert chaos.happened.total() == FAULTS
+    assert learned(disturbed) == learned(calm)
+    assert found.pop(AttemptStatus.SUCCEEDED) == len(TASKS)
+    assert set(found) == {AttemptStatus.LOST}
