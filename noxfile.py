@@ -240,6 +240,8 @@ SMOKE = ROOT / "tests/packaging/smoke.py"
 SCRIPTS = ["examples/own_algorithm"]
 """Examples that are run where they lie."""
 
+COMPLETE = "complete"
+"""A file of .nox/learning: what else runs there may begin (.ci/run)."""
 TORCH_INDEX = "LIGHTSPAN_TORCH_INDEX"
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -492,6 +494,7 @@ def install_learning(session: nox.Session) -> None:
 def learning(session: nox.Session) -> None:
     """Make the virtualenv that others share."""
     install_learning(session)
+    Path(session.virtualenv.location, COMPLETE).touch()
 
 
 @nox.session(default=False)
@@ -700,22 +703,26 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
 @nox.session(venv_backend="none", requires=["behind"], default=False)
 @nox.parametrize("what", [nox.param(name, id=name) for name in (*BEHIND, TOGETHER)])
 def tests_behind(session: nox.Session, what: str) -> None:
-    """Test an adapter whose framework is behind, and its types, or an example of it; `together`:
-    all adapters in one process, in the versions that it lets the others have."""
-    python = behind_python()
-    report_versions(session, python)
+    """Test an adapter whose framework is behind, or an example of it; `together`: all adapters in
+    one process, in the versions that it lets the others have."""
     if what == TOGETHER:
+        selected = adapter_files(TOGETHER)
         expected = [module for name in ADAPTERS for module in expected_of(name, "oldest")]
-        run_pytest(session, *adapter_files(TOGETHER), python=python, expected=expected)
-        return
-    if what in ADAPTERS:
-        files, expected = [*FAST, *files_of(what, "latest")], expected_of(what, "latest")
-        checked = ["--follow-imports=silent", f"packages/{what}/src"]  # of core, `types` does
+    elif what in ADAPTERS:
+        selected, expected = [*FAST, *files_of(what, "latest")], expected_of(what, "latest")
     else:
-        files, expected = ["-m", "not controls and not long", *example_files(EXAMPLES[what])], []
-        checked = [*EXAMPLES[what].types]
-    run_pytest(session, *files, python=python, expected=expected)
-    session.run(python, "-m", "mypy", "--strict", *checked, env=ISOLATED, external=True)
+        selected, expected = ["-m", "not controls and not long", *example_files(EXAMPLES[what])], []
+    report_versions(session, behind_python())
+    run_pytest(session, *selected, python=behind_python(), expected=expected)
+
+
+@nox.session(venv_backend="none", requires=["behind"], default=False)
+def types_behind(session: nox.Session) -> None:
+    """Check types of what is behind, at once: most of it is to read the framework's."""
+    adapters = [f"packages/{name}/src" for name in BEHIND if name in ADAPTERS]
+    examples = [path for name in BEHIND if name in EXAMPLES for path in EXAMPLES[name].types]
+    command = ("-m", "mypy", "--strict", "--follow-imports=silent")  # of core, `types` does
+    session.run(behind_python(), *command, *adapters, *examples, env=ISOLATED, external=True)
 
 
 @nox.session(default=False)
