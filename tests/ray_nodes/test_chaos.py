@@ -8,13 +8,14 @@ import functools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from chaos import Chaos  # type: ignore[import-not-found]
+from tests.ray_nodes.conftest import RUNNER
 from tests.ray_nodes.nodes import Cluster, Node
 from tests.ray_nodes.trained import APP, HERE, Script, learned, trainer
 
@@ -80,9 +81,16 @@ async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
     return Counter(each.status for each in attempts)
 
 
+@pytest.fixture
+def own() -> Iterator[Cluster]:
+    """A cluster of its own: what is killed here, others need not wait for."""
+    with Cluster(LIGHTSPAN_STORE_KEY=RUNNER) as cluster:
+        cluster.add(cpus=4).wait_ready()
+        yield cluster
+
+
 def test_nodes_are_killed_again_and_again(
-    cluster: Cluster,
-    node: Node,
+    own: Cluster,
     tiny: Path,
     served: str,
     tmp_path: Path,
@@ -90,7 +98,7 @@ def test_nodes_are_killed_again_and_again(
     moments: Callable[[Any], random.Random],
 ) -> None:
     """Beside one that lives, so that the training goes on all the time."""
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)
     calm = trainer(tmp_path / "calm", tiny, Script(), runners, served, steps=STEPS)
     assert calm.fit(APP, TASKS).steps == STEPS
     assert asyncio.run(ends(calm, served)) == {AttemptStatus.SUCCEEDED: len(TASKS)}
@@ -99,8 +107,8 @@ def test_nodes_are_killed_again_and_again(
     patient = functools.partial(Rollout, max_infrastructure_tries=1000)
     monkeypatch.setattr("lightspan.training.session.Rollout", patient)
     dice, script = moments("ray"), Script()
-    doomed = Doomed(cluster, dice)
-    runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
+    doomed = Doomed(own, dice)
+    runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)
     disturbed = trainer(
         tmp_path / "disturbed", tiny, script, runners, served, steps=STEPS, pace_s=PACE_S
     )

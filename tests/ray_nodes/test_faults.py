@@ -19,6 +19,7 @@ from tests.ray_nodes.trained import APP, HERE, TASKS, Script, learned, trainer
 
 from lightspan import RayRunners, Trainer
 from lightspan.errors import AppError
+from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Attempt, AttemptStatus, Outcome, RolloutStatus
 from lightspan.stores import open_store
 
@@ -77,6 +78,28 @@ def test_a_node_that_is_lost(
     assert set(ends) == {(AttemptStatus.LOST, Outcome.CANCELLED)}
     assert 1 <= ends.total() <= 4
     wait_until_idle(node)
+
+
+async def test_a_node_that_is_lost_before_an_actor_begins(cluster: Cluster, served: str) -> None:
+    """Ray gives the actor a place there until it knows; then it is given another one."""
+    lost = cluster.add(cpus=1, resource="here")
+    lost.wait_ready()
+    lost.kill()
+    runners = RayRunners(
+        1, actors=1, address=cluster.address, resources={"here": 1}, app_dirs=HERE, timeout_s=300
+    )
+    coming = asyncio.create_task(
+        runners.start(RunnerPlan(store_url=served, app=APP, run_id="run-1"))
+    )
+    await asyncio.sleep(1)
+    other = await asyncio.to_thread(cluster.add, 1, "here")
+    await asyncio.to_thread(other.wait_ready)
+    await coming
+    try:
+        assert len(other.running(ACTOR)) == 1
+    finally:
+        await runners.stop()
+        other.kill()
 
 
 def test_an_actor_that_is_killed(

@@ -184,7 +184,7 @@ class RayRunners:
         try:
             async with asyncio.TaskGroup() as group:
                 for seat in self._seats:
-                    group.create_task(self._fill(seat, self.timeout_s))
+                    group.create_task(self._begin(seat))
         except BaseExceptionGroup as failures:
             await self.stop()
             first = _first(failures)
@@ -244,6 +244,22 @@ class RayRunners:
         return [path for path in plan.sys_path if os.path.isdir(path) and not of_environment(path)]
 
     # --- an actor's life ------------------------------------------------------------------
+    async def _begin(self, seat: _Seat) -> None:
+        """Have the first actor at work in the seat, and try again for each node that is lost
+        meanwhile: Ray gives actors a place on one that is gone until it knows."""
+        while True:
+            gone = await _in_thread(membership.gone, self._ray)
+            try:
+                await self._fill(seat, self.timeout_s)
+            except _BeginningError as error:
+                self._discard(seat)
+                if await _in_thread(membership.gone, self._ray) <= gone:
+                    raise
+                why = _last_line(error.__cause__ or error)
+                log.warning("a node was lost before an actor began there (%s): tried again", why)
+            else:
+                return
+
     async def _fill(self, seat: _Seat, timeout_s: float | None) -> None:
         """Have a new actor at work in the seat.
 
