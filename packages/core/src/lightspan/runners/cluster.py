@@ -256,7 +256,8 @@ class RayRunners:
                 if await _in_thread(membership.gone, self._ray) <= gone:
                     raise
                 why = _last_line(error.__cause__ or error)
-                log.warning("a node was lost before an actor began there (%s): tried again", why)
+                log.warning("a node was lost as an actor began there (%s): tried again", why)
+                await self._bury(seat, "the actor that looked after it was lost as it began")
             else:
                 return
 
