@@ -7,6 +7,7 @@ import asyncio
 import functools
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,40 +33,52 @@ TASKS = [{"q": f"question {number}"} for number in range(8 * STEPS)]
 PACE_S = 0.02
 
 
-class Doomed:
-    """A node that is killed, or what runs on it; after each death of its own another one comes."""
+class Nodes:
+    """Two nodes with room for an actor each; one of them is killed and replaced."""
 
     def __init__(self, cluster: Cluster, dice: random.Random) -> None:
         self._cluster = cluster
         self._dice = dice
-        self._node = self._added()
+        self._lasting, self._doomed = self._added(), self._added()
 
     def faults(self) -> dict[str, Callable[[], None]]:
-        """What can happen, by name."""
+        """What can happen, by name. Each waits for something to kill, and kills it."""
         return {
-            "a node killed": self._kill,
-            "an actor killed": lambda: self._kill_one(self._node.running("ray::RunnerActor")),
-            "a process of an actor killed": lambda: self._kill_one(
-                self._node.orphans("lightspan.runners.worker")
-            ),
+            "a node killed": self._kill_node,
+            "an actor killed": lambda: self._kill_one(actors_of),
+            "a process of an actor killed": lambda: self._kill_one(processes_of),
         }
-
-    def end(self) -> None:
-        self._node.kill()
 
     def _added(self) -> Node:
         node = self._cluster.add(cpus=1)
         node.wait_ready()
         return node
 
-    def _kill(self) -> None:
-        self._node.kill()
-        self._node = self._added()
+    def _kill_node(self) -> None:
+        self._awaited(actors_of, self._doomed)
+        self._doomed.kill()
+        self._doomed = self._added()
 
-    def _kill_one(self, found: list[psutil.Process]) -> None:
-        """Of what is there: after a death an actor takes seconds to come again, here or there."""
-        for process in self._dice.sample(found, min(1, len(found))):
-            process.kill()
+    def _kill_one(self, of: Callable[[Node], list[psutil.Process]]) -> None:
+        self._dice.choice(self._awaited(of, self._lasting, self._doomed)).kill()
+
+    def _awaited(
+        self, of: Callable[[Node], list[psutil.Process]], *nodes: Node
+    ) -> list[psutil.Process]:
+        """What there is to kill: after a death an actor takes seconds to come again."""
+        latest = time.monotonic() + 120
+        while not (found := [process for node in nodes for process in of(node)]):
+            assert time.monotonic() < latest, "nothing to kill"
+            time.sleep(0.1)
+        return found
+
+
+def actors_of(node: Node) -> list[psutil.Process]:
+    return node.running("ray::RunnerActor")
+
+
+def processes_of(node: Node) -> list[psutil.Process]:
+    return node.orphans("lightspan.runners.worker")
 
 
 async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
@@ -85,7 +98,6 @@ async def ends(trained: Any, store: str) -> Counter[AttemptStatus]:
 def own() -> Iterator[Cluster]:
     """A cluster of its own: what is killed here, others need not wait for."""
     with Cluster(LIGHTSPAN_STORE_KEY=RUNNER) as cluster:
-        cluster.add(cpus=4).wait_ready()
         yield cluster
 
 
@@ -97,7 +109,9 @@ def test_nodes_are_killed_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
     moments: Callable[[Any], random.Random],
 ) -> None:
-    """Beside one that lives, so that the training goes on all the time."""
+    """Beside one that lasts, so that the training goes on all the time."""
+    dice, script = moments("ray"), Script()
+    nodes = Nodes(own, dice)
     runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)
     calm = trainer(tmp_path / "calm", tiny, Script(), runners, served, steps=STEPS)
     assert calm.fit(APP, TASKS).steps == STEPS
@@ -106,19 +120,16 @@ def test_nodes_are_killed_again_and_again(
     # more is killed than a rollout would be tried again for
     patient = functools.partial(Rollout, max_infrastructure_tries=1000)
     monkeypatch.setattr("lightspan.training.session.Rollout", patient)
-    dice, script = moments("ray"), Script()
-    doomed = Doomed(own, dice)
     runners = RayRunners(8, actors=2, address=own.address, app_dirs=HERE)
     disturbed = trainer(
         tmp_path / "disturbed", tiny, script, runners, served, steps=STEPS, pace_s=PACE_S
     )
-    chaos = Chaos(doomed.faults(), FAULTS, lambda: script.asked, lambda: None, dice)
+    chaos = Chaos(nodes.faults(), FAULTS, lambda: script.asked, lambda: None, dice)
     chaos.start()
     try:
         assert disturbed.fit(APP, TASKS).steps == STEPS
     finally:
         chaos.end()
-        doomed.end()
     found = asyncio.run(ends(disturbed, served))
     print(f"{FAULTS} faults: {dict(chaos.happened)}; attempts: {dict(found)}")
     assert chaos.happened.total() == FAULTS
