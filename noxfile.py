@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nox
+from nox.command import CommandFailed
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))  # whose peers need interpreters too
 from _pythons import newest_interpreter
@@ -44,6 +45,10 @@ nox.options.sessions = [
 
 ROOT = Path(__file__).parent
 CORE = "packages/core"
+UV = {"UV_SYSTEM_CERTS": "1", "UV_LINK_MODE": "copy"}
+"""Who is trusted, as by pip; and no two environments share a file."""
+if "PIP_INDEX_URL" in os.environ:
+    UV["UV_DEFAULT_INDEX"] = os.environ["PIP_INDEX_URL"]
 COMMON = "examples/common"
 """What the examples share."""
 
@@ -240,6 +245,17 @@ SMOKE = ROOT / "tests/packaging/smoke.py"
 SCRIPTS = ["examples/own_algorithm"]
 """Examples that are run where they lie."""
 
+UNREAD = """
+[[tool.mypy.overrides]]
+module = [
+    "torch.*", "transformers.*", "sympy.*",
+    "litellm.*", "langsmith.*", "lance_namespace_urllib3_client.*",
+]
+follow_imports = "skip"
+"""
+"""What `types_behind` has mypy pass over: nothing that it checks names a type of these, and to read
+them takes twice as long as all the rest."""
+
 COMPLETE = "complete"
 """A file of .nox/learning: what else runs there may begin (.ci/run)."""
 TORCH_INDEX = "LIGHTSPAN_TORCH_INDEX"
@@ -353,21 +369,42 @@ def report_versions(session: nox.Session, python: str = "python") -> None:
 def install(
     session: nox.Session, *arguments: str, ours: Sequence[str] = (), silent: bool = True
 ) -> None:
-    """Install with pip, and leave it to Python to compile what is imported: all that torch and
-    transformers consist of would take as long as the rest of the installation.
+    """Install what torch is not, nor brings.
 
     Args:
-        arguments: of pip.
+        arguments: of pip, and of uv.
         ours: folders of this repository, with their extras. They are built first, by one hatchling:
             left to pip, each would be built twice, in an environment of its own.
         silent: whether pip's output is kept back.
     """
     if ours:
-        session.install("-q", "-c", "constraints/dev.txt", "hatchling", "editables")
+        uv_or_pip_install(session, "-q", "-c", "constraints/dev.txt", "hatchling", "editables")
         folders = [each.partition("[")[0] for each in ours]
         editable = [argument for folder in folders for argument in ("-e", folder)]
-        session.install("-q", "--no-deps", "--no-build-isolation", *editable)
-    session.install("--no-compile", *arguments, *map(requirement_of, ours), silent=silent)
+        uv_or_pip_install(session, "-q", "--no-deps", "--no-build-isolation", *editable)
+    uv_or_pip_install(session, *arguments, *map(requirement_of, ours), silent=silent)
+
+
+def uv_or_pip_install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
+    """Install by uv where it lies beside nox: of every package pip reads the page of all its files,
+    which takes half of its time. By pip where it does not, and where it fails, as where only pip
+    is told of an index."""
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is not None:
+        command = (uv, "pip", "install", "--python", str(Path(session.bin) / "python"))
+        try:
+            session.run_install(*command, *arguments, external=True, silent=silent, env=UV)
+        except CommandFailed:
+            session.warn("uv could not install that: pip tries")
+        else:
+            return
+    pip_install(session, *arguments, silent=silent)
+
+
+def pip_install(session: nox.Session, *arguments: str, silent: bool = True) -> None:
+    """Install by pip, and leave it to Python to compile what is imported: all that torch and
+    transformers consist of would take as long as the rest of the installation."""
+    session.install("--no-compile", *arguments, silent=silent)
 
 
 def requirement_of(project: str) -> str:
@@ -379,10 +416,11 @@ def requirement_of(project: str) -> str:
 
 
 def install_torch(session: nox.Session) -> None:
-    """Install torch, alone, from the index that LIGHTSPAN_TORCH_INDEX names or the default one."""
+    """Install torch, alone, from the index that LIGHTSPAN_TORCH_INDEX names or where pip finds it:
+    its build is another one on each, and what pip is told of them uv does not hear."""
     index = os.environ.get(TORCH_INDEX)
     source = ["--extra-index-url", index] if index else []
-    install(session, *source, *CONSTRAINTS, "torch", silent=False)
+    pip_install(session, *source, *CONSTRAINTS, "torch", silent=False)
 
 
 def install_example(session: nox.Session, example: Example) -> None:
@@ -721,7 +759,10 @@ def types_behind(session: nox.Session) -> None:
     """Check types of what is behind, at once: most of it is to read the framework's."""
     adapters = [f"packages/{name}/src" for name in BEHIND if name in ADAPTERS]
     examples = [path for name in BEHIND if name in EXAMPLES for path in EXAMPLES[name].types]
-    command = ("-m", "mypy", "--strict", "--follow-imports=silent")  # of core, `types` does
+    config = Path(session.create_tmp()) / "mypy.toml"
+    config.write_text((ROOT / "pyproject.toml").read_text() + UNREAD)
+    command = ["-m", "mypy", "--strict", "--config-file", str(config)]
+    command += ["--follow-imports=silent"]  # of core, `types` does
     session.run(behind_python(), *command, *adapters, *examples, env=ISOLATED, external=True)
 
 
@@ -799,19 +840,24 @@ def tests_sinks(session: nox.Session) -> None:
 @nox.session(default=False)
 def tests_agl(session: nox.Session) -> None:
     """Look whether Agent Lightning 0.3.0 says what `lightspan.agl` is compared with (0.6 GB)."""
-    install(session, "-r", "constraints/agentlightning.txt")
+    pip_install(session, "-r", "constraints/agentlightning.txt")
     said = "tests/core/agl/agentlightning-0.3.0.json"
     script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
     session.run("python", *script, env=TESTING)
 
 
-@nox.session(requires=["learning"], default=False)
-def tests_vllm(session: nox.Session) -> None:
-    """Test the vLLM engine against real servers on the CPU, whose environment the session makes."""
+@nox.session(default=False)
+def vllm(session: nox.Session) -> None:
+    """Make the virtualenv of vLLM's servers, for the CPU."""
     install_torch(session)
     session.install("-r", "constraints/vllm.txt")
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", *CUDA_ONLY)
-    session.env["LIGHTSPAN_VLLM_PYTHON"] = str(Path(session.bin) / "python")
+
+
+@nox.session(venv_backend="none", requires=["learning", "vllm"], default=False)
+def tests_vllm(session: nox.Session) -> None:
+    """Test the vLLM engine against real servers on the CPU."""
+    session.env["LIGHTSPAN_VLLM_PYTHON"] = _python_of("vllm")
     report_versions(session, learning_python())
     run_pytest(session, "tests/vllm_servers", python=learning_python())
 
@@ -825,12 +871,14 @@ def tests_phoenix(session: nox.Session) -> None:
     run_pytest(session, "tests/phoenix_server", python=learning_python())
 
 
-@nox.session(requires=["learning"], default=False)
+@nox.session(requires=["learning", "vllm"], default=False)
 def tests_verl(session: nox.Session) -> None:
-    """Test the verl learner against real verl on the CPU, whose environment the session makes."""
+    """Test the verl learner against real verl on the CPU, whose environment the session makes; one
+    of its trainings has vLLM answer."""
     install_torch(session)
     session.install("-r", "constraints/verl.txt")
     session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
+    session.env["LIGHTSPAN_VLLM_PYTHON"] = _python_of("vllm")
     report_versions(session, learning_python())
     run_pytest(session, "-rs", "tests/verl_ranks", python=learning_python())
 

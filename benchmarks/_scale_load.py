@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,13 +26,15 @@ from _peers import PeerError
 from _rollout_apps import CALLS
 from rollouts import SLOTS, check_calls, cpu_s, run_batch, working
 
-from lightspan.schema.records import new_id
+from lightspan.schema.records import AttemptStatus, Report, Rollout, new_id
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.address import KEY_VARIABLE
 
 _KEY: Final = "benchmark-key-0123456789"
 """Of a server that nobody else reaches."""
+SETTLED_S: Final = 3.0
+"""Until all who are to wait do."""
 _READY: Final = re.compile(r"serving the store \S+ at (http://\S+) ")
 _ASKED: Final = re.compile(r"^lightspan_store_requests_total\{.*\} (\d+)", re.MULTILINE)
 
@@ -160,6 +162,51 @@ async def measured_idle(server: Server, processes: int, spans_s: Sequence[float]
                 share = (server.cpu_s() - server_s) / seconds
                 idle.append(Idle(asked / seconds, share))
     return idle
+
+
+async def measured_beside(server: Server, waiting: int, seconds: float) -> tuple[float, float]:
+    """Rollouts per second that one client queues, claims and reports, alone and while so many
+    others wait for work of another training."""
+    async with open_store(server.url) as store:
+        alone = await _moved_per_s(store, seconds)
+        async with _waiters(server.url, waiting):
+            return alone, await _moved_per_s(store, seconds)
+
+
+async def _moved_per_s(store: Store, seconds: float) -> float:
+    run_id, moved = new_id("run"), 0
+    begun = time.perf_counter()
+    while (spent := time.perf_counter() - begun) < seconds:
+        rollout = Rollout(rollout_id=new_id("ro"), run_id=run_id, task={}, task_id="t")
+        await store.enqueue([rollout])
+        [claim] = await store.claim("one", 1, 60.0, run_id)
+        await store.report(
+            [
+                Report(
+                    attempt_id=claim.attempt.attempt_id,
+                    epoch=claim.attempt.epoch,
+                    status=AttemptStatus.SUCCEEDED,
+                )
+            ]
+        )
+        moved += 1
+    return moved / spent
+
+
+@asynccontextmanager
+async def _waiters(url: str, number: int) -> AsyncIterator[None]:
+    """Clients, each with connections of its own, that wait for work, once all do."""
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(open_store(url)) for _ in range(number)]
+        tasks = [
+            asyncio.create_task(store.await_work(["none"], timeout_s=60.0)) for store in stores
+        ]
+        await asyncio.sleep(SETTLED_S)
+        yield
+        for task in tasks:
+            assert not task.done(), "it was to wait all the time"
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _tree(pid: int) -> list[int]:

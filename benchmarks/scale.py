@@ -1,7 +1,7 @@
 """How far a store goes: behind HTTP against agentlightning 0.3.0's, with a million rollouts in it,
 and with ten thousand at once.
 
-    python benchmarks/scale.py [--parts server idle postgres million concurrent] [--json PATH]
+    python benchmarks/scale.py [--parts server idle beside postgres …] [--json PATH]
 
 - server: `lightspan serve` over a SQLite file, with 8 real runner processes that use it over HTTP.
   Rollouts that do nothing, from enqueued to known to have ended; and rollouts that write 8 LLM
@@ -10,6 +10,7 @@ and with ten thousand at once.
   cheapest for it (`peer_scale.py`): no runner or tracer of its own takes part. Ours is then asked
   in the same way too, by 8 processes that only ask (`_scale_clients.py`).
 - idle: what 8 runner processes that have nothing to do ask of the server.
+- beside: what one client's rollouts lose by 250 clients that wait for work of another training.
 - postgres: as server, over a PostgreSQL of this run's own (with fsync), without the peer.
 - million: a SQLite file filled to 1,000,000 rollouts; CPU per rollout at 1,000, 10,000, 100,000,
   300,000 and 1,000,000 stored ones. Takes a few GB of disk.
@@ -33,7 +34,15 @@ import psutil
 from _peers import run_peer
 from _report import Figure, finish, options_of
 from _scale_clients import measure_clients
-from _scale_load import Idle, Load, measured_idle, measured_load, served, spans_per_s
+from _scale_load import (
+    Idle,
+    Load,
+    measured_beside,
+    measured_idle,
+    measured_load,
+    served,
+    spans_per_s,
+)
 from _scale_million import Window, fill
 from _scale_simulation import Simulated, simulate
 
@@ -45,6 +54,10 @@ SPANS_AT_LEAST: Final = 20.0
 IDLE_S: Final = (10.0, 30.0)
 MOST_IDLE_REQUESTS: Final = 2.0
 """A second, of all runner processes, once they have been idle for ten seconds."""
+WAITING: Final = 250
+BESIDE_S: Final = 6.0
+BESIDE_AT_LEAST: Final = 0.7
+"""Of what it does alone."""
 SIZES: Final = (1_000, 10_000, 100_000, 300_000, 1_000_000)
 FLAT_FROM: Final = 10_000
 MOST_GROWTH: Final = 1.5
@@ -77,6 +90,28 @@ def measure_idle(options: argparse.Namespace) -> list[Figure]:
     return [
         _idle_figure(f"the first {IDLE_S[0]:g} s", first, None),
         _idle_figure(f"the next {IDLE_S[1]:g} s", later, MOST_IDLE_REQUESTS),
+    ]
+
+
+def measure_beside(options: argparse.Namespace) -> list[Figure]:
+    """Of a client whose every move could wake all who wait."""
+    rounds = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            with served(f"sqlite:///{folder}/run.db", log) as server:
+                rounds.append(asyncio.run(measured_beside(server, WAITING, BESIDE_S)))
+    alone, beside = (max(one) for one in zip(*rounds, strict=True))
+    return [
+        Figure(
+            what=f"rollouts of one client while {WAITING} others wait",
+            unit="per s",
+            ours=beside,
+            peer="alone",
+            theirs=alone,
+            more_is_better=True,
+            at_least=BESIDE_AT_LEAST,
+        )
     ]
 
 
@@ -125,6 +160,7 @@ def measure_concurrent(options: argparse.Namespace) -> list[Figure]:
 PARTS: Final[dict[str, Callable[[argparse.Namespace], list[Figure]]]] = {
     "server": measure_server,
     "idle": measure_idle,
+    "beside": measure_beside,
     "postgres": measure_postgres,
     "million": measure_million,
     "concurrent": measure_concurrent,

@@ -372,11 +372,11 @@ def _pack(http: Http, rng: random.Random) -> None:
     """The body packed, or not as it says."""
     plain = http.body
     packed = {
-        "gzip": gzip.compress(plain, 1),
+        "gzip": gzip.compress(plain, 1, mtime=0),
         "deflate": zlib.compress(plain, 1),
         "br": b"\x0b\x02\x80" + plain,
         "identity": plain,
-        "gzip, gzip": gzip.compress(gzip.compress(plain, 1), 1),
+        "gzip, gzip": gzip.compress(gzip.compress(plain, 1, mtime=0), 1, mtime=0),
     }
     name = rng.choice(sorted(packed))
     http.body = packed[name]
@@ -387,7 +387,7 @@ def _pack(http: Http, rng: random.Random) -> None:
     elif how == 1:
         http.body += b"trailing"
     elif how == 2 and rng.random() < 0.02:
-        http.body = gzip.compress(bytes(64 * 2**20), 1)
+        http.body = gzip.compress(bytes(64 * 2**20), 1, mtime=0)
         http.set("Content-Encoding", "gzip")
 
 

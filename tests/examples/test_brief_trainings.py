@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("example", ["math", "rag"])
+@pytest.mark.parametrize("example", ["math", pytest.param("rag", marks=pytest.mark.long)])
 def test_the_command_trains(example: str, tmp_path: Path) -> None:
     if find_spec(f"{example}_example") is None:
         pytest.skip(f"the example {example} is in an environment of its own")

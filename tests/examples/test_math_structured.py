@@ -14,7 +14,7 @@ from structured_training import check_control, check_it_learns  # type: ignore[i
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_it_learns(tmp_path: Path) -> None:
     check_it_learns("autogen", tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-found]
 
+from lightspan import VLLM, Verl
 from lightspan.progress import SilentReporter
 from lightspan.testing.scripted import Reply, ScriptedServer
-from lightspan_examples.example import Run
+from lightspan_examples.example import ON_CPU, Run
 from lightspan_examples.script import main
 from sql_example import training
 
@@ -212,3 +214,22 @@ def test_the_app_in_an_environment_without_torch(few_tasks: Path, tmp_path: Path
     assert {call.agent_path for call in calls} >= {"write_query", "check_query"}
     trained = [call for call in calls if call.agent_path in training.TRAINED]
     assert all(call.record is not None for call in trained)
+
+
+def test_other_backends_are_named_by_their_interpreters(script: Any, few_tasks: Path) -> None:
+    """The script stays as it is; each has an environment of its own."""
+
+    def chosen(*given: str) -> tuple[Any, Any, Any]:
+        arguments = ["--model", "org/unread", "--cache", str(few_tasks), *given]
+        options = script.EXAMPLE.parser("").parse_args(arguments)
+        settings = script.prepare(Run(script.EXAMPLE, options, SilentReporter()))[0].settings
+        return settings.engine, settings.learner, settings.learner_options
+
+    quick = ("--enforce-eager",)
+    python = sys.executable
+    assert chosen("--vllm", python)[0] == VLLM(python=python, arguments=quick, environment=ON_CPU)
+    assert chosen("--vllm", python, "--device", "cuda")[0] == VLLM(python=python)
+    budget = ("--token-budget", "512")
+    assert chosen(*budget)[2] == {"token_budget": 512}
+    _, learner, options = chosen("--verl", python, *budget)
+    assert (learner, options) == (Verl(python=python, token_budget=512), {})

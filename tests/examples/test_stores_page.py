@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from pages import PORT, blocks  # type: ignore[import-not-found]
 from serve_process import serving_store  # type: ignore[import-not-found]
 
 from lightspan.cli import main
+from lightspan.schema.records import RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_production, make_report
+from lightspan.testing.store_suite import make_production, make_report, make_rollout
 
 
 async def recorded(url: str) -> None:
@@ -35,6 +37,22 @@ def test_what_is_old_is_forgotten(
     asyncio.run(recorded("sqlite:agents.db"))
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
     assert "forgot 0 rollouts that ended more than 30d ago" in capsys.readouterr().out
+
+
+def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
+    """With what is not in the file itself yet."""
+    [command] = [text for _, _, text in blocks("stores.md") if text.startswith("python -c ")]
+
+    async def copied() -> None:
+        async with open_store(f"sqlite:{tmp_path}/agents.db") as store:
+            await store.enqueue([make_rollout()])
+            _, *arguments = shlex.split(command)
+            done = await asyncio.create_subprocess_exec(sys.executable, *arguments, cwd=tmp_path)
+            assert await done.wait() == 0
+        async with open_store(f"sqlite:{tmp_path}/backup.db") as store:
+            assert await store.count() == {RolloutStatus.QUEUED: 1}
+
+    asyncio.run(copied())
 
 
 def test_a_store_behind_http(

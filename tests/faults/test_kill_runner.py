@@ -41,7 +41,7 @@ def load(name: str) -> Any:
 
 @pytest.mark.faults
 @pytest.mark.timeout(570)
-@pytest.mark.parametrize("app", ["answers", "answers_async"])
+@pytest.mark.parametrize("app", [pytest.param("answers", marks=pytest.mark.long), "answers_async"])
 async def test_kill_runners(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -63,10 +63,9 @@ class Trainer:
     """A trainer process, resumed as often as it is ended."""
 
     def __init__(
-        self, folder: Path, model: Path, log: Path, end: End, *options: str, kills: int = KILLS
+        self, folder: Path, model: Path, log: Path, ends: list[End], *options: str
     ) -> None:
-        self._end = end
-        self._most = kills
+        self._ends = ends
         given = (str(folder), str(model), str(STEPS), *options)
         self._command = [sys.executable, str(SCRIPT), *given]
         self._metrics = folder / "metrics.jsonl"
@@ -80,7 +79,7 @@ class Trainer:
             command = [*self._command, "--resume"]
             process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            if self.kills < self._most:
+            if self.kills < len(self._ends):
                 self._wait_for_a_moment(process, rng)
             else:
                 process.wait(240)
@@ -113,7 +112,7 @@ class Trainer:
             children = []
         if process.poll() is None:
             started = time.monotonic()
-            self._end(process, rng)
+            self._ends[self.kills](process, rng)
             self.kills += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - started)
         process.wait()
@@ -126,12 +125,11 @@ def test_groups_in_flight_are_trained_once(
     """`kill -9` while the rollouts of the next step go on: those are begun anew, each task in its
     turn, and what was trained is not trained again."""
     model, folder = tiny_model(tmp_path / "model", seed=0), tmp_path / "run"
-    kills = KILLS if LONG else 2
-    trainer = Trainer(folder, model, tmp_path / "log", kill, "1", kills=kills)
+    trainer = Trainer(folder, model, tmp_path / "log", [kill] * KILLS, "1")
     rng = moments("overlap")
     while not trainer.live(rng):
-        assert trainer.kills <= kills, (tmp_path / "log").read_text()
-    assert trainer.kills == kills, "the run ended before it was killed often enough"
+        assert trainer.kills <= KILLS, (tmp_path / "log").read_text()
+    assert trainer.kills == KILLS, "the run ended before it was killed often enough"
     run = RunFolder(folder)
     _check_folder(run)
     found = latest(run.checkpoints)
@@ -158,13 +156,14 @@ def test_groups_in_flight_are_trained_once(
     assert max(calls.values()) == 1
 
 
-@pytest.mark.parametrize("end", [kill, stop])
+@pytest.mark.parametrize("ends", [[kill] * KILLS, [stop] * KILLS] if LONG else [[kill, stop]])
 def test_killed_trainer_goes_on(
-    tmp_path: Path, moments: Callable[[Any], random.Random], end: End
+    tmp_path: Path, moments: Callable[[Any], random.Random], ends: list[End]
 ) -> None:
     model = tiny_model(tmp_path / "model", seed=0)
     folder, log = tmp_path / "run", tmp_path / "log"
-    trainer, rng = Trainer(folder, model, log, end), moments(f"20 {end.__name__}")
+    names = ", ".join(dict.fromkeys(end.__name__ for end in ends))
+    trainer, rng = Trainer(folder, model, log, ends), moments(f"20 {names}")
     lives = 1
     while not trainer.live(rng):
         lives += 1
@@ -178,7 +177,7 @@ def test_killed_trainer_goes_on(
     states = asyncio.run(_check_store(run, state))
     _check_trained_once(run, state, states)
     print(
-        f"{end.__name__}: {trainer.kills} times, the slowest took {trainer.slowest_s:.1f} s; no "
+        f"{names}: {trainer.kills} times, the slowest took {trainer.slowest_s:.1f} s; no "
         f"process left, no rollout lost, of {len(states)}"
     )
 

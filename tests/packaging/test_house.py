@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections import defaultdict
@@ -46,6 +47,7 @@ def test_retired_names_of_modules_stay_retired() -> None:
     assert [relative(path) for path in CORE.rglob("*.py") if path.stem in RETIRED] == []
 
 
+@functools.cache
 def classes() -> dict[str, list[str]]:
     """Each class of the packages, the original's names apart, with where it is."""
     found: dict[str, list[str]] = defaultdict(list)

@@ -93,9 +93,9 @@ def test_license_is_mit() -> None:
 def test_ci_runs_the_commands_of_the_readme() -> None:
     """A newcomer and CI type the same."""
     commands = [
-        "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox\n",
-        "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s quickstart\n",
-        "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s router\n",
+        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox\n",
+        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox -s quickstart\n",
+        "python3 -m venv .venv && .venv/bin/pip install -q nox uv && .venv/bin/nox -s router\n",
     ]
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci/run").read_text()
     assert [command for command in commands if command not in readme] == []

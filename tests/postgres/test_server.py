@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,13 @@ import pytest
 from tests.postgres.cluster import PASSWORD, Cluster
 
 from lightspan import __version__
-from lightspan.errors import DataError, NotFoundError, StoreError, StoreFormatError
+from lightspan.errors import (
+    DataError,
+    NotFoundError,
+    StoreError,
+    StoreFormatError,
+    StoreUnreachableError,
+)
 from lightspan.schema.records import Mode, RolloutStatus, new_id
 from lightspan.stores import open_existing, open_store
 from lightspan.stores._sql import tables as sql_tables
@@ -350,7 +357,7 @@ async def test_what_cannot_be_reached_is_named(cluster: Cluster, tmp_path: Path)
         await PostgresStore(url.replace("lightspan@", "nobody@")).open()
     assert "nobody" in str(caught.value)
     nowhere = f"postgresql://ada:hunter2@/agents?host={tmp_path}"
-    with pytest.raises(StoreError, match=r"/agents\?host=.*cannot be reached") as caught:
+    with pytest.raises(StoreUnreachableError, match=r"/agents\?host=.*cannot be reached") as caught:
         await PostgresStore(nowhere).open()
     assert "hunter2" not in str(caught.value)
     with pytest.raises(StoreError, match="no such service"):
@@ -395,6 +402,20 @@ async def test_texts_that_postgresql_does_not_take(url: str) -> None:
         message = "a\0b \udc80 ü"
         await store.report([make_report(attempt, message=message)])
         assert (await store.attempt(attempt.attempt_id)).message == message
+
+
+async def test_names_that_postgresql_does_not_index(url: str) -> None:
+    """They are bad input, which no server that is asked again takes."""
+    name = random.Random(0).randbytes(3_000).hex()
+    async with PostgresStore(url) as store:
+        for asked in (
+            store.enqueue([make_rollout("ro-1", run_id=name)]),
+            store.announce(make_peer(name)),
+            store.allot_version(name),
+        ):
+            with pytest.raises(DataError, match="longer than PostgreSQL finds again"):
+                await asked
+        assert (await store.count(), await store.peers()) == ({}, [])
 
 
 async def test_people_are_shown_the_servers_clock(

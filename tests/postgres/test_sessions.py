@@ -15,7 +15,7 @@ import pytest
 from tests.core.stores.programs import END, FORKED
 from tests.postgres.cluster import Cluster
 
-from lightspan.errors import StoreClosedError, StoreError
+from lightspan.errors import StoreClosedError, StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
@@ -188,7 +188,9 @@ async def test_a_server_that_stays_away_is_told(
             store.count,
         ]
         for operation in operations:
-            with pytest.raises(StoreError, match=r"lightspan@/postgres\?host=.*cannot be reached"):
+            with pytest.raises(
+                StoreUnreachableError, match=r"lightspan@/postgres\?host=.*cannot be reached"
+            ):
                 await operation()
         # those that wait together are told together, and nobody waits as long again
         for module in (writer, database):
@@ -198,7 +200,7 @@ async def test_a_server_that_stays_away_is_told(
             *(store.count() for _ in range(20)),
             return_exceptions=True,
         )
-        assert {type(one) for one in told} == {StoreError}
+        assert {type(one) for one in told} == {StoreUnreachableError}
         own_cluster.start()
         for operation in operations:
             await operation()

@@ -24,7 +24,7 @@ class TestPostgresStore(StoreSuite):
         return PostgresStore(self._urls[name], clock=clock)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestServedPostgres(StoreSuite):
     """Each client has a server of its own, on one database: any number of them may serve it."""
 

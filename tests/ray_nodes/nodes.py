@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import psutil
 
 START = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
 READY = "Ray runtime started"
+LATE = "The current node timed out during startup"
 
 
 class Node:
@@ -37,19 +39,29 @@ class Node:
         python: str = sys.executable,
     ) -> None:
         self._log = log
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [python, *START, *arguments],
+        self._command = [python, *START, *arguments]
+        self._environment = {**os.environ, **environment}
+        self.process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as out:
+            return subprocess.Popen(
+                self._command,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, **environment},
+                env=self._environment,
             )
 
     def wait_ready(self) -> None:
-        """Until it has said that it is up."""
+        """Until it has said that it is up. Where a busy machine takes longer than the 30 s that Ray
+        allows, whatever is set, it is begun again."""
         while READY not in (said := self._log.read_text(errors="replace")):
-            assert self.process.poll() is None, said
+            if self.process.poll() is not None:
+                assert LATE in said, said
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                self.process = self._begin()
             time.sleep(0.05)
 
     def running(self, *words: str) -> list[psutil.Process]:

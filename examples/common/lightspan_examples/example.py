@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightspan import FitResult, LoRA, Trainer
+from lightspan import VLLM, FitResult, LoRA, Trainer, Verl
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run.measurements import peak_bytes
 from lightspan.reports.dry_run.run import NO_MODEL
@@ -22,6 +22,12 @@ Split: TypeAlias = Literal["train", "dev", "test"]
 
 ON_THE_WAY: Final = 200
 """Tasks that are evaluated while training, at most."""
+ON_CPU: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""What a server of vLLM's is told: GiB of keys and values, and to take no core that others need."""
 SHARE: Final = 0.02
 """Of the training tasks of `--data`, taken for that."""
 
@@ -192,14 +198,15 @@ class Run:
     @property
     def trainer_options(self) -> dict[str, Any]:
         """The arguments of Trainer that follow from the command line."""
-        options, budget = self.options, self.options.token_budget
+        options = self.options
         return {
             "runners": options.runners,
             "folder": None if options.dev else self.folder,
             "validate_every": self._validate_every,
             "checkpoint_every": 1 if self.is_small else 20,
             "device": options.device,
-            "learner_options": None if budget is None else {"token_budget": budget},
+            **_engine_options(options),
+            **_learner_options(options),
             "sinks": [*options.sink, *self._sinks],
             "reporter": self.reporter,
         }
@@ -224,6 +231,22 @@ class Run:
         line(f"peak memory: {peak_bytes() / 2**30:.2f} GiB (trainer; runner processes on top)")
         line(f"run: {result.folder}  curve: {result.folder / 'learning_curve.png'}")
         line(f"model: {result.model}  look inside: lightspan inspect {result.folder}")
+
+
+def _engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    if options.vllm is None:
+        return {}
+    if options.device != "cpu":
+        return {"engine": VLLM(python=options.vllm)}
+    # nothing is compiled before the first answer
+    return {"engine": VLLM(python=options.vllm, environment=ON_CPU, arguments=("--enforce-eager",))}
+
+
+def _learner_options(options: argparse.Namespace) -> dict[str, Any]:
+    budget = options.token_budget
+    if options.verl is not None:
+        return {"learner": Verl(python=options.verl, token_budget=budget)}
+    return {"learner_options": None if budget is None else {"token_budget": budget}}
 
 
 def _one_torch_thread(device: str) -> None:

@@ -30,6 +30,16 @@ def add_options(
         metavar="N",
         help="tokens that the learner computes at once; lower it when memory runs out",
     )
+    parser.add_argument(
+        "--vllm",
+        metavar="PYTHON",
+        help="sample with vLLM servers, by the interpreter of their environment (docs/vllm.md)",
+    )
+    parser.add_argument(
+        "--verl",
+        metavar="PYTHON",
+        help="learn with verl, by the interpreter of its environment (docs/verl.md)",
+    )
     parser.add_argument("--lora", action="store_true", help="train adapters, not the full weights")
     if data_help:
         parser.add_argument("--data", type=Path, metavar="DIR", help=data_help)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.core.engines.vllm_wire import Wire, body
 
 from lightspan.engines.protocol import GenerationRequest, TokenEngine
-from lightspan.engines.vllm import lanes
+from lightspan.engines.vllm import client, lanes
 from lightspan.engines.vllm.client import Client, Unreachable
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
@@ -403,6 +403,28 @@ async def test_servers_that_cannot_be_used_are_refused_at_the_start(
             pass
     assert not list(tmp_path.rglob("*.safetensors"))
     assert not list(tmp_path.glob("lightspan-weights-*"))
+
+
+async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the server, which would end one in the moment in which a call is sent on it."""
+    assert client.KEPT_S < 5.0  # after which vLLM does
+    monkeypatch.setattr(client, "KEPT_S", 0.05)
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        assert await reader.read() == b""
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    asked = Client("")
+    await asked.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert await asked.is_healthy()
+    await ended.wait()
+    await asked.close()
+    server.close()
 
 
 async def test_nobody_there(folder: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.core.gateway.posting import ask
 
 from lightspan.errors import ConfigError
 from lightspan.gateway import Gateway, bodies, connections, http_server
-from lightspan.gateway.connections import MOST, most_connections, read_place
+from lightspan.gateway.connections import MOST, most_connections, raise_file_limit, read_place
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
 from lightspan.testing.gateway_suite import Rig, make_rig
@@ -282,3 +282,19 @@ async def test_both_addresses_of_a_name_have_one_port(store: Store) -> None:
             url = gateway.url.replace("localhost", host)
             async with session.get(f"{url}/health") as answer:
                 assert answer.status == 200
+
+
+def test_a_server_lets_itself_open_as_many_files_as_it_may() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1_000, before[1]))
+        raise_file_limit()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert hard == before[1]
+        assert soft == (16_384 if hard == resource.RLIM_INFINITY else min(16_384, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        raise_file_limit()  # what is allowed already is not taken away
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.core.stores.served import serving
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, __version__
 from lightspan.runners.app import App
@@ -36,6 +37,7 @@ from lightspan.schema.records import (
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
+from lightspan.stores.sqlite import SQLiteStore
 
 APART = Path(__file__).parents[2] / "apps" / "apart"
 SOON_S = 60.0
@@ -97,9 +99,9 @@ def start(app_python: Path, tmp_path: Path) -> Iterator[Start]:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     started: list[Started] = []
 
-    def begin(*arguments: str, talkative: bool = False) -> Started:
+    def begin(*arguments: str, talkative: bool = False, python: Path = app_python) -> Started:
         log = tmp_path / f"runner-{len(started)}.log"
-        started.append(Started(app_python, log, *arguments, env=env, talkative=talkative))
+        started.append(Started(python, log, *arguments, env=env, talkative=talkative))
         return started[-1]
 
     yield begin
@@ -334,6 +336,25 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
     ]
     assert "Traceback" not in runner.text
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
+
+
+async def test_a_server_that_is_away_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """A runner that ended would have to be seen to wherever a machine starts before the server."""
+    waiting = "waiting for the store's server: store http://127.0.0.1:"
+    (tmp_path / "plain_app.py").write_text("def answer(task):\n    return 1.0\n")
+    options = ("--app-dir", str(tmp_path), "plain_app:answer")
+    with serving(lambda: SQLiteStore(tmp_path / "run.db")) as served:
+        url, port = served.url, await asyncio.to_thread(served.stop)
+        runner = start("--store", url, *options, python=Path(sys.executable))
+        await runner.says(waiting)
+        await asyncio.to_thread(served.start, port)
+        async with open_store(url) as store, Presence(store, trainer_of("plain_app:answer")):
+            await runner.says("joined training run-1")
+            await succeeded(store, await enqueue(store, "plain_app:answer", {}))
+        runner.process.send_signal(signal.SIGINT)
+        assert await runner.ends() == 0
+    assert runner.text.count(waiting) == 1
+    assert runner.text.endswith("ended; attempts claimed: 1, finished: 1\n")
 
 
 # --- it cannot ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import pytest
 
-from lightspan.errors import AppError, ConfigError, LightspanError
+from lightspan.errors import AppError, ConfigError, LightspanError, StoreError
 from lightspan.runners import local
 from lightspan.runners.local import LocalRunners, _without_interrupts
 from lightspan.runners.protocol import RunnerPlan, Runners
@@ -48,7 +48,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 Make = Callable[..., LocalRunners]
 
 
-@pytest.fixture(params=["this environment", "the app's own"])
+@pytest.fixture(params=["this environment", pytest.param("the app's own", marks=pytest.mark.long)])
 def make(request: pytest.FixtureRequest) -> Make:
     """Makes runners of the tests' interpreter, and of one without anything but core."""
     if request.param == "this environment":
@@ -254,6 +254,27 @@ async def test_a_process_that_dies_is_replaced(store: Store, make: Make, tmp_pat
         "(SIGKILL)",
     )
     assert done.reward == Reward(1.0)
+
+
+async def test_a_store_that_is_away_when_a_process_dies_ends_no_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the process had under way ends with its lease."""
+
+    async def away(*given: Any) -> Any:
+        raise StoreError("the store cannot be reached")
+
+    monkeypatch.setattr(local, "bury", away)
+    await enqueue(store, [{"marker": str(tmp_path / "died")}])
+    made = plan(store, "runner_apps:kills_itself", lease_s=1.0)
+    async with started(LocalRunners(1), made) as runners:
+        while (await store.count()) != {RolloutStatus.SUCCEEDED: 1}:
+            runners.check()
+            await store.expire()
+            await asyncio.sleep(0.01)
+    lost, done = await store.attempts(["ro-0"])
+    assert (lost.status, done.reward) == (AttemptStatus.LOST, Reward(1.0))
+    assert "end with their leases: the store cannot be reached" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])

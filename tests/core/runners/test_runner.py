@@ -33,6 +33,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
     AttemptStatus,
+    Mode,
     Outcome,
     Rollout,
     RolloutStatus,
@@ -284,6 +285,65 @@ async def test_only_this_runs_rollouts_are_claimed(store: Store) -> None:
     assert await store.count("other") == {RolloutStatus.QUEUED: 1}
 
 
+@pytest.mark.parametrize(("new", "shares"), [(9, (4, 4)), (2, (6, 2)), (0, (8, 0))])
+@pytest.mark.parametrize("runs", [["old", "new"], ["new", "old"]])
+async def test_every_training_has_its_share_and_no_slot_waits(
+    store: Store, runs: list[str], new: int, shares: tuple[int, int]
+) -> None:
+    """The one that was there first does not keep the others out while it has work, and what one
+    has no work for is another's."""
+    gate = asyncio.Event()
+
+    async def app(task: Any) -> float:
+        await gate.wait()
+        return 1.0
+
+    names = [("old", number) for number in range(20)] + [("new", number) for number in range(new)]
+    await store.enqueue(
+        [
+            Rollout(rollout_id=f"{run}-{number}", task={}, task_id="t", run_id=run)
+            for run, number in names
+        ]
+    )
+    claim, asked = store.claim, list[int]()
+
+    async def counted(*args: Any, **named: Any) -> Any:
+        asked.append(args[1])
+        return await claim(*args, **named)
+
+    store.claim = counted  # type: ignore[method-assign]
+    async with running(store, app, slots=8) as runner:
+        runner.work_for(runs)
+        await reaches(store, RolloutStatus.RUNNING, 8)
+        assert len(asked) <= 3
+        under_way = [
+            (await store.count(run)).get(RolloutStatus.RUNNING, 0) for run in ("old", "new")
+        ]
+        gate.set()
+        await finished(store)
+    assert tuple(under_way) == shares
+
+
+async def test_trainings_take_turns_at_a_single_slot(store: Store) -> None:
+    done: list[str] = []
+
+    async def app(task: Any) -> float:
+        done.append(task)
+        return 1.0
+
+    await store.enqueue(
+        [
+            Rollout(rollout_id=f"{run}-{number}", task=run, task_id="t", run_id=run)
+            for run in ("old", "new")
+            for number in range(4)
+        ]
+    )
+    async with running(store, app, slots=1) as runner:
+        runner.work_for(["old", "new"])
+        await finished(store)
+    assert done == ["old", "new"] * 4
+
+
 @pytest.mark.parametrize(
     ("idle_s", "pause_s"), [(0.0, 0.02), (1.0, 0.02), (5.0, 0.05), (60.0, 0.6), (3600.0, 1.0)]
 )
@@ -316,6 +376,26 @@ async def test_a_cancelled_rollout_is_stopped(store: Store) -> None:
         await store.cancel(["ro-0"])
     [attempt] = await store.attempts(["ro-0"])
     assert attempt.status is AttemptStatus.CANCELLED
+
+
+async def test_a_claim_loses_nothing_of_its_own(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped for longer than a lease, as by Ctrl-Z, may claim before the next
+    heartbeat: what it has under way is extended first, or that claim would find it lost."""
+    monkeypatch.setattr(Runner, "_heartbeats", lambda _: asyncio.sleep(60))
+    await enqueue(store, [{"seconds": 60}])
+    runner = Runner(store, App(apps.sleeps_async), RunnerConfig(slots=2, lease_s=0.1))
+    task = asyncio.create_task(runner.run())
+    await reaches(store, RolloutStatus.RUNNING)
+    await asyncio.sleep(0.3)
+    late = Rollout(rollout_id="ro-late", task_id="late", task={"seconds": 60}, mode=Mode.VAL)
+    await store.enqueue([late])
+    await reaches(store, RolloutStatus.RUNNING, 2)
+    [attempt] = await store.attempts(["ro-0"])
+    assert attempt.status is AttemptStatus.RUNNING
+    runner.abort()
+    await task
 
 
 async def test_aborting_queues_the_rollouts_again(store: Store) -> None:

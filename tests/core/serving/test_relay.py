@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from tests.core.serving.asking import begun
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 from yarl import URL
 
@@ -374,6 +375,40 @@ async def test_what_is_registered_is_no_gateway(
         async with training(place.store, "unasked") as run:
             found, message = await place.said(await run.claim("a", registered))
     assert (found, said in message) == (status, True), message
+
+
+async def test_sizes_that_are_only_said_keep_out_nobody(place: Place) -> None:
+    """One attempt's app may say that much comes, send nothing, and stop no other attempt's call."""
+    gate = place.served.server._relay._gate
+    async with training(place.store, "fine") as run, AsyncExitStack() as stack:
+        hostile, victim = await run.claim("a"), await run.claim("b")
+        headers = {"Authorization": f"Bearer {hostile.attempt.call_token}", "Content_Length": 2**24}
+        for _ in range(20):  # 320 MiB of 256
+            path = "/gateway/v1/chat/completions"
+            stack.enter_context(begun(place.served.url, path, b"{", **headers))
+        while gate.bytes < 20:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        assert (gate.inside, gate.bytes) == (0, 20)
+        assert await place.said(victim) == (200, "fine")
+
+
+async def test_one_attempt_leaves_places_to_others(place: Place) -> None:
+    """A call token may be that of a program which nobody trusts."""
+    relay = place.served.server._relay
+    relay._most_of_one = 2
+    async with training(place.store, "fine") as run, AsyncExitStack() as stack:
+        hostile, victim = await run.claim("a"), await run.claim("b")
+        headers = {"Authorization": f"Bearer {hostile.attempt.call_token}", "Content_Length": 100}
+        for _ in range(2):
+            path = "/gateway/v1/chat/completions"
+            stack.enter_context(begun(place.served.url, path, b"{", **headers))
+        while relay._gate.bytes < 2:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        status, message = await place.said(hostile)
+        assert (status, "2 calls of this attempt are under way" in message) == (429, True)
+        assert await place.said(victim) == (200, "fine")
+    while relay._of_attempts:  # noqa: ASYNC110 - it tells nobody
+        await asyncio.sleep(0)
 
 
 async def test_limits(tmp_path: Path) -> None:

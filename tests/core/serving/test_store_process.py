@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from serve_process import serving_store  # type: ignore[import-not-found]
 from tests.core.conftest import questions
@@ -199,8 +201,8 @@ async def test_without_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name what to serve"),
-        (["runs/x", "--store", "x.db"], "name what to serve"),
+        ([], "--store URL: here neither is given"),
+        (["runs/x", "--store", "x.db"], "--store URL: here both are given"),
         (["--store", "x.db"], "and there is none: name the variables"),
         (["--store", "x.db", "--trainer-key-env", "GONE_KEY"], "GONE_KEY: that variable is not"),
         (["--store", "x.db", "--without-key", "--host", "0.0.0.0"], "lets others in"),
@@ -280,3 +282,17 @@ def test_a_training_and_its_runner_processes(
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert TRAINER.encode() not in written
     assert url.encode() in written
+
+
+def test_it_lets_itself_open_more_files_than_a_shell_does(tmp_path: Path) -> None:
+    """Or a few hundred idle runners would take all of its connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with serving_store(f"sqlite:///{tmp_path}/store.db", "--without-key"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            children = psutil.Process().children()
+            [server] = [child for child in children if "serve" in child.cmdline()]
+            assert server.rlimit(psutil.RLIMIT_NOFILE)[0] >= min(hard, 4_096) > 512
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
 import math
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib import error as refused, request
 
 import msgspec
 import pytest
+from tests.core.serving.asking import Answer, ask, packed
 from tests.core.stores.served import ADMIN, KEYS, RUNNER, TRAINER, Served, serving
 
 from lightspan import __version__
@@ -36,13 +34,11 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.reward import Reward
 from lightspan.schema.texts import without_keys
-from lightspan.serving.store.gate import Full, Gate
 from lightspan.serving.store.keys import Keys, take_keys
 from lightspan.serving.store.server import StoreServer
 from lightspan.stores import open_store
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote import operations
 from lightspan.stores.remote.operations import OPERATIONS
 from lightspan.stores.remote.proofs import ClaimIds
 from lightspan.stores.remote.roles import Role
@@ -81,38 +77,6 @@ def open_as(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-class Answer(msgspec.Struct):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def message(self) -> str:
-        return str(msgspec.msgpack.decode(self.body)["message"])
-
-
-def ask(
-    url: str, path: str, body: bytes | None = None, key: str = TRAINER, **headers: str
-) -> Answer:
-    """One request, without any client of ours."""
-    known = {
-        "Authorization": f"Bearer {key}",
-        HEADER_PROTOCOL: str(PROTOCOL_VERSION),
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    asked = request.Request(url + path, data=body, headers=known)
-    try:
-        with request.urlopen(asked, timeout=30) as response:
-            return Answer(response.status, dict(response.headers), response.read())
-    except refused.HTTPError as error:
-        with error:
-            return Answer(error.code, dict(error.headers), error.read())
-
-
-def packed(**arguments: Any) -> bytes:
-    return msgspec.msgpack.encode(arguments)
-
-
 # --- who ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key", ["", "wrong", TRAINER[:-1], TRAINER + " x", "ü", ADMIN.upper()])
 async def test_who_has_no_key_learns_nothing(served: Served, key: str) -> None:
@@ -124,7 +88,10 @@ async def test_who_has_no_key_learns_nothing(served: Served, key: str) -> None:
     }.items():
         answer = await asyncio.to_thread(ask, served.url, path, body, key.encode().decode("latin1"))
         assert answer.status == 401
-        assert answer.message == "the key that was sent opens nothing here, or none was sent"
+        assert answer.message == (
+            "the key that was sent opens nothing here, or none was sent: LIGHTSPAN_STORE_KEY holds "
+            "a client's, or the variable that ?api_key_env= names"
+        )
 
 
 async def test_a_wrong_key_is_named_and_not_shown(
@@ -272,6 +239,54 @@ async def test_what_a_runner_does(open_as: Any) -> None:
         assert await trainer.peers() == []
 
 
+async def test_little_that_asks_for_much_is_refused_to_a_runner(open_as: Any) -> None:
+    """A short request may not have the server look up, send or write a hundred times as much."""
+    many = [f"ro-{number}" for number in range(10_001)]
+    peer = make_peer("n" * 1_001)
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        await trainer.enqueue([make_rollout("ro-1")])
+        [claim] = await store.claim("n" * 1_000, 1, LEASE_S)
+        refs = [ref(claim.attempt)]
+        report = make_report(claim.attempt, AttemptStatus.LOST, message="x" * 2**20)
+        for asked, said in (
+            (store.attempts(many), "attempts: rollout_ids has 10,001 items.* may name 10,000"),
+            (store.attempts(["ro-1", "ro-1"]), "attempts: rollout_ids names a rollout twice"),
+            (store.await_work(["r"] * 1_001), "await_work: run_ids has 1,001 items"),
+            (store.heartbeat(refs * 10_001, LEASE_S), "heartbeat: attempts has 10,001 items"),
+            (store.claim("n" * 1_001, 1, LEASE_S), "claim: a runner's name has at most 1,000"),
+            (store.claim("ü" * 501, 1, LEASE_S), "at most 1,000 bytes, not 1,002"),
+            (store.announce(peer), "announce: a runner's name .* not 1,001"),
+            (store.announce(make_peer("p", app="a" * 2**14)), "of itself at most 16,384 bytes"),
+            (store.report([report]), "report: a report has at most 1,048,576 bytes, not 1,048,"),
+            (store.finish(report, []), "finish: a report has at most 1,048,576 bytes, not 1,048,"),
+        ):
+            with pytest.raises(StoreError, match=said):
+                await asked
+        with pytest.raises(StoreError, match="await_work: a runner may send 1,000,000 values at"):
+            await store.await_work(["r"] * 1_000_001)
+        assert len(await store.attempts(many[:10_000])) == 1
+        assert len(await trainer.attempts(many)) == 1  # a trainer may
+
+
+async def test_runners_may_not_announce_without_end(
+    open_as: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that comes has all of them looked through."""
+    monkeypatch.setattr("lightspan.serving.store.limits._MOST_PEERS", 2)
+    async with open_as(TRAINER) as trainer, open_as(RUNNER) as store:
+        for name in ("one", "two", "one"):
+            await store.announce(make_peer(name))
+        with monkeypatch.context() as hurried:
+            hurried.setattr("lightspan.stores.remote.connection._sleep", _at_once)
+            with pytest.raises(StoreError, match="2 processes were here within a day"):
+                await store.announce(make_peer("three"))
+        await trainer.announce(make_peer("three"))  # a trainer may
+
+
+async def _at_once(seconds: float) -> None:
+    """In place of a pause."""
+
+
 async def test_a_runner_sees_the_tokens_of_its_own_claims_only(open_as: Any) -> None:
     async with open_as(TRAINER) as trainer, open_as(RUNNER) as one, open_as(RUNNER) as other:
         await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
@@ -385,12 +400,16 @@ async def test_who_looks_after_a_runner_ends_what_it_had_claimed(
             claim = {"runner_id": "dead", "slots": slots, "lease_s": LEASE_S}
             answer = await _asked_as_runner(served, "claim", **claim, request_id=ids.new())
             assert answer.status == 200
-        for wrong in ("", "another secret"):
-            with pytest.raises(StoreError, match="not end an attempt that it has not claimed"):
-                await bury(dataclasses.replace(death, claims_secret=wrong), store, None)
+        with pytest.raises(StoreError, match="not end an attempt that it has not claimed"):
+            await bury(dataclasses.replace(death, claims_secret=""), store, None)
+        assert await bury(dataclasses.replace(death, claims_secret="another"), store, None) == []
         assert await trainer.count() == {RolloutStatus.RUNNING: 3}
+        # another may claim under its name, and keeps what it has
+        await trainer.enqueue([make_rollout("ro-of-another")])
+        theirs = {"runner_id": "dead", "slots": 1, "lease_s": LEASE_S}
+        assert (await _asked_as_runner(served, "claim", **theirs)).status == 200
         assert len(await bury(death, store, None)) == 3
-        assert await trainer.count() == {RolloutStatus.QUEUED: 3}
+        assert await trainer.count() == {RolloutStatus.QUEUED: 3, RolloutStatus.RUNNING: 1}
     assert "a secret" not in repr(death)
 
 
@@ -561,83 +580,6 @@ async def test_what_cannot_be_asked_together(served: Served, body: bytes, said: 
     assert (answer.status, said in answer.message) == (400, True)
 
 
-# --- room -----------------------------------------------------------------------------------
-def test_a_gate_lets_in_so_many_with_so_much() -> None:
-    gate = Gate(2, 100)
-    with gate.entered(60):
-        with pytest.raises(Full, match="60 bytes"), gate.entered(50):
-            pytest.fail("there is no room")
-        with gate.entered(40), pytest.raises(Full, match="2 requests"), gate.entered(0):
-            pytest.fail("there is no room")
-    with gate.entered(1_000):  # alone
-        pass
-    assert (gate.inside, gate.bytes) == (0, 0)
-
-
-def test_who_brings_more_and_more() -> None:
-    """What comes in pieces counts as it comes, and is refused when there is no room any more."""
-    gate = Gate(9, 100)
-    with gate.entered(0) as slow, gate.entered(60):
-        slow.add(40)
-        with pytest.raises(Full, match="100 bytes"):
-            slow.add(1)
-    assert gate.bytes == 0
-
-
-async def test_slow_bodies_keep_out_nobody(tmp_path: Path) -> None:
-    """Neither those who work, nor, where they take every place, who extends a lease."""
-    options = {"max_body": 1_000, "most_requests": 4}
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), **options) as served:
-        host, port = served.url.removeprefix("http://").split(":")
-        head = (
-            f"POST /store/v1/add_spans HTTP/1.1\r\nHost: {host}\r\n{HEADER_PROTOCOL}: "
-            f"{PROTOCOL_VERSION}\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n\x81\r\n"
-        )
-        with contextlib.ExitStack() as stack:
-            for number in range(1, 5):
-                slow = stack.enter_context(socket.create_connection((host, int(port))))
-                slow.sendall(head.encode("latin1"))
-                while served.server._gate.bytes < number:  # noqa: ASYNC110 - it tells nobody
-                    await asyncio.sleep(0)
-            assert served.server._gate.bytes == 4
-            beat = packed(attempts=[], lease_s=1.0)
-            for path, body, status in (("count", packed(), 429), ("heartbeat", beat, 200)):
-                answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{path}", body)
-                assert answer.status == status
-
-
-async def test_a_long_answer_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is encoded beside the event loop, which answers others meanwhile."""
-    encode, others = operations._encode_items, threading.Event()
-
-    def slowly(items: Any) -> bytes:
-        assert others.wait(60)
-        return encode(items)
-
-    monkeypatch.setattr(operations, "_encode_items", slowly)
-    names = [f"ro-{number}" for number in range(operations.LONG + 1)]
-    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
-        async with open_store(served.url) as store:
-            await store.enqueue([make_rollout(name) for name in names])
-            listed = asyncio.create_task(store.rollouts())
-            assert (await store.count())[RolloutStatus.QUEUED] == len(names)
-            others.set()
-            assert [state.rollout.rollout_id for state in await listed] == names
-
-
-async def test_who_waits_takes_no_place_of_who_works(tmp_path: Path) -> None:
-    with serving(lambda: SQLiteStore(tmp_path / "store.db"), most_requests=1) as served:
-        async with open_store(served.url) as store:
-            watching = [asyncio.create_task(store.watch(timeout_s=60)) for _ in range(4)]
-            await asyncio.sleep(0)
-            await store.enqueue([make_rollout()])
-            for changes in await asyncio.gather(*watching):
-                assert [state.rollout.rollout_id for state in changes.rollouts] == ["ro-1"]
-        assert (served.server._gate.inside, served.server._waiting.inside) == (0, 0)
-
-
 # --- what is counted ------------------------------------------------------------------------
 async def test_metrics(served: Served, open_as: Any) -> None:
     """In Prometheus's words, by the operation and what came of it; a runner may not read them."""
@@ -680,3 +622,28 @@ async def test_health(served: Served) -> None:
     await asyncio.to_thread(served.run, served.store.close())
     answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
+
+
+async def test_health_is_told_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks waits for some seconds, a store whose database is away for half a minute."""
+
+    async def away(policy: str) -> list[Any]:
+        await asyncio.sleep(600)
+        return []
+
+    monkeypatch.setattr("lightspan.serving.store.server._HEALTH_S", 0.01)
+    monkeypatch.setattr(served.store, "policy_versions", away)
+    answer = await asyncio.to_thread(ask, served.url, "/health", None, "")
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": "failed"})
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o604])
+def test_a_file_of_keys_that_others_can_read_is_told(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(RUNNER)
+    file.chmod(mode)
+    take_keys({}, {}, {Role.RUNNER: [str(file)]})
+    told = f"--runner-key-file {file} can be read by other users of this machine: chmod 600 {file}"
+    assert caplog.messages == ([] if mode == 0o600 else [told])

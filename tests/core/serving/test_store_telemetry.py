@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from urllib import error as refused, request
 import pytest
 from google.rpc.status_pb2 import Status
 from tests.core.otel.test_logs import NOISE, SAID as RECORDS, logs
+from tests.core.serving.asking import begun
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 
 import lightspan
@@ -314,7 +317,7 @@ def test_a_span_that_nobody_could_read(
         (b"{}", "text/plain", "", 415, "not as 'text/plain'"),
         (b"{}", JSON, "br", 415, "'br'"),
         (b"no gzip", JSON, "gzip", 400, "gzip"),
-        (gzip.compress(b"\0" * 2**28, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),
+        (gzip.compress(b"\0" * 2**25, mtime=0), JSON, "gzip", 413, "16,777,216 bytes"),
         (b" " * (2**24 + 1), JSON, "", 413, "16,777,216 bytes"),
     ],
 )
@@ -371,6 +374,18 @@ def test_who_may_not(served: Served, url: str, key: str, status: int, said: str)
     assert said in json.loads(answer[2])["message"]
     with pytest.raises(NotFoundError):
         lightspan.feedback("at-none", 1.0, store=url)
+
+
+def test_sizes_that_are_only_said_keep_out_nobody(served: Served) -> None:
+    gate = served.server._telemetry._gate
+    headers = {"Authorization": f"Bearer {TRACER}", "Content_Type": JSON, "Content_Length": 2**24}
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):  # 80 MiB of 64
+            stack.enter_context(begun(served.url, "/v1/traces", b"{", **headers))
+        while gate.bytes < 5:
+            time.sleep(0.001)
+        assert (gate.inside, gate.bytes) == (0, 5)
+        assert send(served, body(*SPANS))[0] == 200
 
 
 def test_a_tracer_may_do_nothing_else(served: Served) -> None:

@@ -20,11 +20,11 @@ from tests.core.stores.lossy import lossy
 from tests.core.stores.programs import END, FORKED
 from tests.core.stores.served import Served, serving
 
-from lightspan.errors import DataError, StoreError, StoreFormatError
+from lightspan.errors import DataError, StoreError, StoreFormatError, StoreUnreachableError
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.records import AttemptRef, RolloutStatus
 from lightspan.serving.store import server as store_server
-from lightspan.serving.store.gate import COME_AGAIN_S
+from lightspan.serving.store.gate import COME_AGAIN_S, Place
 from lightspan.stores import open_existing, open_store
 from lightspan.stores.remote import connection
 from lightspan.stores.remote.operations import OPERATIONS, read_answered
@@ -155,7 +155,7 @@ async def test_a_server_that_stays_away(served: Served, pauses: list[float]) -> 
             await store.count()
         assert store.url in str(caught.value)
         assert len(pauses) == len(connection.PAUSES_S)
-        with pytest.raises(StoreError, match="cannot be reached"):
+        with pytest.raises(StoreUnreachableError, match="cannot be reached"):
             await open_store(store.url).open()
         await asyncio.to_thread(served.start, port)
         assert await store.count() == {}
@@ -172,6 +172,34 @@ async def test_a_server_whose_own_store_is_away(served: Served, pauses: list[flo
         assert await store.count() == {}
 
 
+async def test_an_outage_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the pause of 8 s, however many wait; and not where a greeting gives up before."""
+    pauses = list[float]()
+
+    async def at_once(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(connection, "_sleep", at_once)
+    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
+        async with open_store(served.url) as store:
+            port = await asyncio.to_thread(served.stop)
+            with pytest.raises(StoreUnreachableError):
+                await open_store(served.url).open()
+            assert caplog.messages == []
+            told = await asyncio.gather(store.peers(), store.lease_time(), return_exceptions=True)
+            assert {type(each) for each in told} == {StoreUnreachableError}
+            assert len([each for each in pauses if each > 5]) == 4
+            [message] = caplog.messages
+            assert message.startswith(
+                f"asking again, for up to a minute: store {served.url} cannot"
+            )
+            await asyncio.to_thread(served.start, port)
+            assert await store.count() == {}
+            assert not store._opened._is_told
+
+
 # --- a server that is busy ------------------------------------------------------------------
 async def test_a_busy_server_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +207,8 @@ async def test_a_busy_server_is_asked_again(
     """When it says so: nothing is queued there without end, and nothing is lost."""
     pauses = list[float]()
     with serving(lambda: SQLiteStore(tmp_path / "store.db"), most_requests=1) as served:
-        held = served.server._gate.entered(0)
+        gate = served.server._gate
+        held = gate.begun(Place(gate, pytest.fail))
 
         async def until_there_is_room(seconds: float) -> None:
             pauses.append(seconds)
@@ -234,7 +263,7 @@ async def test_a_refused_connection_says_nothing_of_tls(
     port = served.stop()
     try:
         store = open_store(url)
-        with pytest.raises(StoreError, match="cannot be reached") as caught:
+        with pytest.raises(StoreUnreachableError, match="cannot be reached") as caught:
             await store.open()
         assert "ssl" not in str(caught.value)
     finally:
@@ -299,7 +328,7 @@ def test_a_wrong_address_is_no_wait() -> None:
     async def opened() -> None:
         await open_existing(f"http://127.0.0.1:{port}").open()
 
-    with pytest.raises(StoreError, match=rf"127\.0\.0\.1:{port} cannot be reached"):
+    with pytest.raises(StoreUnreachableError, match=rf"127\.0\.0\.1:{port} cannot be reached"):
         asyncio.run(opened())
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -575,3 +576,25 @@ def test_every_query_and_every_table_is_used() -> None:
     code = Path(sqlite_tables.__file__).read_text() + Path(sql_tables.__file__).read_text()
     unused = [name for name in sqlite_tables.queries() if repr(name) not in code.replace('"', "'")]
     assert unused == []
+
+
+async def test_pruning_is_never_done_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout may have megabytes, and who extends a lease would wait for all that is deleted."""
+    async with SQLiteStore(tmp_path / "store.db") as store:
+        rollouts = [make_rollout(f"ro-{number}") for number in range(40)]
+        await store.enqueue(rollouts)
+        await store.cancel([rollout.rollout_id for rollout in rollouts])
+        done: list[tuple[int, bool]] = []
+        database = store._opened
+        prune = database.prune
+
+        def watched(items: Any) -> Any:
+            found = prune(items)
+            done.append((found[0], threading.current_thread() is threading.main_thread()))
+            return found
+
+        monkeypatch.setattr(database, "prune", watched)
+        assert await store.prune(0.0) == 39  # what came last stays
+    assert done == [(16, False), (16, False), (7, False)]

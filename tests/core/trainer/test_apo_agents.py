@@ -222,6 +222,7 @@ def pool(found: Found) -> list[Any]:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed(desk: Any, environment: Any, tmp_path: Path) -> None:
     """SIGKILL in the survey, in a reflection, and in the rollouts of candidates: the text that is

@@ -13,6 +13,7 @@ LightspanError
 ├── OutOfMemoryError         the machine or its GPU has too little memory; says what to lower
 ├── StoreError
 │   ├── StoreClosedError
+│   ├── StoreUnreachableError  a server that does not answer; it may later
 │   ├── StoreFormatError     a foreign, newer or damaged store file
 │   ├── NotFoundError        an id that the store does not know
 │   ├── ConflictError        one id, two contents
@@ -97,6 +98,10 @@ class StoreError(LightspanError):
 
 class StoreClosedError(StoreError):
     """The store is closed. Open it first: `async with open_store(url) as store`."""
+
+
+class StoreUnreachableError(StoreError):
+    """The store's server does not answer. It may later."""
 
 
 class StoreFormatError(StoreError):

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:  # what an app lacks is an `AppError`
         if error.name is None or error.name.startswith("lightspan"):
             raise
-        say(f"lightspan: this needs {error.name!r}: {how_to_install('train')}", sys.stderr)
+        extra = getattr(options, "extra", "train")  # a store is served without torch
+        say(f"lightspan: this needs {error.name!r}: {how_to_install(extra)}", sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

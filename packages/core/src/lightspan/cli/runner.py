@@ -11,8 +11,9 @@ from lightspan.progress import say
 
 DESCRIPTION = """\
 Run an app's attempts in this environment, for a training in another one. The two meet in the store
-that the trainer names (`waiting for runners: …`), on the same machine. Started before the training,
-the runner waits for it; it joins every training of that store which asks for the app, and no other.
+that the trainer names (`waiting for runners: …`): a file of this machine, a database or a server.
+Started before the training, or before the server, the runner waits for it; it joins every training
+of that store which asks for the app, and no other.
 
 It ends when a training that it joined is complete. When one is stopped or killed it waits, for it
 can be resumed. Ctrl-C lets attempts under way end; a second Ctrl-C, or SIGTERM, gives them back to

@@ -80,7 +80,7 @@ def add(commands: Any) -> None:
         "needed for a run that you have not trained here (repeatable)",
     )
     _add_store(parser)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, extra="serve")
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,11 @@ def _run(options: argparse.Namespace) -> None:
 def _check_kind(options: argparse.Namespace) -> None:
     """Raise `ConfigError` for both kinds of server, for none, and for what the other kind takes."""
     if (options.run_folder is None) == (options.store is None):
-        raise ConfigError("name what to serve: the folder of a run or a model, or --store URL")
+        found = "neither is" if options.store is None else "both are"
+        raise ConfigError(
+            "name what to serve, the folder of a run or a model, or --store URL: here "
+            f"{found} given"
+        )
     others = _OF_RUNS if options.store is not None else _OF_STORES
     for name, default in others.items():
         if getattr(options, name) != default:
@@ -139,8 +143,10 @@ def _check_kind(options: argparse.Namespace) -> None:
 
 
 def _serve_store(options: argparse.Namespace) -> None:
+    from lightspan.gateway.connections import raise_file_limit
     from lightspan.serving.store.process import StoreOptions, serve_store
 
+    raise_file_limit()
     serve_store(
         StoreOptions(
             url=options.store,

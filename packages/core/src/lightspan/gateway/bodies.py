@@ -79,6 +79,8 @@ async def received(
         ApiError: 4xx, it is too large, too slow, or malformed.
     """
     most, parts, size = request.client_max_size, list[bytes](), 0
+    if (request.content_length or 0) > most:
+        raise _too_large(most)
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.content.iter_any():

@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,6 +28,8 @@ IDLE_S: Final = 75.0
 clients keep one (5 to 15 s): a request on a connection that is being closed is lost."""
 UNREAD_S: Final = 60.0
 """How long a client may leave what it is sent unread (where the system can tell: Linux)."""
+_FILES: Final = 16_384
+"""Files that a server wants to be allowed to open."""
 MOST: Final = 2_048
 """Connections at once, however many files a process may open."""
 BACKLOG: Final = 1_024
@@ -155,6 +158,21 @@ class Connections:
                 longest.transport.abort()
                 return True
         return False
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: a shell allows 1,024, of which connections get
+    two fifths, where the system allows hundreds of thousands. For processes that run no app, which
+    might rely on small numbers (`select`)."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # a system may refuse what it said that it allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def most_connections() -> int:

@@ -29,9 +29,13 @@ class Workers:
     Args:
         kind: of work, for the threads' names.
         threads: how many.
+        turn: with which others of these take turns at what is large; usually all do.
     """
 
-    def __init__(self, kind: str, threads: int = THREADS) -> None:
+    def __init__(
+        self, kind: str, threads: int = THREADS, turn: threading.Lock | None = None
+    ) -> None:
+        self._turn = _turn if turn is None else turn
         self._pool = ThreadPoolExecutor(threads, f"lightspan-{kind}")
         self._large = ThreadPoolExecutor(1, f"lightspan-large-{kind}")
         """Of its own: who waits for a turn takes no place from what is shorter."""
@@ -44,7 +48,9 @@ class Workers:
             return function(*arguments)
         loop = asyncio.get_running_loop()
         if size > LARGE:
-            return await loop.run_in_executor(self._large, partial(_in_turn, function, *arguments))
+            return await loop.run_in_executor(
+                self._large, partial(self._in_turn, function, *arguments)
+            )
         return await loop.run_in_executor(self._pool, function, *arguments)
 
     def close(self) -> None:
@@ -52,7 +58,6 @@ class Workers:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._large.shutdown(wait=False, cancel_futures=True)
 
-
-def _in_turn(function: Callable[..., _Result], *arguments: object) -> _Result:
-    with _turn:
-        return function(*arguments)
+    def _in_turn(self, function: Callable[..., _Result], *arguments: object) -> _Result:
+        with self._turn:
+            return function(*arguments)

@@ -22,8 +22,11 @@ from lightspan.otel.otlp import (
     Arrival,
     Decoded,
     check_ids,
+    check_parts,
     json_of,
     list_in,
+    numbers_in,
+    numbers_of_parts,
     parsed,
     take_hex,
 )
@@ -71,6 +74,9 @@ def decode_logs_object(value: dict[str, Any]) -> Decoded:
 
 
 def _decoded(message: Any) -> Decoded:
+    check_parts(numbers_of_parts(message.resource_logs, "scope_logs", "log_records"))
+    bodies = (record.body for record, *_ in _records(message))
+    check_parts(number for body in bodies for number in numbers_in([body]))
     decoded = Decoded([], [])
     seen: Counter[str] = Counter()
     size = 0

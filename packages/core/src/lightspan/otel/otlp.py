@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -34,6 +34,9 @@ all of them, is kept with each."""
 _MOST_MARKS: Final = 3_000_000
 """Opening brackets and commas of a request's JSON: to decode it is one step, for which all of
 Python waits."""
+MOST_PARTS: Final = 500_000
+"""Resources, scopes, spans, events, links and values of one request: an empty one is two bytes, and
+as much work for us as one that says something."""
 _TRACE_DIGITS: Final = 32
 _SPAN_DIGITS: Final = 16
 
@@ -104,6 +107,8 @@ def _decoded(message: Any) -> Decoded:
 
 
 def _check_size(message: Any, size: int) -> None:
+    check_parts(numbers_of_parts(message.resource_spans, "scope_spans", "spans"))
+    check_parts(_numbers_in_spans(message))
     spans = 0
     for resource_spans in message.resource_spans:
         own = sum(len(scope_spans.spans) for scope_spans in resource_spans.scope_spans)
@@ -116,6 +121,60 @@ def _check_size(message: Any, size: int) -> None:
             f"the request's spans, each with its resource's attributes, come to {size:,} bytes: "
             f"send at most {MOST_KEPT:,} at once"
         )
+
+
+def check_parts(numbers: Iterable[int]) -> None:
+    """Raise `DataError` where these come to more than one request may bring; no more of them is
+    looked at than that takes."""
+    parts = 0
+    for number in numbers:
+        parts += number
+        if parts > MOST_PARTS:
+            raise DataError(
+                f"the request has more than {MOST_PARTS:,} resources, scopes, spans, events, links "
+                "and values: send less at once"
+            )
+
+
+def numbers_of_parts(resources: Any, scopes: str, kept: str) -> Iterator[int]:
+    """Of resources, of what is under them by these names, and of the attributes of both."""
+    yield len(resources)
+    for each in resources:
+        yield len(getattr(each, scopes))
+        yield from numbers_of_values(each.resource.attributes)
+        for scope in getattr(each, scopes):
+            yield len(getattr(scope, kept))
+            for one in getattr(scope, kept):
+                yield from numbers_of_values(one.attributes)
+
+
+def _numbers_in_spans(message: Any) -> Iterator[int]:
+    for resource_spans in message.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                yield len(span.events) + len(span.links)
+                for each in (*span.events, *span.links):
+                    yield from numbers_of_values(each.attributes)
+
+
+def numbers_of_values(attributes: Any) -> Iterator[int]:
+    """Of attributes, with what is in their lists and maps."""
+    yield len(attributes)
+    yield from numbers_in([attribute.value for attribute in attributes])
+
+
+def numbers_in(values: list[Any]) -> Iterator[int]:
+    """Of what is in the lists and maps of values."""
+    left = values
+    while left:
+        value = left.pop()
+        kind = value.WhichOneof("value")
+        if kind == "array_value":
+            yield len(value.array_value.values)
+            left += value.array_value.values
+        elif kind == "kvlist_value":
+            yield len(value.kvlist_value.values)
+            left += [each.value for each in value.kvlist_value.values]
 
 
 def _arrival(sent: Any, resource: dict[str, Any]) -> Arrival:

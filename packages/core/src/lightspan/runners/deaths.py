@@ -29,10 +29,14 @@ from lightspan.schema.records import (
     RolloutStatus,
 )
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.proofs import ClaimIds
+from lightspan.stores.remote.proofs import ClaimIds, proof_of
 
 SHOW: Final = signal.SIGUSR2
 """Has a process note where it is, even one in which something keeps Python's lock."""
+QUICK_S: Final = 10.0
+"""A process that dies sooner, before it has claimed anything, has an app that cannot run."""
+_READ_AT_ONCE: Final = 1_000
+"""Rollouts whose attempts are asked for at once."""
 _HIGHEST: Final = 1000
 _SUSPECTED: Final = 4
 """Attempts of a rollout after which one that was alone is to blame, whatever ran there before."""
@@ -166,14 +170,17 @@ async def bury(death: Death, store: Store, run_id: str | None) -> list[Report]:
     (`Death.is_group`) those of all its processes."""
     running = await store.rollouts(run_id=run_id, status=[RolloutStatus.RUNNING])
     rollouts = {state.rollout.rollout_id: state.rollout for state in running}
+    ids = list(rollouts)
     mine = [
         (rollouts[attempt.rollout_id], attempt)
-        for attempt in await store.attempts(list(rollouts))
+        for start in range(0, len(ids), _READ_AT_ONCE)
+        for attempt in await store.attempts(ids[start : start + _READ_AT_ONCE])
         if death.is_of(attempt.runner_id) and attempt.status is AttemptStatus.RUNNING
     ]
     if death.claims_secret:
-        ids = [attempt.attempt_id for _, attempt in mine]
-        ClaimIds(death.claims_secret).keep_proofs(ids)
+        ClaimIds(death.claims_secret).keep_proofs([attempt.attempt_id for _, attempt in mine])
+        # Anybody may claim under this name, and what others have is not this one's to end.
+        mine = [(rollout, attempt) for rollout, attempt in mine if proof_of(attempt.attempt_id)]
     reports = death.reports(mine)
     await store.report(reports)
     return reports

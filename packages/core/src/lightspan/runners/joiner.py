@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from lightspan import __version__
-from lightspan.errors import AppError, ConfigError, UnsupportedError
+from lightspan.errors import AppError, ConfigError, StoreUnreachableError, UnsupportedError
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.peers import Presence, disagreement, here, is_there, speaks
 from lightspan.runners.protocol import RunnerPlan
@@ -150,7 +150,17 @@ class _Joiner:
         )
 
     async def _work_with(self, store: Store) -> bool:
-        """Work with the store's file of now; False if another one is there in its place."""
+        """Work with the store's file of now; False if another one is there in its place. A server
+        that is away is waited for, as a file that is not there is."""
+        while True:
+            try:
+                return await self._work_at(store)
+            except StoreUnreachableError as error:
+                self._wait_for(f"the store's server: {error}")
+            if await self._paused() or self._is_idle():
+                return True
+
+    async def _work_at(self, store: Store) -> bool:
         options, path = self._options, getattr(store, "path", None)
         while path is not None and not path.exists():
             self._wait_for(f"the store {path} to exist")
@@ -249,7 +259,7 @@ class _Joiner:
     # --- the end --------------------------------------------------------------------------
     async def _end(self) -> None:
         """Let attempts under way end, unless told to hurry."""
-        if self._interrupts and self._runners.running:
+        if self._interrupts == 1 and self._runners.running:
             self._say(f"finishing {self._runners.running} attempts; Ctrl-C again gives them back")
         draining = asyncio.create_task(self._runners.drain())
         while not draining.done() and self._interrupts < 2:

@@ -30,7 +30,7 @@ import msgspec
 
 from lightspan.errors import AppError, ConfigError, LightspanError, short_constructor
 from lightspan.runners import descendants, interpreters
-from lightspan.runners.deaths import SHOW, Death, bury
+from lightspan.runners.deaths import QUICK_S, SHOW, Death, bury
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
 from lightspan.runners.worker import DAMAGED, Order, Word, work
 from lightspan.schema import clock
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 MAX_QUICK_DEATHS = 5
 """Consecutive deaths within `QUICK_S` of starting, with no attempt claimed, after which the runners
 give up."""
-QUICK_S = 10.0
 _SILENT_LEASES: Final = 2 / 3
 """Of a lease, before which it does not run out: it was extended a sixth of one before, at most."""
 _NOTE_S: Final = 2.0
@@ -432,24 +431,25 @@ class LocalRunners:
         if not dead.latest.running:
             return
         log.warning("runner %s %s", dead.name, death)
+        await self._bury(dead, death)
+
+    async def _bury(self, dead: _Worker, death: Death) -> None:
+        """End the attempts that a process had under way. Where the store does not do that, as a
+        server that starts again, they end with their leases: nothing is lost by it but time."""
+        assert self._plan is not None
         try:
-            await self._bury(death)
+            async with open_store(self._plan.store_url) as store:
+                for report in await bury(death, store, self._plan.run_id):
+                    log.warning("attempt %s: %s", report.attempt_id, report.message)
         except LightspanError as error:
             log.warning("the attempts of runner %s end with their leases: %s", dead.name, error)
-
-    async def _bury(self, death: Death) -> None:
-        """End the attempts that a process had under way."""
-        assert self._plan is not None
-        async with open_store(self._plan.store_url) as store:
-            for report in await bury(death, store, self._plan.run_id):
-                log.warning("attempt %s: %s", report.attempt_id, report.message)
 
     async def _replace(self, dead: _Worker, death: Death) -> None:
         is_quick = clock.monotonic() - dead.started < QUICK_S
         is_useless = is_quick and not death.leaves and not dead.latest.claimed
         self._useless = self._useless + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death)
-        await self._bury(death)
+        await self._bury(dead, death)
         self._workers.remove(dead)
         self._claimed_before += dead.latest.claimed
         self._end([dead])

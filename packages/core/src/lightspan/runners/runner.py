@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -116,6 +117,10 @@ class Runner:
         self._main: asyncio.Task[Any] | None = None
         self._failing_since: float | None = None
         """When the store last stopped taking what it is told, by `clock.monotonic`."""
+        self._extended = clock.monotonic()
+        """When the leases of all that is under way were last extended, by `clock.monotonic`."""
+        self._given: dict[str | None, int] = {}
+        """By run, how many rollouts had been claimed here when it was last given one."""
         self._doubted: tuple[Way, float] | None = None
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
@@ -300,23 +305,51 @@ class Runner:
     async def _claim(self, free: int) -> list[Claim]:
         config = self.config
         claims: list[Claim] = []
+        if clock.monotonic() - self._extended > config.lease_s / 2:
+            # All was stopped, as by Ctrl-Z: the claim would find what is under way here lost.
+            await self._extend()
         try:
-            # who got no answer is first: what it was given fits into what is free now, and is its
-            for run_id in sorted(self._runs, key=lambda run_id: run_id not in self._unanswered):
-                if claims and claims[0].alone:
-                    break
-                left, idle = free - len(claims), not self._tasks and not claims
-                request_id = self._unanswered.setdefault(run_id, self._new_claim())
-                claims += await self.store.claim(
-                    config.name, left, config.lease_s, run_id, idle, request_id=request_id
-                )
-                del self._unanswered[run_id]
+            runs, wanting = self._in_turn(), []
+            for place, run_id in enumerate(runs):
+                share = max(1, (free - len(claims)) // (len(runs) - place))
+                found = await self._claim_of(run_id, min(share, free - len(claims)), claims)
+                if len(found) == share:
+                    wanting.append(run_id)
+            for run_id in wanting:  # what is left by those who had nothing
+                await self._claim_of(run_id, free - len(claims), claims)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
             self._note_store(error)
         else:
             self._note_store(None)
         return claims
+
+    def _in_turn(self) -> list[str | None]:
+        """The runs to claim of, each of which is to have its share. Who got no answer is first:
+        what it was given fits into what is free now, and is its. Then who has least here, and of
+        those who have as much, as with a single slot, who was given something longest ago."""
+        held = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
+        return sorted(
+            self._runs,
+            key=lambda run: (run not in self._unanswered, held[run or ""], self._given.get(run, 0)),
+        )
+
+    async def _claim_of(
+        self, run_id: str | None, most: int, claims: list[Claim]
+    ) -> Sequence[Claim]:
+        """Claim so many of a run, beside what was claimed now. Raises `StoreError`."""
+        if most < 1 or (claims and claims[0].alone):
+            return []
+        config, idle = self.config, not self._tasks and not claims
+        request_id = self._unanswered.setdefault(run_id, self._new_claim())
+        found = await self.store.claim(
+            config.name, most, config.lease_s, run_id, idle, request_id=request_id
+        )
+        del self._unanswered[run_id]
+        claims += found
+        if found:
+            self._given[run_id] = self.claimed + len(claims)
+        return found
 
     def _note_store(self, error: StoreError | None) -> None:
         """End a process that the store has not listened to for a lease: what an app did to it, such
@@ -362,14 +395,18 @@ class Runner:
     async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self.config.lease_s / BEATS_PER_LEASE)
-            for attempt in await self.extend(self.store):
-                attempt.lose()
+            await self._extend()
+
+    async def _extend(self) -> None:
+        for attempt in await self.extend(self.store):
+            attempt.lose()
 
     async def extend(self, store: Store) -> list[AttemptRun]:
         """Extend the leases of the attempts under way; returns those that are lost. Callable from
         another thread, whose loop the store is open in."""
         refs = [attempt.ref for attempt in self.attempts]
         if not refs:
+            self._extended = clock.monotonic()
             return []
         try:
             lost = await store.heartbeat(refs, self.config.lease_s)
@@ -377,6 +414,7 @@ class Runner:
             log.warning("the runner cannot extend its leases: %s", error)
             self._note_store(error)
             return []
+        self._extended = clock.monotonic()
         self._note_store(None)
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import select
@@ -25,19 +26,23 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.capture import threads
-from lightspan.errors import LightspanError
+from lightspan.errors import LightspanError, StoreUnreachableError
 from lightspan.runners import descendants
 from lightspan.runners.app import App, load_app
-from lightspan.runners.deaths import note_faults, note_reason
+from lightspan.runners.deaths import QUICK_S, note_faults, note_reason
 from lightspan.runners.descriptors import Descriptors
 from lightspan.runners.guard import Guard
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import clock
 from lightspan.schema.records import Claim
 from lightspan.stores import open_store
-from lightspan.stores.event_loop import keep_time
+from lightspan.stores.event_loop import keep_time, within
 from lightspan.stores.known_secrets import keep_secrets
+from lightspan.stores.protocol import Store
 from lightspan.stores.remote.address import names_server, relay_of, take_key
+
+log = logging.getLogger(__name__)
 
 STUCK_EXIT: Final = 3
 """Exit code of a process that gave itself up; why, it has said (`Word`)."""
@@ -48,6 +53,8 @@ _END_NOW_S: Final = 1.0
 """The same where it is in a hurry."""
 _LEAVING_S: Final = 3.0
 """How long a process that has nothing left to do waits for what apps have left behind."""
+_STORE_PAUSE_S: Final = 1.0
+"""Between two tries to open a store whose server does not answer."""
 _SPENT: Final = "has run an attempt alone"
 DAMAGED: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What decoding raises where a message is none of ours."""
@@ -185,7 +192,10 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
         environment=plan.environment,
         relay=relay_of(plan.store_url) if plan.elsewhere else "",
     )
-    async with open_store(plan.store_url) as store:
+    store = await _opened(plan, control, voice)
+    if store is None:
+        return
+    async with store:
         if isinstance(path := getattr(store, "path", None), Path):
             voice.descriptors.keep_file(path)
         runner = voice.runner = Runner(store, app, config, voice.claimed, voice.end)
@@ -199,6 +209,26 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
     leaving = threading.Timer(_LEAVING_S, _end_process, [0])
     leaving.daemon = True
     leaving.start()
+
+
+async def _opened(plan: RunnerPlan, control: _Control, voice: _Voice) -> Store | None:
+    """The store, open; None where the process is to end before somebody answers there.
+
+    A server that starts again is waited for as by a process that works already (`Runner`): for a
+    lease, and longer than what counts as a death of the app's (`QUICK_S`).
+    """
+    store, begun = open_store(plan.store_url), clock.monotonic()
+    while True:
+        try:
+            await store.open()
+            return store
+        except StoreUnreachableError as error:
+            waited_s = clock.monotonic() - begun
+            if waited_s >= max(plan.lease_s, QUICK_S):
+                voice.end(f"it could not open the store for {waited_s:.0f} s: {error}")
+            log.warning("waiting for the store: %s", error)
+        if await control.ended_within(_STORE_PAUSE_S):
+            return None
 
 
 def _end_process(code: int) -> None:
@@ -287,6 +317,14 @@ class _Control:
             self._changed.clear()
             await self._changed.wait()
         return not self._ended
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait so long, or until the process is to end; whether it is."""
+        deadline = clock.monotonic() + seconds
+        while not self._ended and (left_s := deadline - clock.monotonic()) > 0:
+            self._changed.clear()
+            await within(left_s, self._changed)
+        return self._ended
 
     def lead(self, runner: Runner) -> None:
         """Hand over what was said so far, and all that follows."""

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -60,6 +60,7 @@ from lightspan.stores._lease_time import Clock, MachineClock, Moment
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._state_machine import Begun, Progress
+from lightspan.stores._waiting import Runs, WorkWaiters, with_work
 from lightspan.stores.protocol import (
     PEER_KEPT_S,
     PRUNED_AT_ONCE,
@@ -86,6 +87,7 @@ class MemoryStore(Store):
         self._ahead = self._clock() - self._clock.elapsed()
         self._lock = threading.Lock()
         self._signal = Signal()
+        self._waiters = WorkWaiters(self._signal, self._look_for_work)
         self._open = False
         self._tables = _MemoryTables()
 
@@ -235,16 +237,11 @@ class MemoryStore(Store):
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
         check_timeout(timeout_s)
-        deadline = clock.monotonic() + timeout_s
-        with self._signal.waiter() as waiter:
-            while True:
-                with self._opened() as tables:
-                    if tables.has_queued(run_ids):
-                        return True
-                left = deadline - clock.monotonic()
-                if left <= 0:
-                    return False
-                await waiter.wait(left)
+        return await self._waiters.wait(run_ids, timeout_s)
+
+    async def _look_for_work(self, asked: Collection[Runs]) -> set[Runs]:
+        with self._opened() as tables:
+            return with_work(asked, tables.queued_runs())
 
     def _changes(self, cursor: int, run_id: str | None) -> Changes:
         with self._opened() as tables:
@@ -426,7 +423,7 @@ class _MemoryTables(_state_machine.Tables):
         """Per run, a heap of (position, rollout id); entries that are not queued any more stay."""
         self._alone: _Queues = defaultdict(list)
         """Likewise, of those that are to be run alone."""
-        self._leases: list[tuple[float, int, str]] = []
+        self._leases: list[tuple[float, int, int, str]] = []
         """A heap of (lease end, position, attempt id); renewed leases leave old entries."""
 
     def recent_peers(self, now: float) -> dict[str, tuple[float, bytes]]:
@@ -529,14 +526,10 @@ class _MemoryTables(_state_machine.Tables):
             taken.append((row.progress, unpack_rollout(row.body)))
         return taken
 
-    def has_queued(self, run_ids: Sequence[str] | None) -> bool:
-        """Whether one of these runs, or any, has something to claim."""
-        runs: Sequence[str | None] = [None] if run_ids is None else run_ids
-        return any(
-            self._oldest_queue(queues, run_id)
-            for run_id in runs
-            for queues in (self._queues, self._alone)
-        )
+    def queued_runs(self) -> set[str]:
+        """Those that have something to claim."""
+        queues = (*self._queues.items(), *self._alone.items())
+        return {run_id for run_id, queue in queues if self._pruned(queue)}
 
     def _oldest_queue(self, queues: _Queues, run_id: str | None) -> list[tuple[int, str]]:
         """The run's queue, or the one whose head is the oldest; empty if none has one."""
@@ -571,13 +564,14 @@ class _MemoryTables(_state_machine.Tables):
                 self._lease(attempt)
 
     def _lease(self, attempt: Attempt) -> None:
-        position = self.attempts[attempt.attempt_id].position
-        heapq.heappush(self._leases, (attempt.lease_until, position, attempt.attempt_id))
+        # those that run out at the same moment in the order of their rollouts, as in SQL's tables
+        place = (self.rollouts[attempt.rollout_id].position, attempt.number)
+        heapq.heappush(self._leases, (attempt.lease_until, *place, attempt.attempt_id))
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
         expired: dict[str, Attempt] = {}
         while self._leases and self._leases[0][0] <= now and len(expired) < limit:
-            row = self.attempts.get(heapq.heappop(self._leases)[2])
+            row = self.attempts.get(heapq.heappop(self._leases)[-1])
             if row is None:  # forgotten
                 continue
             attempt = row.attempt

@@ -271,9 +271,9 @@ class Session:
         devices = self.settings.learner_devices if described else ()
         if len(devices) > 1 or isinstance(self.settings.learner, Verl):
             where = getattr(self.settings.learner, "where", "")
+            ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
             self.reporter.line(
-                f"starting {len(devices)} ranks of the learner: {', '.join(devices)}"
-                f"{where and ' '}{where}"
+                f"starting {ranks} of the learner: {', '.join(devices)}{where and ' '}{where}"
             )
         self._learner = await self.learn(partial(make_learner, self.settings))
         if described:

@@ -32,6 +32,8 @@ ENVIRONMENT: Final = {
     "VLLM_SERVER_DEV_MODE": "1",
     UPDATING: "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # longer than `client.KEPT_S`: who ends an idle connection is to be the client
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "PYTHONPATH": str(INSIDE),
 }
 

@@ -20,6 +20,9 @@ from lightspan.stores.sockets import watched
 
 CONTROL_S: Final = 600.0
 """How long a server may take to load weights."""
+KEPT_S: Final = 2.0
+"""How long an idle connection is kept. vLLM ends one after 5 s: a call that is sent at that moment
+finds it closed, as if the server were gone, and where the machine is busy the moment is long."""
 _HEALTH_S: Final = 10.0
 _DETAIL: Final = 500
 
@@ -83,9 +86,11 @@ class Client:
         self._base = "http://vllm" if self._socket else f"{parts.scheme}://{parts.netloc}{path}"
         connector: aiohttp.BaseConnector
         if self._socket:
-            connector = aiohttp.UnixConnector(self._socket, limit=0)
+            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEPT_S)
         else:
-            connector = aiohttp.TCPConnector(limit=0, socket_factory=watched)
+            connector = aiohttp.TCPConnector(
+                limit=0, socket_factory=watched, keepalive_timeout=KEPT_S
+            )
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
         )

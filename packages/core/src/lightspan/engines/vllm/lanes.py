@@ -185,7 +185,7 @@ class Lane:
             except Unreachable as error:
                 self._check_open()
                 self._count_try(job, error)
-                self.lost(server)
+                self.lost(server, error)
             else:
                 if server.ready and server.changes == changes:  # no update cut it
                     self._count_try(job, EngineError(f"{server.name} ended it without an answer"))
@@ -265,16 +265,17 @@ class Lane:
             self._fail(EngineError(f"an update of {self.name} failed: {error}"))
             raise
 
-    def lost(self, server: Server) -> None:
+    def lost(self, server: Server, why: Exception | None = None) -> None:
         """A call could not reach a server, or its process ended: have it come back."""
         if self._failure is not None or server in self._recovering:
             return
         server.ready = False
-        task = asyncio.create_task(self._recover(server))
+        task = asyncio.create_task(self._recover(server, why))
         self._recovering[server] = task
 
-    async def _recover(self, server: Server) -> None:
-        log.warning("%s is lost; it has to come back", server.name)
+    async def _recover(self, server: Server, why: Exception | None) -> None:
+        because = "" if why is None else f" ({why})"
+        log.warning("%s is lost; it has to come back%s", server.name, because)
         try:
             await server.serve()
         except LightspanError as error:
@@ -311,18 +312,21 @@ class Lane:
 
     async def _probe(self, server: Server, policy: str, prompt: list[int]) -> Probe:
         for _ in range(TRIES):
-            with contextlib.suppress(Unreachable):
+            why: Unreachable | None = None
+            try:
                 parts = await self._answers(server, policy, prompt)
-                if parts:
-                    return Probe(
-                        where=server.name,
-                        version=parts[0].version,
-                        prompt_ids=prompt,
-                        ids=parts[0].ids,
-                        logprobs=parts[0].logprobs,
-                        tolerance=TOLERANCE[self.blueprint.dtype],
-                    )
-            self.lost(server)
+            except Unreachable as error:
+                why, parts = error, []
+            if parts:
+                return Probe(
+                    where=server.name,
+                    version=parts[0].version,
+                    prompt_ids=prompt,
+                    ids=parts[0].ids,
+                    logprobs=parts[0].logprobs,
+                    tolerance=TOLERANCE[self.blueprint.dtype],
+                )
+            self.lost(server, why)
             await asyncio.gather(*filter(None, [self._recovering.get(server)]))
             self._check_open()
         raise EngineError(f"{server.name} does not answer after an update")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
+import stat
 from collections.abc import Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -18,6 +20,8 @@ from lightspan.errors import ConfigError
 from lightspan.schema.texts import SHORTEST_KEY_IN_TALK, add_clients_key, add_key_variable
 from lightspan.stores.remote.address import check_key
 from lightspan.stores.remote.roles import Role
+
+log = logging.getLogger(__name__)
 
 SHORTEST: Final = SHORTEST_KEY_IN_TALK
 """Characters of a key: who may guess as often as he likes finds a shorter one."""
@@ -94,6 +98,7 @@ def _keys_in(role: Role, name: str) -> list[str]:
     where = f"--{role}-key-file {name}"
     try:
         with open(name, encoding="utf-8") as file:
+            is_open = os.fstat(file.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH)
             lines = [line.strip() for line in file]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
@@ -101,6 +106,8 @@ def _keys_in(role: Role, name: str) -> list[str]:
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"{where} holds no key: put one into it, a line for each")
+    if is_open:
+        log.warning("%s can be read by other users of this machine: chmod 600 %s", where, name)
     for key in keys:
         _check_length(key, where)
         if not re.fullmatch(r"[!-~]+", key):

@@ -36,6 +36,21 @@ _DOES: Final = {
 """By operation, what it does to attempts."""
 LONGEST_LEASE_S: Final = 86_400.0
 """Of a runner: one that is gone must not keep others from its rollouts for ever."""
+_MOST: Final = {
+    "attempts": ("rollout_ids", 10_000),
+    "await_work": ("run_ids", 1_000),
+    "heartbeat": ("attempts", 10_000),
+    "report": ("reports", 10_000),
+}
+"""By operation, what it may name so many of: each is looked up, however short the request."""
+_LONGEST_NAME: Final = 1_000
+"""Of a runner's name, in bytes: it is written with each of its attempts."""
+_LARGEST_PEER: Final = 2**14
+"""Bytes of what a runner says of itself: each that comes has those of all others looked through."""
+_MOST_PEERS: Final = 10_000
+"""Whose words are looked through for each that comes."""
+_LARGEST_REPORT: Final = 2**20
+"""Bytes. Ours keep `texts.LONGEST_TEXT` of what an app raised."""
 
 
 async def check_runner(
@@ -47,20 +62,54 @@ async def check_runner(
         proofs: that it has claimed the attempts that it writes to.
     """
     name = operation.name
+    _check_size(name, arguments)
     if operation.written is not None:
         written = operation.written(arguments)
         if len(proofs) != len(written) or not all(map(proves, proofs, written)):
             raise _forbidden(f"{_DOES[name]} an attempt that it has not claimed")
     if name == "announce" and arguments["peer"].role is not PeerRole.RUNNER:
         raise _forbidden("announce itself as another kind of peer than a runner")
-    if name == "announce" and await _is_another_kind(store, arguments["peer"].peer_id):
-        raise _forbidden("announce itself under the id of another kind of peer than a runner")
+    if name == "announce":
+        await _check_peer(store, arguments["peer"].peer_id)
     if "lease_s" in arguments:
         check_lease(arguments["lease_s"], LONGEST_LEASE_S)
-    if name == "withdraw" and await _is_another_kind(store, arguments["peer_id"]):
-        raise _forbidden("withdraw another kind of peer than a runner")
+    if name == "withdraw":
+        known = await _roles(store)
+        if known.get(arguments["peer_id"], PeerRole.RUNNER) is not PeerRole.RUNNER:
+            raise _forbidden("withdraw another kind of peer than a runner")
     if name == "rollouts" and arguments["status"] != [RolloutStatus.RUNNING]:
         raise _forbidden("ask for other rollouts than those that are running")
+
+
+def _check_size(name: str, arguments: Arguments) -> None:
+    """Raise `ApiError` for little that asks for much, and for much that is kept."""
+    if name in _MOST:
+        _check_number(name, arguments)
+    if name in ("claim", "announce"):
+        own = arguments["runner_id"] if name == "claim" else arguments["peer"].peer_id
+        _check_bytes(f"{name}: a runner's name has", len(own.encode()), _LONGEST_NAME)
+    if name == "announce":
+        size = len(msgspec.msgpack.encode(arguments["peer"]))
+        _check_bytes(f"{name}: a runner says of itself", size, _LARGEST_PEER)
+    if name in ("report", "finish"):
+        for report in arguments["reports"] if name == "report" else [arguments["report"]]:
+            size = len(msgspec.msgpack.encode(report))
+            _check_bytes(f"{name}: a report has", size, _LARGEST_REPORT)
+
+
+def _check_number(name: str, arguments: Arguments) -> None:
+    argument, most = _MOST[name]
+    named = arguments[argument] or ()
+    if len(named) > most:
+        text = f"{name}: {argument} has {len(named):,} items, and a runner may name {most:,}"
+        raise ApiError(413, text)
+    if name == "attempts" and len(set(named)) < len(named):
+        raise ApiError(400, f"{name}: {argument} names a rollout twice")
+
+
+def _check_bytes(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise ApiError(413, f"{what} at most {most:,} bytes, not {size:,}")
 
 
 def shown_to_runner(name: str, answer: Any) -> Any:
@@ -93,9 +142,16 @@ _SHOWN: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-async def _is_another_kind(store: Store, peer_id: str) -> bool:
-    known = {peer.peer_id: peer.role for peer in await store.peers()}
-    return known.get(peer_id, PeerRole.RUNNER) is not PeerRole.RUNNER
+async def _check_peer(store: Store, peer_id: str) -> None:
+    known = await _roles(store)
+    if known.get(peer_id, PeerRole.RUNNER) is not PeerRole.RUNNER:
+        raise _forbidden("announce itself under the id of another kind of peer than a runner")
+    if peer_id not in known and len(known) >= _MOST_PEERS:
+        raise ApiError(429, f"{len(known):,} processes were here within a day: no more are noted")
+
+
+async def _roles(store: Store) -> dict[str, PeerRole]:
+    return {peer.peer_id: peer.role for peer in await store.peers()}
 
 
 def _forbidden(what: str) -> ApiError:

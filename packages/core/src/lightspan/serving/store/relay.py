@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -105,6 +106,9 @@ class Relay:
         if most is None:
             most = max(1, min(MOST_CALLS, most_connections() // 2))
         self._gate = Gate(most, MOST_BYTES)
+        self._most_of_one = max(1, most // 8)
+        self._of_attempts: Counter[str] = Counter()
+        """Calls under way."""
         self._gateways: OrderedDict[str, str] = OrderedDict()
         """By resources."""
         self._seen: dict[str, float] = {}
@@ -158,10 +162,26 @@ class Relay:
         path = _path_of(request)
         claim = await self._admitted(request, path)
         gateway = await self._gateway_of(claim)
-        with self._gate.entered(request.content_length or 0) as place:
+        with self._one_more_of(claim), self._gate.arriving_by_task() as place:
             body = await self._body(request, place)
-            await self._check(gateway)
-            return await self._handed_on(request, gateway, path, body)
+            with place.entered():
+                await self._check(gateway)
+                return await self._handed_on(request, gateway, path, body)
+
+    @contextmanager
+    def _one_more_of(self, claim: Claim) -> Iterator[None]:
+        """One attempt's program is not to take the places of all others' calls. Raises `Full`."""
+        name = claim.attempt.attempt_id
+        under_way = self._of_attempts[name]
+        if under_way >= self._most_of_one:
+            raise Full(f"{under_way} calls of this attempt are under way here already")
+        self._of_attempts[name] += 1
+        try:
+            yield
+        finally:
+            self._of_attempts[name] -= 1
+            if not self._of_attempts[name]:
+                del self._of_attempts[name]
 
     async def _admitted(self, request: web.Request, path: str) -> Claim:
         """What the call token opens. Of an attempt that has ended it opens nothing, but a look
@@ -208,8 +228,7 @@ class Relay:
             size += more
             if size > self._max_body:
                 raise self._too_large()
-            if request.content_length is None:
-                place.add(more)
+            place.add(more)
 
         return b"".join(await received(request, arrived))
 

@@ -11,7 +11,13 @@ import msgspec
 from aiohttp import web
 
 from lightspan import __version__
-from lightspan.errors import DataError, LightspanError, StoreClosedError, StoreError
+from lightspan.errors import (
+    DataError,
+    LightspanError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+)
 from lightspan.gateway.refusal import ApiError
 from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.serving.store.gate import COME_AGAIN_S, Full
@@ -62,7 +68,8 @@ def _status_of(error: LightspanError) -> int:
     """400: what was asked cannot be read. 409: it cannot be done. 503: perhaps it can, later."""
     if isinstance(error, DataError):
         return 400
-    return 503 if type(error) in (StoreError, StoreClosedError) else 409
+    later = (StoreError, StoreClosedError, StoreUnreachableError)  # and no kind of them
+    return 503 if type(error) in later else 409
 
 
 def _failed(status: int, failure: Failure, headers: Mapping[str, str] = _NOTHING) -> Reply:

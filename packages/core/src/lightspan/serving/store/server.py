@@ -24,7 +24,7 @@ from lightspan.errors import (
     StoreFormatError,
 )
 from lightspan.gateway.bodies import received
-from lightspan.gateway.connections import Handler
+from lightspan.gateway.connections import Handler, most_connections
 from lightspan.gateway.http_server import HttpServer, go_on
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.terms import token_of
@@ -54,16 +54,21 @@ from lightspan.stores.remote.operations import (
     read_asked,
 )
 from lightspan.stores.remote.roles import Role
+from lightspan.stores.remote.values import has_more_values
 
 log = logging.getLogger(__name__)
 
 MAX_BODY: Final = 64 * 2**20
 """Bytes of a request."""
+MOST_VALUES: Final = 1_000_000
+"""Of a runner's request: numbers, texts, lists and so on, which cost more than their bytes."""
 MOST_REQUESTS: Final = 256
 """At once, but for those that wait for a change."""
 _VITAL: Final = frozenset({"heartbeat", "report", "claim"})
 """What has places of its own: whoever cannot extend its leases because others send megabytes loses
 its attempts."""
+_HEALTH_S: Final = 5.0
+"""How long the store is waited for before it is told that it does not answer."""
 _SHUTDOWN_S: Final = 10.0
 _encoder = msgspec.msgpack.Encoder()
 
@@ -103,12 +108,14 @@ class StoreServer(HttpServer):
         self._store = store
         self._keys = keys
         self._gate = Gate(most_requests, 4 * max_body)
-        self._waiting = Gate(4 * most_requests, 4 * max_body)
-        self._idle = Gate(4 * most_requests, 4 * max_body)
+        # who waits keeps a connection: a quarter of them is left to who comes to do something
+        room = most_connections()
+        self._waiting = Gate(max(1, min(4 * most_requests, room // 4)), 4 * max_body)
+        self._idle = Gate(max(1, min(4 * most_requests, room // 2)), 4 * max_body)
         self._vital = Gate(most_requests, max_body)
         self._reading = Workers("store-bodies")
         self._answering = Workers("store-answers")
-        self._telemetry = Telemetry(store, self._reading)
+        self._telemetry = Telemetry(store)
         self._metrics = Metrics()
         self._relay = Relay(store, partial(self._metrics.count, "gateway"))
         self._stopping = asyncio.Event()
@@ -118,6 +125,7 @@ class StoreServer(HttpServer):
         self._stopping.set()
         await super().close()
         await self._relay.close()
+        self._telemetry.close()
         self._reading.close()
         self._answering.close()
 
@@ -139,9 +147,10 @@ class StoreServer(HttpServer):
     async def _health(self, request: web.Request) -> web.Response:
         """Whether the store answers. Tells nothing else, since anybody may ask."""
         try:
-            await self._store.policy_versions("")
-        except StoreError as error:
-            log.warning("the store does not answer: %s", error)
+            async with asyncio.timeout(_HEALTH_S):  # who asks waits no longer, as a rule
+                await self._store.policy_versions("")
+        except (StoreError, TimeoutError) as error:
+            log.warning("the store does not answer: %s", error or f"within {_HEALTH_S:g} s")
             return web.json_response({"status": "failed"}, status=503)
         return web.json_response({"status": "ok"})
 
@@ -190,8 +199,10 @@ class StoreServer(HttpServer):
     async def _do(self, request: web.Request) -> bytes:
         role = self._admitted(request)
         operation = _operation_of(request.match_info["operation"], role)
-        with self._gate_of(operation).entered(request.content_length or 0) as place:
-            return await self._done(operation, role, await self._body(request, place))
+        with self._gate_of(operation).arriving_by_task() as place:
+            body = await _body(request, place)
+            with place.entered():
+                return await self._done(operation, role, body)
 
     def _gate_of(self, operation: Operation) -> Gate:
         if operation.name in _VITAL:
@@ -203,17 +214,12 @@ class StoreServer(HttpServer):
     async def _do_together(self, request: web.Request) -> bytes:
         """Several operations, each with an answer of its own; one that fails fails alone."""
         role = self._admitted(request)
-        with self._gate.entered(request.content_length or 0) as place:
-            asked = read_asked(await self._body(request, place))
-            return encode_together(
-                await asyncio.gather(*(self._one_of_many(role, *item) for item in asked))
-            )
-
-    async def _body(self, request: web.Request, place: Place) -> bytes:
-        """Of a body that does not say its size, each part counts when it is here: to count the
-        largest there may be at once would let a few that send slowly keep out everybody."""
-        counted = place.add if request.content_length is None else None
-        return b"".join(await received(request, counted))
+        with self._gate.arriving_by_task() as place:
+            asked = read_asked(await _body(request, place))
+            with place.entered():
+                return encode_together(
+                    await asyncio.gather(*(self._one_of_many(role, *item) for item in asked))
+                )
 
     async def _not_found(self, request: web.Request) -> bytes:
         self._admitted(request)
@@ -226,7 +232,11 @@ class StoreServer(HttpServer):
             check_local(request, "start it with --trainer-key-env NAME")
         role = self._keys.role_of(token_of(request))
         if role is None:
-            raise ApiError(401, "the key that was sent opens nothing here, or none was sent")
+            raise ApiError(
+                401,
+                "the key that was sent opens nothing here, or none was sent: LIGHTSPAN_STORE_KEY "
+                "holds a client's, or the variable that ?api_key_env= names",
+            )
         return role
 
     def _admitted(self, request: web.Request) -> Role:
@@ -256,7 +266,8 @@ class StoreServer(HttpServer):
         return reply.status, reply.body
 
     async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
-        arguments = await self._reading.run(operation.read_arguments, body, size=len(body))
+        read = operation.read_arguments if role is not Role.RUNNER else partial(_read, operation)
+        arguments = await self._reading.run(read, body, size=len(body))
         proofs = arguments.pop(PROOFS, [])
         if role is Role.RUNNER:
             await check_runner(self._store, operation, arguments, proofs)
@@ -308,3 +319,14 @@ def _operation_of(name: str, role: Role) -> Operation:
         allowed = ", ".join(sorted(operation.roles))
         raise ApiError(403, f"the key is a {role}'s, who may not ask for {name}: only {allowed}")
     return operation
+
+
+def _read(operation: Operation, body: bytes) -> Arguments:
+    """What a runner asks. Raises `ApiError` for more values than any of ours sends."""
+    if has_more_values(body, MOST_VALUES):
+        raise ApiError(413, f"{operation.name}: a runner may send {MOST_VALUES:,} values at once")
+    return operation.read_arguments(body)
+
+
+async def _body(request: web.Request, place: Place) -> bytes:
+    return b"".join(await received(request, place.add))

@@ -6,6 +6,7 @@ Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from lightspan.errors import DataError, LightspanError, StoreError
 from lightspan.gateway.bodies import received, unpacked
 from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.workers import SMALL, Workers
+from lightspan.gateway.workers import Workers
 from lightspan.otel.arrivals import keep
 from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
@@ -26,7 +27,7 @@ from lightspan.otel.otlp import (
     encode_failure,
 )
 from lightspan.otel.vocabulary import translated
-from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate
+from lightspan.serving.store.gate import COME_AGAIN_S, Full, Gate, Place
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.roles import Role
 
@@ -51,13 +52,17 @@ class Telemetry:
 
     Args:
         store: an open one, where they are kept.
-        reading: where bodies are decoded.
     """
 
-    def __init__(self, store: Store, reading: Workers) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._gate = Gate(MOST_SENDERS, 4 * MOST_BYTES)
-        self._reading = reading
+        # no body of the store's own is to wait for one of theirs
+        self._reading = Workers("store-traces", turn=threading.Lock())
+
+    def close(self) -> None:
+        """Decode nothing more. Idempotent."""
+        self._reading.close()
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
         """What OTLP says that a request is answered with.
@@ -102,23 +107,28 @@ class Telemetry:
         kind = request.content_type
         if kind not in CONTENT_TYPES:
             raise ApiError(415, f"traces come as {' or '.join(CONTENT_TYPES)}, not as {kind!r:.80}")
-        with self._gate.entered(request.content_length or 0) as place:
-            if (request.content_length or 0) > MOST_BYTES:
-                raise _too_large()
-            counted = place.add if request.content_length is None else None
-            parts = await received(request, counted)
-            packing = request.headers.get("Content-Encoding", "").strip().lower()
-            size = sum(map(len, parts))
-            unpacked_size = 0
-            if packing not in ("", "identity"):  # it may be large, however small it is
-                unpacked_size = MOST_BYTES
-                place.add(unpacked_size)
-                size += SMALL + 1
-            decode = decode_logs if request.path == LOGS else decode_request
-            decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
-            place.add(-unpacked_size)
-            refused = await keep(self._store, decoded.arrivals, may_reward=role is not Role.TRACER)
+        if (request.content_length or 0) > MOST_BYTES:
+            raise _too_large()
+        with self._gate.arriving_by_task() as place:
+            parts = await received(request, place.add)
+            with place.entered():
+                decoded = await self._unpacked(request, parts, place)
+                may_reward = role is not Role.TRACER
+                refused = await keep(self._store, decoded.arrivals, may_reward=may_reward)
         return [*decoded.refused, *(each.reason for each in refused)]
+
+    async def _unpacked(self, request: web.Request, parts: list[bytes], place: Place) -> Decoded:
+        packing = request.headers.get("Content-Encoding", "").strip().lower()
+        size = sum(map(len, parts))
+        unpacked_size = 0
+        if packing not in ("", "identity"):  # it may be large, however small it is
+            size = unpacked_size = MOST_BYTES
+            place.add(unpacked_size)
+        kind = request.content_type
+        decode = decode_logs if request.path == LOGS else decode_request
+        decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
+        place.add(-unpacked_size)
+        return decoded
 
 
 def _too_large() -> ApiError:

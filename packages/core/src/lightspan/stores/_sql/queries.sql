@@ -91,6 +91,16 @@ FROM rollouts JOIN rollout_bodies USING (position)
 WHERE run_id = :run_id AND queued = :queued
 ORDER BY position LIMIT :limit
 
+-- name: queued_runs
+WITH RECURSIVE runs (run_id) AS (
+    SELECT min(run_id) FROM rollouts
+    UNION ALL
+    SELECT (SELECT min(run_id) FROM rollouts WHERE rollouts.run_id > runs.run_id)
+    FROM runs WHERE runs.run_id IS NOT NULL
+)
+SELECT run_id FROM runs
+WHERE EXISTS (SELECT 1 FROM rollouts WHERE rollouts.run_id = runs.run_id AND queued > 0)
+
 -- name: states
 SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
 FROM rollouts JOIN rollout_bodies USING (position)

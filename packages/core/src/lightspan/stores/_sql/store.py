@@ -7,7 +7,7 @@ thread of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from lightspan.schema import clock
@@ -38,8 +38,9 @@ from lightspan.stores._opened import OpenedStore
 from lightspan.stores._requests import check_id
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.database import CHUNK, OpenDatabase, cost_of, in_chunks
-from lightspan.stores._sql.jobs import Work
+from lightspan.stores._sql.jobs import GROUP_COST, Work
 from lightspan.stores._state_machine import Begun, check_begun
+from lightspan.stores._waiting import LOOK_S, Runs, WorkWaiters, with_work
 from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
 
 P = ParamSpec("P")
@@ -48,8 +49,8 @@ R = TypeVar("R")
 
 D = TypeVar("D", bound=OpenDatabase)
 
-_LOOK_S: Final = 0.02
-"""Between two looks of one who waits for work, at least."""
+_PRUNED: Final = 16
+"""Rollouts that one transaction deletes, with all that they have."""
 _LONGEST_PAUSE_S: Final = 1.0
 """Between two looks at what other processes may have queued."""
 
@@ -67,6 +68,7 @@ class SQLStore(OpenedStore[D]):
         super().__init__(place)
         self._polls_s = polls_s
         self._signal = Signal()
+        self._waiters = WorkWaiters(self._signal, self._look_for_work, self._pause_s)
         self._idle_since = clock.monotonic()
         """When somebody who waits for work last found some, or the store was made."""
 
@@ -220,24 +222,18 @@ class SQLStore(OpenedStore[D]):
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
         check_timeout(timeout_s)
-        deadline = clock.monotonic() + timeout_s
-        with self._signal.waiter() as waiter:
-            while True:
-                if await self._read(self._opened.reader.has_queued, run_ids):
-                    self._idle_since = clock.monotonic()
-                    return True
-                looked = clock.monotonic()
-                if looked >= deadline:
-                    return False
-                await waiter.wait(min(deadline - looked, self._pause_after(looked)))
-                # where much moves, each move would have everybody who waits look
-                early_s = min(deadline, looked + _LOOK_S) - clock.monotonic()
-                await asyncio.sleep(max(0.0, early_s))
+        return await self._waiters.wait(run_ids, timeout_s)
 
-    def _pause_after(self, looked: float) -> float:
+    async def _look_for_work(self, asked: Collection[Runs]) -> set[Runs]:
+        found = with_work(asked, await self._read(self._opened.reader.queued_runs))
+        if found:
+            self._idle_since = clock.monotonic()
+        return found
+
+    def _pause_s(self) -> float:
         """Seconds until the next look at what other processes may have queued: 1 % of the time for
         which nobody here has found anything, so that no work waits for longer than that."""
-        return max(_LOOK_S, min(_LONGEST_PAUSE_S, (looked - self._idle_since) / 100))
+        return max(LOOK_S, min(_LONGEST_PAUSE_S, (clock.monotonic() - self._idle_since) / 100))
 
     async def count(self, run_id: str | None = None) -> dict[RolloutStatus, int]:
         return await self._read(self._opened.reader.count, run_id)
@@ -246,8 +242,11 @@ class SQLStore(OpenedStore[D]):
         check_pruning(older_than_s, limit)
         total = 0
         while total < limit:
-            part = min(CHUNK, limit - total)
-            [pruned] = await self._write(self._opened.prune, [(older_than_s, part)])
+            part = min(_PRUNED, limit - total)
+            # The cost has the writer's thread do it: in the event loop, megabytes of spans that are
+            # deleted would hold up who extends a lease.
+            database = self._opened
+            [pruned] = await database.write(database.prune, [(older_than_s, part)], GROUP_COST)
             total += pruned
             if pruned < part:
                 break

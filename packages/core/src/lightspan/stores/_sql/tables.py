@@ -373,10 +373,9 @@ class ReadTables(SQLTables):
             query += f" LIMIT {limit:d}"
         return [read_state(row) for row in self._run(query, values)]
 
-    def has_queued(self, run_ids: Sequence[str] | None) -> bool:
-        """Whether one of these runs, or any, has something to claim."""
-        runs: Sequence[str | None] = [None] if run_ids is None else run_ids
-        return any(self.take_queued(1, run_id, alone) for run_id in runs for alone in (False, True))
+    def queued_runs(self) -> set[str]:
+        """Those that have something to claim."""
+        return {run_id for (run_id,) in self._ask("queued_runs")}
 
     def count(self, run_id: str | None) -> dict[RolloutStatus, int]:
         rows = self._ask("count") if run_id is None else self._ask("count_of_run", run_id)

@@ -15,7 +15,14 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors, sql
 
-from lightspan.errors import ConfigError, DataError, LightspanError, StoreError, StoreFormatError
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    LightspanError,
+    StoreError,
+    StoreFormatError,
+    StoreUnreachableError,
+)
 from lightspan.schema import clock
 from lightspan.stores.postgres.address import Address
 
@@ -130,9 +137,9 @@ class Server:
         for prefix, (kind, advice) in _ADVICE.items():
             if state.startswith(prefix):
                 return kind(f"store {self.address.url}: {advice} ({text})")
-        for words, advice in _CONNECTING.items():
+        for words, (kind, advice) in _CONNECTING.items():
             if words in text:
-                return StoreError(f"store {self.address.url}: {advice} ({text})")
+                return kind(f"store {self.address.url}: {advice} ({text})")
         return StoreError(f"store {self.address.url}: {text}")
 
 
@@ -162,6 +169,11 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
         "the server has no connection left, and each process needs up to five: raise its "
         "max_connections",
     ),
+    "54000": (
+        _Unstorable,
+        "an id or a name is longer than PostgreSQL finds again, about 2,700 bytes: give a "
+        "shorter one",
+    ),
     "28": (StoreError, "the server does not let this user in: set PGPASSWORD, or see ~/.pgpass"),
     "3D000": (StoreError, "there is no such database: CREATE DATABASE, or name another"),
     "42501": (
@@ -174,14 +186,29 @@ _ADVICE: Final[dict[str, tuple[type[StoreError], str]]] = {
     "42703": (StoreFormatError, "a column is gone: restore a backup, or name another schema"),
     "XX": (StoreFormatError, "the database is damaged: restore a backup"),
 }
-_CONNECTING: Final = {
-    "password authentication failed": "the password is wrong: set PGPASSWORD, or see ~/.pgpass",
-    "no password supplied": "the server wants a password: set PGPASSWORD, or see ~/.pgpass",
-    "does not exist": "there is no such database or role: create it, or name another",
-    "too many clients": _ADVICE["53300"][1],
-    "remaining connection slots": _ADVICE["53300"][1],
-    "definition of service": "libpq finds no such service: see ~/.pg_service.conf",
-    "connection": "the server cannot be reached: is it running, and is this its address?",
+_CONNECTING: Final[dict[str, tuple[type[StoreError], str]]] = {
+    "password authentication failed": (
+        StoreError,
+        "the password is wrong: set PGPASSWORD, or see ~/.pgpass",
+    ),
+    "no password supplied": (
+        StoreError,
+        "the server wants a password: set PGPASSWORD, or see ~/.pgpass",
+    ),
+    "does not exist": (
+        StoreError,
+        "there is no such database or role: create it, or name another",
+    ),
+    "too many clients": _ADVICE["53300"],
+    "remaining connection slots": _ADVICE["53300"],
+    "definition of service": (
+        StoreError,
+        "libpq finds no such service: see ~/.pg_service.conf",
+    ),
+    "connection": (
+        StoreUnreachableError,
+        "the server cannot be reached: is it running, and is this its address?",
+    ),
 }
 """By what libpq says, which has no code for an error before there is a session."""
 

@@ -6,5 +6,5 @@ may ask it, and `errors` how each end says what went wrong. `connection` sends w
 where no answer came, `handovers` has it cross from thread to thread, and `batches` has what is
 asked at the same time travel together;
 `exchanges` speaks HTTP, and is all that needs httptools. `proofs` are what a runner shows of its
-claims.
+claims, `values` tells how many a body holds.
 """

@@ -14,6 +14,7 @@ answered together ask together again, and travel together.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -33,6 +34,7 @@ from lightspan.errors import (
     StoreClosedError,
     StoreError,
     StoreFormatError,
+    StoreUnreachableError,
 )
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
@@ -54,6 +56,8 @@ from lightspan.stores.remote.operations import (
     read_answered,
 )
 
+log = logging.getLogger(__name__)
+
 ANSWER_S: Final = 30.0
 """How long a server may say nothing, once it has the request, beside what it was told to wait. A
 connection that is open at this end only is known by that."""
@@ -63,6 +67,8 @@ LONGEST_WAIT_S: Final = 60.0
 """Of what a server may ask a client to wait before it comes again."""
 OPENING_PAUSES_S: Final = PAUSES_S[:3]
 """For the greeting: whoever mistypes an address is not to wait a minute for that to be said."""
+_TOLD_FROM_S: Final = 8.0
+"""The pause before which somebody who looks on is told of it: none of those of the greeting."""
 SHORTEST_SILENCE_S: Final = 1.0
 """Of a heartbeat, however short its lease."""
 MOST_ALONE: Final = 32
@@ -84,7 +90,7 @@ class NotAnswered(Exception):
         wait_s: what the server asks to wait.
     """
 
-    def __init__(self, error: LightspanError, wait_s: float = 0.0) -> None:
+    def __init__(self, error: StoreUnreachableError, wait_s: float = 0.0) -> None:
         super().__init__(str(error))
         self.error = error
         self.wait_s = wait_s
@@ -126,6 +132,8 @@ class ServerConnection:
         self._waiting: set[asyncio.Task[bytes]] = set()
         """Those of `_asked` that wait for a change."""
         self._closing = False
+        self._is_told = False
+        """Whether it is known by its log that the server does not answer."""
         self._turns = asyncio.Semaphore(MOST_ALONE)
         self._batches = Batches(self._sent_together)
         self._handovers = Handovers(self._loop, self._begin)
@@ -136,7 +144,8 @@ class ServerConnection:
         """Ask the server who it is. Blocks.
 
         Raises:
-            StoreError: it cannot be reached, does not take the key, or is no such server.
+            StoreUnreachableError: nobody answers, or only that it is too busy.
+            StoreError: it does not take the key, or is no such server.
         """
         return asyncio.run_coroutine_threadsafe(self._greeting(), self._loop).result()
 
@@ -202,7 +211,9 @@ class ServerConnection:
                 return await self._patiently(self._batches.sent, Item(operation.name, body))
             async with nullcontext() if operation.waits else self._turns:
                 send = partial(self._sent_alone, silence_s=silence_s)
-                return await self._patiently(send, Item(operation.name, body))
+                # who finds no room to wait for work comes again, and claims, as soon as it is told
+                pauses = (0.0,) if operation.name == "await_work" else PAUSES_S
+                return await self._patiently(send, Item(operation.name, body), pauses)
         except asyncio.CancelledError:
             if self._closing and operation.waits:
                 raise StoreClosedError(
@@ -244,12 +255,18 @@ class ServerConnection:
         begun = clock.monotonic()
         for pause in (*pauses, None):
             try:
-                return self._read(item.name, await send(item))
+                answer = self._read(item.name, await send(item))
             except NotAnswered as missing:
                 if pause is None or clock.monotonic() - begun > PATIENCE_S:
                     raise missing.error from missing.__cause__
+                if pause >= _TOLD_FROM_S and not self._is_told:
+                    self._is_told = True  # once, however many ask
+                    log.warning("asking again, for up to a minute: %s", missing.error)
                 # apart, or all clients of a server that comes back would come at once
                 await _sleep(max(missing.wait_s, pause * random.uniform(0.75, 1.25)))
+            else:
+                self._is_told = False
+                return answer
         raise AssertionError("the last pause is None")
 
     async def _greeted(self, item: Item) -> Received:
@@ -289,7 +306,7 @@ class ServerConnection:
             ) from error
         except NoAnswer as error:
             raise NotAnswered(
-                StoreError(
+                StoreUnreachableError(
                     f"store {self._address.url} cannot be reached ({error}): see that `lightspan "
                     "serve --store …` runs there"
                 )
@@ -323,7 +340,8 @@ class ServerConnection:
         if received.is_ours and status == 200:
             return received.body
         if status in _BUSY:
-            raise NotAnswered(self._refused(name, received), received.wait_s)
+            refused = StoreUnreachableError(str(self._refused(name, received)))
+            raise NotAnswered(refused, received.wait_s)
         if received.is_ours and received.protocol != str(PROTOCOL_VERSION):
             raise self._other_version(received.protocol, received.version)
         if 300 <= status < 400 and received.location:

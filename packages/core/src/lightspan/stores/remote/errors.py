@@ -16,13 +16,14 @@ from lightspan.errors import (
     StaleEpochError,
     StoreError,
     StoreFormatError,
+    StoreUnreachableError,
 )
 
 _KINDS: Final[Mapping[str, type[LightspanError]]] = {
     kind.__name__: kind
     for kind in (
         *(ConflictError, DataError, IllegalMoveError, NotFoundError, StaleEpochError),
-        *(StoreError, StoreFormatError),
+        *(StoreError, StoreFormatError, StoreUnreachableError),
     )
 }
 """Those that a store's caller may be given. Any other one is a `StoreError` there."""
@@ -48,5 +49,5 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             where: names the store, for an error that does not say itself which one failed.
         """
         kind = _KINDS.get(self.kind, StoreError)
-        about_store = kind in (StoreError, StoreFormatError)
+        about_store = kind in (StoreError, StoreFormatError, StoreUnreachableError)
         return kind(f"{where}: {self.message}" if about_store else self.message)

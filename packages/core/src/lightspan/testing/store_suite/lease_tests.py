@@ -54,6 +54,17 @@ class LeaseTests(StoreTests):
         assert found.ended_at == clock.now
         assert await status_of(store) is RolloutStatus.QUEUED
 
+    async def test_a_late_heartbeat_keeps_what_nobody_found_lost(
+        self, store: Store, clock: Clock
+    ) -> None:
+        """A runner that was stopped for longer than its lease renews it before it claims."""
+        attempt = await start(store)
+        clock.advance(LEASE_S * 2)
+        assert await store.heartbeat([ref(attempt)], LEASE_S) == []
+        assert await store.claim("runner", 1, LEASE_S) == []
+        found = await store.attempt(attempt.attempt_id)
+        assert (found.status, found.lease_until) == (AttemptStatus.RUNNING, clock.now + LEASE_S)
+
     async def test_claim_loses_expired_leases_first(self, store: Store, clock: Clock) -> None:
         first = await start(store)
         clock.advance(LEASE_S)

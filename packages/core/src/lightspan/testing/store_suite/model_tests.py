@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from lightspan.errors import NotFoundError
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout, RolloutStatus, new_id
@@ -182,6 +182,16 @@ class _Driver:
         return fields
 
 
+_LOST_TOGETHER: Final = [
+    ("enqueue", ["ro-0", "ro-1"]),
+    ("claim", 1, "odd", False),
+    ("claim", 1, None, False),
+    ("advance", LEASE_S),
+    ("again",),
+]
+"""Two leases that run out at one moment, of rollouts that were claimed in the other order."""
+
+
 class _Model:
     """The state machine again, as simply as it can be said; shares nothing with the stores."""
 
@@ -291,6 +301,7 @@ class ModelTests(StoreTests):
             database=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         )
+        @example(_LOST_TOGETHER)
         @given(st.lists(_OPERATIONS, max_size=40))
         def check(operations: list[tuple[Any, ...]]) -> None:
             asyncio.run(self._check(operations))
