@@ -70,8 +70,14 @@ class LossyProxy:
 def lossy(upstream: str, *, silent: bool = False) -> Iterator[LossyProxy]:
     """A proxy in the block."""
     proxy = LossyProxy(upstream, silent=silent)
-    loop, up, down = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[proxy.run(up, down)])
+    runner, up, down = asyncio.Runner(), threading.Event(), asyncio.Event()
+    loop = runner.get_loop()
+
+    def run() -> None:
+        with runner:  # which ends the tasks of those whom it left without an answer
+            loop.run_until_complete(proxy.run(up, down))
+
+    thread = threading.Thread(target=run)
     thread.start()
     up.wait()
     try:
@@ -79,4 +85,3 @@ def lossy(upstream: str, *, silent: bool = False) -> Iterator[LossyProxy]:
     finally:
         loop.call_soon_threadsafe(down.set)
         thread.join()
-        loop.close()

@@ -35,8 +35,9 @@ class Served:
         self._make_store = make_store
         self._keys = keys or Keys.of_this_machine()
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run_loop)
         self._thread.start()
         self.server: StoreServer
         self.store: Store
@@ -59,11 +60,14 @@ class Served:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """In the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _run_loop(self) -> None:
+        with self._runner:  # which ends the tasks of connections that were cut
+            self._loop.run_forever()
 
     async def _start(self, port: int) -> None:
         self.store = self._make_store()
