@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.ray_nodes.conftest import RUNNER, TRAINER
 from tests.ray_nodes.nodes import Cluster, Node
-from tests.ray_nodes.trained import APP, HERE, TASKS, Script, learned, trainer
+from tests.ray_nodes.trained import APP, HERE, TASKS, Script, asked, learned, trainer
 
 from lightspan import RayRunners, Trainer
 from lightspan.errors import AppError
@@ -29,13 +29,21 @@ ACTOR = "ray::RunnerActor"
 APP_PROCESS = "lightspan.runners.worker"
 
 
-async def read(trained: Trainer, store: str) -> tuple[set[RolloutStatus], list[Attempt]]:
+async def read(trained: Trainer, store: str) -> tuple[Counter[RolloutStatus], list[Attempt]]:
     run_id = trained.folder.read_config()["run_id"]
     async with open_store(store) as opened:
         states = await opened.rollouts(run_id=run_id)
-        assert len(states) == 16
         attempts = await opened.attempts([state.rollout.rollout_id for state in states])
-    return {state.status for state in states}, list(attempts)
+    return Counter(state.status for state in states), list(attempts)
+
+
+def wait_for_calls(node: Node, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until all eight rollouts of its first step are in mid-call, of actors on this node."""
+    while asked(8) not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    assert node.running(ACTOR)
+    assert node.running(APP_PROCESS)
 
 
 def at_work(node: Node) -> list[psutil.Process]:
@@ -72,7 +80,7 @@ def test_a_node_that_is_lost(
     assert len(busy[0]) == 2
     assert learned(disturbed) == learned(calm)
     statuses, attempts = asyncio.run(read(disturbed, served))
-    assert statuses == {RolloutStatus.SUCCEEDED}
+    assert statuses == {RolloutStatus.SUCCEEDED: 16}
     ends = Counter((attempt.status, attempt.outcome) for attempt in attempts)
     assert ends.pop((AttemptStatus.SUCCEEDED, Outcome.OK)) == 16
     assert set(ends) == {(AttemptStatus.LOST, Outcome.CANCELLED)}
@@ -118,7 +126,7 @@ def test_an_actor_that_is_killed(
     assert run.fit(APP, TASKS).steps == 2
     assert killed
     statuses, attempts = asyncio.run(read(run, served))
-    assert statuses == {RolloutStatus.SUCCEEDED}
+    assert statuses == {RolloutStatus.SUCCEEDED: 16}
     ends = Counter(attempt.status for attempt in attempts)
     assert ends[AttemptStatus.SUCCEEDED] == 16
     wait_until_idle(node)
@@ -128,7 +136,8 @@ def test_the_head_that_is_lost(
     cluster: Cluster, node: Node, tiny: Path, served: str, tmp_path: Path
 ) -> None:
     """In mid-call of all attempts, for good: Ray ends the trainer and the nodes, nobody is left,
-    and in another cluster the training goes on to exactly the same transitions."""
+    and in another cluster the training goes on to exactly the same transitions. What was in flight
+    is cancelled, and asked anew."""
     from tests.ray_nodes import trained
 
     runners = RayRunners(8, actors=2, address=cluster.address, app_dirs=HERE)
@@ -147,9 +156,7 @@ def test_the_head_that_is_lost(
             stderr=log,
             env={**os.environ, **soon, **own},
         )
-        while not (other.running(ACTOR) and other.running(APP_PROCESS)):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+        wait_for_calls(other, process, tmp_path / "log")
         head.kill()
         assert process.wait() != 0
         wait_until_idle(other)
@@ -158,7 +165,7 @@ def test_the_head_that_is_lost(
     assert again.fit(APP, TASKS, resume=True).steps == 2
     assert learned(again) == learned(calm)
     statuses, _ = asyncio.run(read(again, served))
-    assert statuses == {RolloutStatus.SUCCEEDED}
+    assert statuses == {RolloutStatus.SUCCEEDED: 16, RolloutStatus.CANCELLED: 8}
 
 
 def test_an_exception_ends_all_actors(
@@ -186,9 +193,7 @@ def test_the_trainers_end_is_that_of_all_actors(
             stderr=log,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        while not (node.running(ACTOR) and node.running(APP_PROCESS)):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+        wait_for_calls(node, process, tmp_path / "log")
         process.send_signal(how)
         process.wait()
     wait_until_idle(node)

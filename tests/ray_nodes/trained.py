@@ -48,6 +48,22 @@ class Script:
         return Say(text=text, gates={1: self._gate})
 
 
+class Endless(Script):
+    """Never answers, and prints how many have asked."""
+
+    def __init__(self) -> None:
+        super().__init__(held=sys.maxsize)
+
+    def __call__(self, request: GenerationRequest) -> Say:
+        said = super().__call__(request)
+        print(asked(self.asked), flush=True)
+        return said
+
+
+def asked(calls: int) -> str:
+    return f"{calls} have asked."
+
+
 def trainer(
     folder: Path,
     model: Path,
@@ -89,9 +105,8 @@ def learned(trained: Trainer) -> object:
 
 def main(folder: str, model: str, address: str, store: str) -> None:
     """Every call waits for ever."""
-    script = Script(held=10**6)
     runners = RayRunners(8, actors=2, address=address, app_dirs=HERE)
-    trainer(Path(folder), Path(model), script, runners, store).fit(APP, TASKS)
+    trainer(Path(folder), Path(model), Endless(), runners, store).fit(APP, TASKS)
 
 
 if __name__ == "__main__":
