@@ -165,6 +165,20 @@ def test_batches_in_any_order(served: Served, url: str, batches: list[Any]) -> N
     assert "calls by agent: writer 1" in inspect_store(url, query=Query())
 
 
+def test_inspect_says_that_trainings_are_there_too(served: Served, url: str) -> None:
+    send(served, body(*SPANS))
+    told = "rollouts of trainings (shown by lightspan inspect RUN_FOLDER): "
+    assert told not in inspect_store(url, query=Query())
+
+    async def enqueue() -> None:
+        async with open_store(url) as store:
+            await store.enqueue([make_rollout("first"), make_rollout("second")])
+
+    asyncio.run(enqueue())
+    shown = inspect_store(url, query=Query()).splitlines()
+    assert shown[1:5:3] == ["1 attempts by service: desk 1", f"{told}2"]
+
+
 def test_two_servers_at_once(tmp_path: Path, url: str) -> None:
     def store() -> SQLiteStore:
         return SQLiteStore(tmp_path / "store.db")

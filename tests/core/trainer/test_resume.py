@@ -59,15 +59,20 @@ def _weights(model: Path) -> str:
 
 
 class Interrupting:
-    """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C."""
+    """A reporter at whose n-th piece of work with this title somebody presses Ctrl-C.
 
-    def __init__(self, title: str) -> None:
+    Args:
+        error: what happens there instead.
+    """
+
+    def __init__(self, title: str, error: BaseException | None = None) -> None:
         self.title = title
+        self.error = error or KeyboardInterrupt()
         self.texts: list[str] = []
 
     def start(self, title: str, total: int) -> None:
         if title == self.title:
-            raise KeyboardInterrupt
+            raise self.error
 
     def advance(self, count: int = 1, **values: float | str) -> None: ...
 
@@ -100,6 +105,27 @@ def test_resumed_run_is_the_uninterrupted_one(
     assert [len(task_ids) for _, _, task_ids in whole.log] == [3, 3, 3, 3]
     assert _weights(result.model) == _weights(expected.model)
     assert _losses(folder) == _losses(tmp_path / "whole")
+
+
+def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: Any) -> None:
+    """Once there is something, and where the error itself does not say how to go on."""
+    folder, tasks = tmp_path / "run", ask(5)
+    failing = Interrupting("step 2/4", OSError("no space left"))
+    with pytest.raises(OSError, match="no space left"):
+        Trainer(Drill(tiny), steps=4, folder=folder, reporter=failing).fit(apps.spell, tasks)
+    told = f"ended by an error; {folder} keeps step-000001: once that is mended, go on with"
+    assert failing.texts == [f"{told} resume=True (--resume)"]
+    settled = Interrupting("step 4/4", ConfigError("the budget is spent: resume=True with another"))
+    trainer = Trainer(Drill(tiny), steps=4, folder=folder, reporter=settled)
+    with pytest.raises(ConfigError, match="the budget"):
+        trainer.fit(apps.spell, tasks, resume=True)
+    assert settled.texts == [f"resuming {folder} after step 1"]
+    other = Interrupting("never")
+    with pytest.raises(ConfigError, match="other settings"):
+        Trainer(Drill(tiny), steps=4, folder=folder, reporter=other).fit(
+            apps.spell, ask(3), resume=True
+        )
+    assert other.texts == []
 
 
 def _losses(folder: Path) -> list[float]:

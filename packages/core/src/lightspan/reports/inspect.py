@@ -21,6 +21,7 @@ from lightspan.progress import many
 from lightspan.reports.table import Page, TableRow, table_lines
 from lightspan.reports.views import RolloutView, read_views, trained_rewards, view_of
 from lightspan.schema import conventions as c, messages
+from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
@@ -124,6 +125,9 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
     yield f"{services.total()} attempts by service: {_counted(services)}"
     yield f"calls by agent: {_counted(agents)}"
     yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
+    recorded = await store.rollouts(mode=Mode.PRODUCTION)
+    if others := sum((await store.count()).values()) - len(recorded):
+        yield f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {others}"
     before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
     for line in table_lines(rows, page, "attempt", before, after):
         yield line

@@ -114,12 +114,16 @@ class Session:
         self._routing = Routing()
         self._outgoing = Outgoing(self.folder.path.name, self.reporter.line)
         self._is_stopped = False
+        self._has_begun = False
+        """A training has its folder, and so can go on whatever ends it."""
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         self.reporter.finish()
         if kind is asyncio.CancelledError:
             self.reporter.line("stopping; Ctrl-C again ends at once")
@@ -128,12 +132,21 @@ class Session:
             await self._stack.aclose()
         finally:
             self._thread.shutdown()
-            saved = checkpoints.latest(self.folder.checkpoints)
-            if self._is_stopped and self._can_go_on(saved):
-                kept = saved.name if saved is not None else "no checkpoint yet"
-                self.reporter.line(
-                    f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
-                )
+            if error is not None:
+                self._tell_what_is_kept(error)
+
+    def _tell_what_is_kept(self, error: BaseException) -> None:
+        saved = checkpoints.latest(self.folder.checkpoints)
+        if self._is_stopped and self._can_go_on(saved):
+            kept = saved.name if saved is not None else "no checkpoint yet"
+            self.reporter.line(
+                f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
+            )
+        elif self._has_begun and saved is not None and "resume=True" not in str(error):
+            self.reporter.line(
+                f"ended by an error; {self.folder.path} keeps {saved.name}: once that is mended, "
+                "go on with resume=True (--resume)"
+            )
 
     def _can_go_on(self, saved: Path | None) -> bool:
         """Whether what was stopped can go on: a run with a checkpoint, or one that has begun to
@@ -173,6 +186,7 @@ class Session:
         step = self.state.step
         has_ended = self.settings.has_ended(step, self.planned_steps, standing.waited)
         if self.checkpoint is None or not has_ended:
+            self._has_begun = True
             return None
         finished = finished_result(self.folder, step, kept)
         if finished is not None:
