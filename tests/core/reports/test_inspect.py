@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan import LightningRL
+from lightspan import LightningRL, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, NotFoundError
 from lightspan.lightning.credit import terminal
@@ -43,6 +43,24 @@ def _rollouts(run: Path) -> list[str]:
     heads = [inspect_run(run, name).split(" ", 2)[1] for name in short]
     assert all(whole.endswith(name) for whole, name in zip(heads, short, strict=True))
     return heads
+
+
+def test_it_says_what_was_forgotten(
+    apps: Any, rl: Any, ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The steps of which nothing is left: a store forgets in the order of time."""
+    folder = tmp_path / "run"
+    Trainer(rl(), steps=3, folder=folder).fit(apps.spell, ask(6))
+    assert "no longer in the store" not in inspect_run(folder)
+    assert main(["prune", str(folder / "store.db"), "--older-than", "0s", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [count, forgotten] = [line for line in lines if "rollouts" in line and ":" in line][-2:]
+    assert re.match(r"[12] rollouts; calls by agent", count)  # what came and what moved last
+    assert forgotten == (
+        "rollouts of steps 1 to 2 are no longer in the store: lightspan prune forgot them"
+    )
 
 
 def test_printed_advantages_and_weights_are_those_the_learner_used(

@@ -203,6 +203,7 @@ def _run_lines(
         coverage.update(view.coverage.counts())
         agents.update(call.agent_path for call in view.episode.calls)
     yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
+    yield from _forgotten_lines(run, views)
     yield f"coverage of calls: {_counted(coverage)}"
     for name in run.reward_names():
         rewards = [scored.value for scored in run.rewards(name).values()]
@@ -217,6 +218,17 @@ def _run_lines(
         yield f"sampling overridden, in calls: {_counted(overridden)}"
     rows = [_row_of(view) for view in views]
     yield from table_lines(rows, page, "rollout", "mode   step  ", "trained  ")
+
+
+def _forgotten_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
+    """Steps before the first that is left: pruning forgets in the order of time."""
+    counts = [line for line in run.metrics() if line.get("kind") == "train"]
+    steps = {int(line["step"]) for line in counts if line.get("rollouts")}
+    left = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
+    gone = {step for step in steps if not left or step < min(left)}
+    if gone:
+        are = f"rollouts of steps {min(gone)} to {max(gone)} are no longer in the store"
+        yield f"{are}: lightspan prune forgot them"
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
