@@ -86,6 +86,7 @@ async def test_an_equal_seed_finds_equal_candidates_and_another_one_others(
     assert one == two != other
 
 
+@pytest.mark.slow
 async def test_it_goes_on_wherever_it_was_cut_off(server: ScriptedServer, tmp_path: Path) -> None:
     whole_world = World(tmp_path / "whole")
     whole = await search(gepa(server), whole_world)

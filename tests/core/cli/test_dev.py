@@ -60,6 +60,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_with_a_model(project: Path, tiny: Path) -> None:
     """The app lies in the current folder; the report's JSON goes to a file, its text is printed."""
     done = run(

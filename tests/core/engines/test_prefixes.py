@@ -177,6 +177,7 @@ async def test_when_the_first_is_cancelled_another_one_computes(folder: Path) ->
         assert answer.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_small_cache_with_much_to_share(folder: Path, seed: int) -> None:
     """Blocks are given up, requests set back and begun again; none is lost, and none is wrong."""

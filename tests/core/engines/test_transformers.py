@@ -417,6 +417,7 @@ async def test_threads_start_with_the_first_request_and_end_with_close(folder: P
     assert engine.usage()["cpu_s"] >= spent
 
 
+@pytest.mark.slow
 def test_a_forgotten_engine_does_not_keep_the_process_alive(folder: Path) -> None:
     import subprocess
     import sys

@@ -9,6 +9,8 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
 BARE = "and without us:"
 SCRIPT = f"""
 import sys
@@ -42,6 +44,7 @@ def on_a_terminal(*command: str | Path) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_no_bar_of_a_librarys_is_shown_on_a_terminal(tmp_path: Path) -> None:
     ours, _, bare = on_a_terminal(sys.executable, "-c", SCRIPT, tmp_path / "model").partition(BARE)
     assert ours == ""

@@ -158,6 +158,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.form}-{loss.importance_level}")
 @pytest.mark.parametrize(("budget", "logits"), [(2048, 2**24), (16, 3 * 405), (2048, 405)])
 def test_the_gradient_is_that_of_finite_differences(

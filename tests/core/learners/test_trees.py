@@ -253,6 +253,7 @@ def test_every_clip_is_active_on_these_rows(family: str, alone: dict[str, Any]) 
     assert metrics["clip_fraction"] > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["full", "lora"])
 @pytest.mark.parametrize("loss", [EVERYTHING, SFTLoss()], ids=["policy", "sft"])

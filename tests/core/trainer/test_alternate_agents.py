@@ -102,6 +102,7 @@ async def by_step(folder: Path) -> dict[int, list[Episode]]:
     return found
 
 
+@pytest.mark.slow
 def test_prompts_of_both_and_the_weights_of_one_learn(run: Run, toy: Any, tiny: Path) -> None:
     """It fails when any of the three does nothing."""
     prompts = run.result.prompts

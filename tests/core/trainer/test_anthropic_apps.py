@@ -23,6 +23,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_an_app_is_trained(
     rl: Callable[..., Any],

@@ -64,6 +64,7 @@ def _trainer(algorithm: Any, folder: Path, **options: Any) -> Trainer:
     return Trainer(algorithm, **{**quiet, **options})
 
 
+@pytest.mark.slow
 def test_a_run_imports_nothing_that_weights_need(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(APPS / "without_policies.py"), str(tmp_path / "run")],
