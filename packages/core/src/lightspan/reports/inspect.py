@@ -125,8 +125,10 @@ async def _recorded_lines(store: Store, query: Query, page: Page) -> AsyncIterat
     yield f"{services.total()} attempts by service: {_counted(services)}"
     yield f"calls by agent: {_counted(agents)}"
     yield f"calls by outcome: {_counted(calls)}; none is trained by policy gradients"
-    recorded = await store.rollouts(mode=Mode.PRODUCTION)
-    if others := sum((await store.count()).values()) - len(recorded):
+    # counted first: what is recorded meanwhile is not to pass for a training's
+    everything = sum((await store.count()).values())
+    others = everything - len(await store.rollouts(mode=Mode.PRODUCTION))
+    if others > 0:
         yield f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {others}"
     before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
     for line in table_lines(rows, page, "attempt", before, after):
@@ -227,8 +229,8 @@ def _forgotten_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[s
     left = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
     gone = {step for step in steps if not left or step < min(left)}
     if gone:
-        are = f"rollouts of steps {min(gone)} to {max(gone)} are no longer in the store"
-        yield f"{are}: lightspan prune forgot them"
+        steps_gone = f"steps {min(gone)} to {max(gone)}"
+        yield f"rollouts of {steps_gone} are no longer in the store, as after lightspan prune"
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:

@@ -115,7 +115,8 @@ class Session:
         self._outgoing = Outgoing(self.folder.path.name, self.reporter.line)
         self._is_stopped = False
         self._has_begun = False
-        """A training has its folder, and so can go on whatever ends it."""
+        """A training has its folder, and so can go on whatever ends it; a dry run and an evaluation
+        have nothing to go on with."""
         self._rewards: Rewards | None = None
 
     async def __aenter__(self) -> Self:
@@ -136,27 +137,19 @@ class Session:
                 self._tell_what_is_kept(error)
 
     def _tell_what_is_kept(self, error: BaseException) -> None:
+        if not self._has_begun:
+            return
         saved = checkpoints.latest(self.folder.checkpoints)
-        if self._is_stopped and self._can_go_on(saved):
+        if self._is_stopped:
             kept = saved.name if saved is not None else "no checkpoint yet"
             self.reporter.line(
                 f"stopped; {self.folder.path} keeps {kept}: go on with resume=True (--resume)"
             )
-        elif self._has_begun and saved is not None and "resume=True" not in str(error):
+        elif saved is not None and "resume=True" not in str(error):
             self.reporter.line(
                 f"ended by an error; {self.folder.path} keeps {saved.name}: once that is mended, "
                 "go on with resume=True (--resume)"
             )
-
-    def _can_go_on(self, saved: Path | None) -> bool:
-        """Whether what was stopped can go on: a run with a checkpoint, or one that has begun to
-        train (a dry run and an evaluation have not)."""
-        if saved is not None:
-            return True
-        try:
-            return "train" in self.folder.read_config()
-        except ConfigError:
-            return False
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
