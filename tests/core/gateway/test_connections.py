@@ -7,11 +7,13 @@ import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.core.gateway.posting import ask
 
 from lightspan.errors import ConfigError
@@ -193,18 +195,16 @@ async def test_a_process_without_files_goes_on_accepting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with make_rig(store, "ok") as rig:
-        loop = asyncio.get_running_loop()
-        accept, failures = loop.sock_accept, iter([errno.EMFILE, errno.ECONNABORTED])
+        accept, failures = socket.socket.accept, iter([errno.EMFILE, errno.ECONNABORTED])
 
-        async def without_files(listening: socket.socket) -> Any:
+        def without_files(listening: socket.socket) -> Any:
             if (number := next(failures, None)) is not None:
                 raise OSError(number, "there are no files left")
-            return await accept(listening)
+            return accept(listening)
 
         idle = await connect(rig)
         assert await health(idle) == b"HTTP/1.1 200 OK"
-        monkeypatch.setattr(loop, "sock_accept", without_files)
-        # the one that was accepted meanwhile had been waited for already
+        monkeypatch.setattr(socket.socket, "accept", without_files)
         for _ in range(3):
             one = await connect(rig)
             assert await health(one) == b"HTTP/1.1 200 OK"
@@ -241,6 +241,28 @@ async def test_an_answer_that_is_left_unread_ends(
             served = runner.server
             await until(lambda: bool(served.connections))
             await until(lambda: not served.connections)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_who_comes_at_the_moment_of_closing_is_sent_away(turns: int) -> None:
+    """However far it was let in: a socket that is left open is a warning, and so an error here."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        raise AssertionError("nothing was asked")
+
+    accepting, server = connections.Connections(8), web.Server(answer)
+    port = accepting.listen("127.0.0.1", 0)
+    accepting.accept(server)
+    await asyncio.sleep(0)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await accepting.close()
+        await server.shutdown(0.1)
+        client.setblocking(False)
+        with suppress(ConnectionResetError):
+            async with asyncio.timeout(10):
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 async def test_a_port_that_is_taken_is_named(store: Store) -> None:

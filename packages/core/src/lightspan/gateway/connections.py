@@ -104,10 +104,9 @@ class Connections:
 
     # --- accepting ------------------------------------------------------------------------
     async def _accept(self, listening: socket.socket, server: web.Server) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted = await _accepted(listening)
             except OSError as error:
                 await self._not_accepted(error)
                 continue
@@ -158,6 +157,27 @@ class Connections:
                 longest.transport.abort()
                 return True
         return False
+
+
+async def _accepted(listening: socket.socket) -> socket.socket:
+    """The next connection. `loop.sock_accept` loses the one that it has accepted where it is
+    cancelled before it goes on, and leaves its socket open."""
+    while True:
+        try:
+            return listening.accept()[0]
+        except (BlockingIOError, InterruptedError):
+            await _readable(listening)
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait until a connection is there, as a rule: another process may be quicker."""
+    loop = asyncio.get_running_loop()
+    comes = asyncio.Event()
+    loop.add_reader(listening, comes.set)
+    try:
+        await comes.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 def raise_file_limit() -> None:
