@@ -1,6 +1,7 @@
 """An app that only its own environment can import: `only_here` is installed nowhere else.
 
-Tests put this folder on no path of theirs.
+Tests put this folder on no path of theirs. What calls no model imports no client, which takes
+longer than all else of a runner's process.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from importlib.util import find_spec
 from typing import Any
 
 import only_here  # type: ignore[import-not-found]
-import openai
 
 import lightspan
-
-client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
 
 
 @lightspan.rollout
 def answer(task: dict[str, Any]) -> dict[str, float]:
     """Ask the model; the reward is the share of lower-case letters in what it says."""
-    with lightspan.agent("writer"):
+    import openai
+
+    client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused")
+    with client, lightspan.agent("writer"):
         messages: Any = [{"role": "user", "content": task["q"]}]
         reply = client.chat.completions.create(model="any", max_tokens=4, messages=messages)
     text = reply.choices[0].message.content or ""

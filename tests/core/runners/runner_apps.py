@@ -1,4 +1,8 @@
-"""Apps that the runner's tests run, by name, in this process or another."""
+"""Apps that the runner's tests run, by name, in this process or another.
+
+Those that call a model import its client themselves: of what a runner's process needs to begin,
+the client would be two thirds.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,6 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
-
-import openai
 
 import lightspan.capture.emit as emit
 from lightspan.runners.app import rollout
@@ -143,6 +145,8 @@ def emits(task: Any) -> None:
 
 
 def ask(llm: Any, text: str) -> str:
+    import openai
+
     with openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key(), max_retries=0) as client:
         answer = client.chat.completions.create(
             model=llm.model, messages=[{"role": "user", "content": text}]
@@ -156,6 +160,8 @@ def asks(task: dict[str, Any], llm: Any) -> float:
 
 
 async def asks_async(task: dict[str, Any], llm: Any) -> float:
+    import openai
+
     with emit.agent("writer"):
         async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1") as client:  # no key
             answer = await client.chat.completions.create(
@@ -176,6 +182,8 @@ def asks_in_threads(task: dict[str, Any], llm: Any) -> float:
 
 
 def catches_and_hides(task: dict[str, Any], llm: Any) -> float:
+    import openai
+
     try:
         ask(llm, task["text"])
     except openai.OpenAIError as error:
