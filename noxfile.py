@@ -278,8 +278,8 @@ PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
 """A process per core, and one more: many tests wait for a process of theirs; not in CI, where other
 sessions run beside them, and each process needs ten seconds or more to collect the tests. Each
 takes tests in order, so that a module's fixtures are made once."""
-SPREAD = [] if os.environ.get("CI") else ["--num-workers", "2"]
-"""Of mypy: quicker by a third, for a sixth more CPU, which CI has other use for."""
+MYPY_WORKERS = [] if os.environ.get("CI") else ["--num-workers", "2"]
+"""Quicker by a third, for a sixth more CPU, which CI has other use for."""
 
 # A folder named after a framework never shadows it, no test reaches a network, and a test uses one
 # core. The programs that tests start as scripts import their neighbours from the two folders.
@@ -584,7 +584,7 @@ def types(session: nox.Session) -> None:
     mypy = (python, "-m", "mypy", "--strict")
     # two processes read what the packages import; what the examples import is in the cache by then,
     # and a second process takes as long to begin as one to check them
-    session.run(*mypy, *SPREAD, *packages, env=ISOLATED, external=True)
+    session.run(*mypy, *MYPY_WORKERS, *packages, env=ISOLATED, external=True)
     for example in (*apart, [DESK], SCRIPTS):
         session.run(*mypy, *example, env=ISOLATED, external=True)
 
