@@ -85,8 +85,9 @@ async def test_no_rollout_is_claimed_twice(servers: tuple[str, str]) -> None:
         both = [work(store, f"{n}") for n in range(4) for store in (here, there)]
         done = Counter(name for some in await asyncio.gather(*both) for name in some)
         assert done == dict.fromkeys(names, 1)
-        times = [await store.lease_time() for store in (here, there, here)]
-        assert times == sorted(times)
+        before, other, after = [await store.lease_time() for store in (here, there, here)]
+        assert before <= after
+        assert before - 1 < other < after + 1  # but for the latency of what each server was told
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from lightspan.runners.guard import Guard
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
+from lightspan.schema import clock
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -284,18 +285,50 @@ async def test_who_is_given_time(store: Store, tmp_path: Path) -> None:
 
 
 async def test_a_stopped_process_has_no_time(store: Store, tmp_path: Path) -> None:
-    """However long, and whichever of its threads goes on first; it may be told so at any time."""
+    """However long, and whichever of its threads goes on first, even for a while; it may be told so
+    at any time."""
     async with guarded(store, tmp_path) as (guard, runner, _):
-        now = guard._looks[1]
-        for looks in ((now, now - 5000), (now - 5000, now)):
+        for ago_s, looked_ago_s in ((0, 5000), (0, 0), (3, 0)):
+            now = clock.monotonic()
             runner.pace.ticked -= 4999
             for attempt in runner.attempts:
                 if attempt.deadline is not None:
                     attempt.deadline -= 4999
-            guard._looks = looks
+            if not looked_ago_s:
+                guard._away = (now - 5000 - ago_s, now - ago_s)
+            guard._looked, guard._counted = now - looked_ago_s, -1e6
             os.kill(os.getpid(), signal.SIGCONT)
             os.kill(os.getpid(), signal.SIGCONT)
             assert left(runner) == {"ro-1": 600, "ro-2": 600}
+        guard._away, guard._counted = (now - 5010, now - 10), -1e6  # Python's lock was kept, then
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert left(runner) == {"ro-1": 600, "ro-2": 600}
+
+
+async def test_a_loop_may_turn_before_it_is_known_that_its_process_was_stopped(
+    store: Store, tmp_path: Path
+) -> None:
+    """Then no time is over yet. What blocks the loop and is told nothing is over a moment later."""
+    async with guarded(store, tmp_path) as (guard, runner, _):
+        attempts = [each for each in runner.attempts if each.deadline is not None]
+        now = clock.monotonic()
+        runner.pace.ticked -= 4999
+        for attempt in attempts:
+            assert attempt.deadline is not None
+            attempt.deadline -= 4999
+            attempt._look_at_limit()
+        await asyncio.sleep(0.1)
+        guard._away, guard._counted = (now - 5000, now), -1e6
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert left(runner) == {"ro-1": 1200, "ro-2": 1200}  # they are given some all the same
+        runner.pace.ticked -= 4999
+        for attempt in attempts:
+            assert attempt.deadline is not None
+            attempt.deadline -= 4999
+        await reaches(store, RolloutStatus.FAILED, 2)
+    assert {(await attempt_of(store, number)).status for number in (1, 2)} == {
+        AttemptStatus.TIMEOUT
+    }
 
 
 async def test_what_a_guard_could_not_see_is_no_block(
@@ -673,7 +706,10 @@ async def test_ctrl_z_ends_no_process(store: Store, tmp_path: Path) -> None:
         await until_lease(store, 0, stopped + 1)  # it goes on
         for number in (1, 2):
             (tmp_path / f"marker-{number}").touch()
-        await reaches(store, RolloutStatus.SUCCEEDED, 3)
+        states = await finished(store)
+        attempts = await store.attempts([state.rollout.rollout_id for state in states])
+        told = [attempt.message for attempt in attempts]
+        assert [state.status for state in states] == [RolloutStatus.SUCCEEDED] * 3, told
         program.stdin.write(b"\n")
         assert await program.stdout.readline() == before
         assert await program.wait() == 0

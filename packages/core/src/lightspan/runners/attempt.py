@@ -24,7 +24,7 @@ from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.command import Command
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
-from lightspan.runners.pace import Pace
+from lightspan.runners.pace import TICK_S, Pace
 from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import conventions as c
@@ -204,12 +204,13 @@ class AttemptRun:
         """When the time will be over, if it is given no more."""
         assert self.deadline is not None
         left_s = self.deadline - self._host.pace.now()
-        self._timer = asyncio.get_running_loop().call_later(left_s, self._look_at_limit)
+        pause_s = left_s if left_s > 0 else TICK_S  # it may be: it is not certain yet
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look_at_limit)
 
     def _look_at_limit(self) -> None:
         assert self.deadline is not None
         self._host.pace.catch_up()
-        if self._host.pace.now() < self.deadline:
+        if not self._host.pace.is_over(self.deadline):
             self._look_again()
         elif self._limit is not None:
             # The grace begins now: a loop that was blocked for long would otherwise come to both

@@ -38,6 +38,9 @@ LOOK_S: Final = 0.25
 _AWAY_S: Final = 1.0
 """From when on a guard was kept from looking: by a process that was stopped, as by Ctrl-Z, or by
 something that kept Python's lock."""
+_SAID_S: Final = 5.0
+"""How long after a process goes on it may hear that it had been stopped: the system tells any of
+its threads, and only the first one acts on it, when it gets to it."""
 WARN_S: Final = 10.0
 """How long an attempt may block the loop before it is warned of."""
 
@@ -65,10 +68,12 @@ class Guard:
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._guarded = threading.get_ident()
-        self._looks = (clock.monotonic(),) * 2
-        """When it looked last, and before."""
-        self._returned = 0.0
-        """When it could look again after it was kept from that."""
+        self._looked = clock.monotonic()
+        """When it did last."""
+        self._away = (0.0, 0.0)
+        """From when until when it was last kept from looking."""
+        self._counted = 0.0
+        """Until when it is known whether the process was stopped."""
         self._warned: set[str] = set()
         self._over = asyncio.Event()
         # of the standard library, whatever policy the app has set
@@ -77,7 +82,7 @@ class Guard:
         self._thread = threading.Thread(target=self._run, name="lightspan-guard", daemon=True)
 
     async def __aenter__(self) -> Self:
-        self._looks = (clock.monotonic(),) * 2
+        self._looked = clock.monotonic()
         self._thread.start()
         self._handler = signal.signal(signal.SIGCONT, self._continued)
         signal.siginterrupt(signal.SIGCONT, False)
@@ -100,9 +105,9 @@ class Guard:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
             while not await within(LOOK_S, self._over):
-                self._looks = before, now = self._looks[1], clock.monotonic()
-                if now - before > LOOK_S + _AWAY_S:
-                    self._returned = now
+                before, self._looked = self._looked, clock.monotonic()
+                if self._looked - before > LOOK_S + _AWAY_S:
+                    self._away = (before, self._looked)
                 self._beat()
                 await self._look(store)
                 if extending.done():
@@ -119,7 +124,7 @@ class Guard:
     async def _look(self, store: Store) -> None:
         pace = self._runner.pace
         blocking = pace.blocking
-        blocked_s = min(pace.now() - pace.ticked, clock.monotonic() - self._returned)
+        blocked_s = min(pace.now() - pace.ticked, clock.monotonic() - self._away[1])
         if blocked_s < LOOK_S:
             return
         frame = sys._current_frames().get(self._guarded)
@@ -139,13 +144,13 @@ class Guard:
         """A signal handler: the process, if it was stopped, goes on. That was no time at all.
 
         Another process may say so at any time, so it was stopped only if nobody has looked for a
-        while; the guard's thread may be faster than this one and have looked again.
+        while; the guard's thread may be faster than this one and have looked again, even often.
         """
-        before, looked = self._looks
-        now = clock.monotonic()
-        away_s = max(looked - before, now - looked) - LOOK_S
-        if away_s > _AWAY_S:
-            self._looks = (now, now)
+        now, looked = clock.monotonic(), self._looked
+        since, until = (looked, now) if now - looked > LOOK_S + _AWAY_S else self._away
+        away_s = until - max(since, self._counted) - LOOK_S
+        if away_s > _AWAY_S and now - until < _SAID_S:
+            self._counted = now
             self._runner.pace.stopped_s += away_s
 
     def _is_over(self, guilty: AttemptRun | None, blocked_s: float) -> bool:

@@ -14,7 +14,8 @@ What people are shown (when an attempt began, when it ended) stays wall-clock ti
   heard.
 - **PostgreSQL** has many machines and a server whose clock anybody may set. The row of `ends`,
   which every move locks, has the time so far, and each session adds what passed *here* since it
-  looked last (suspended time included: the others went on); the furthest one counts. That goes for
+  looked last (suspended time included: the others went on); the furthest one counts. What two of
+  them say differs by how late each was answered: by milliseconds, most often. That goes for
   sessions of the row's *era*. Whoever comes anew (a process that starts, one whose server was away)
   begins an era: with the time of the row, and what passed since by the server's clock if that is a
   few seconds at most; if it is more, or less than nothing, either nobody was there or the clock was
