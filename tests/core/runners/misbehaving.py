@@ -1,0 +1,91 @@
+"""What tests of apps that misbehave share."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from lightspan.runners.local import LocalRunners
+from lightspan.runners.protocol import RunnerPlan
+from lightspan.schema.records import (
+    Attempt,
+    Mode,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+)
+from lightspan.stores.protocol import Store
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("misbehaving_apps", HERE / "misbehaving_apps.py")
+assert _spec is not None
+assert _spec.loader is not None
+apps: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(apps)
+APPS = (HERE / "misbehaving_apps.py").read_text().splitlines()
+TIMEOUT_S = 1.0
+
+
+def where(source: str, function: str) -> str:
+    """How a message names the only line of the apps, or the last one, that reads so."""
+    number = [number for number, line in enumerate(APPS, 1) if line.strip() == source][-1]
+    return f"`{source}` at misbehaving_apps.py:{number} in {function}"
+
+
+def rollout(number: int, kind: str, tmp_path: Path, **fields: Any) -> Rollout:
+    """One that leaves its own marker and waits for those of two neighbours."""
+    task = {
+        "kind": kind,
+        "marker": f"{tmp_path}/marker-{number}",
+        "when": [f"{tmp_path}/marker-1", f"{tmp_path}/marker-2"],
+    }
+    defaults = {"mode": Mode.VAL, "task_id": f"t{number}"}
+    return Rollout(rollout_id=f"ro-{number}", task=task, **{**defaults, **fields})
+
+
+@asynccontextmanager
+async def runners_of(
+    store: Store, app: str, slots: int = 3, python: Path | None = None, **fields: Any
+) -> AsyncIterator[LocalRunners]:
+    own = {} if python is None else {"python": python, "app_dirs": [HERE]}
+    runners = LocalRunners(slots, **own)
+    app = f"misbehaving_apps:{app}"
+    plan = RunnerPlan(store_url=store.url, app=app, sys_path=[str(HERE)], grace_s=0.3, **fields)
+    await runners.start(plan)
+    try:
+        yield runners
+    finally:
+        await runners.stop()
+
+
+async def finished(store: Store, runners: LocalRunners | None = None) -> list[RolloutState]:
+    while True:
+        states = await store.rollouts()
+        if all(state.status.final for state in states):
+            return states
+        if runners is not None:
+            runners.check()
+        await asyncio.sleep(0.02)
+
+
+async def reaches(store: Store, status: RolloutStatus, count: int = 1) -> None:
+    while True:
+        if (await store.count()).get(status) == count:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def until_lease(store: Store, number: int, at: float) -> None:
+    """Until an attempt's lease lasts so long."""
+    while (await attempt_of(store, number)).lease_until < at:  # noqa: ASYNC110 - in a store
+        await asyncio.sleep(0.02)
+
+
+async def attempt_of(store: Store, number: int) -> Attempt:
+    """The only one."""
+    [attempt] = await store.attempts([f"ro-{number}"])
+    return attempt
