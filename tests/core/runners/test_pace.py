@@ -150,6 +150,23 @@ async def test_a_loop_may_turn_before_it_is_known_that_its_process_was_stopped(
     }
 
 
+async def test_who_blocks_the_loop_again_and_again_runs_out_of_time(
+    store: Store, tmp_path: Path
+) -> None:
+    """Each time for so long that the process might have been stopped, but for what is blocking."""
+    async with guarded(store, tmp_path) as (_, runner, _):
+        attempts = [each for each in runner.attempts if each.deadline is not None]
+        for attempt in attempts:
+            attempt._given_s = 600  # it gets no more
+            attempt.deadline = runner.pace.now() - 1
+            attempt._look_again()
+        for _ in range(3):
+            time.sleep(1.2)
+            await asyncio.sleep(0.01)
+        assert all(each._limit is None or each._limit.when() for each in attempts)
+        await reaches(store, RolloutStatus.FAILED, 2)
+
+
 async def test_what_a_guard_could_not_see_is_no_block(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

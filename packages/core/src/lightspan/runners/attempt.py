@@ -24,7 +24,7 @@ from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.command import Command
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
-from lightspan.runners.pace import TICK_S, Pace
+from lightspan.runners.pace import DOUBT_S, Pace
 from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import conventions as c
@@ -123,6 +123,8 @@ class AttemptRun:
         """Ends the app when its time is over; None while there is no limit."""
         self._timer: asyncio.TimerHandle | None = None
         """Looks whether it is."""
+        self._is_doubted = False
+        """Its time seemed to be over, and may not have been."""
         self._given_s = 0.0
         self._strays = strays.count()
         self._root = new_span_id()
@@ -204,14 +206,19 @@ class AttemptRun:
         """When the time will be over, if it is given no more."""
         assert self.deadline is not None
         left_s = self.deadline - self._host.pace.now()
-        pause_s = left_s if left_s > 0 else TICK_S  # it may be: it is not certain yet
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look_at_limit)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._look_at_limit)
 
     def _look_at_limit(self) -> None:
         assert self.deadline is not None
-        self._host.pace.catch_up()
-        if not self._host.pace.is_over(self.deadline):
+        pace, was_doubted = self._host.pace, self._is_doubted
+        pace.catch_up()
+        is_past = pace.now() >= self.deadline
+        # Once: an app that blocks the loop again and again would make each look a doubtful one.
+        self._is_doubted = is_past and pace.is_doubtful and not was_doubted
+        if not is_past:
             self._look_again()
+        elif self._is_doubted:
+            self._timer = asyncio.get_running_loop().call_later(DOUBT_S, self._look_at_limit)
         elif self._limit is not None:
             # The grace begins now: a loop that was blocked for long would otherwise come to both
             # at once.

@@ -105,9 +105,10 @@ class Guard:
         async with open_store(self._store_url) as store:
             extending = asyncio.create_task(self._extend(store))
             while not await within(LOOK_S, self._over):
-                before, self._looked = self._looked, clock.monotonic()
-                if self._looked - before > LOOK_S + _AWAY_S:
-                    self._away = (before, self._looked)
+                now = clock.monotonic()
+                if now - self._looked > LOOK_S + _AWAY_S:
+                    self._away = (self._looked, now)  # first: `_continued` may be called now
+                self._looked = now
                 self._beat()
                 await self._look(store)
                 if extending.done():

@@ -10,10 +10,10 @@ from lightspan.schema import clock
 
 TICK_S: Final = 0.05
 """How often the loop is to tick. What blocks it for less is the pace of a busy loop."""
-_AWAY_S: Final = 1.0
-"""By how much the loop is late where its process may have been stopped."""
-_SAID_S: Final = 0.5
-"""How long after that no time is over: that the process was stopped, it hears through any of its
+_LATE_S: Final = 1.0
+"""By more than so much the loop is late where its process may have been stopped."""
+DOUBT_S: Final = 0.5
+"""How long it may take until that is known: a process hears that it goes on through any of its
 threads, and the loop may be quicker."""
 
 
@@ -46,16 +46,17 @@ class Pace:
         """
         self.ticked = self.now()
         """When the loop last turned, by `now`."""
-        self._unsure_until = 0.0
+        self._doubtful_until = 0.0
         """By `clock.monotonic`."""
 
     def now(self) -> float:
         """Seconds by a clock that stands while the process is stopped; callable from any thread."""
         return clock.monotonic() - self.stopped_s
 
-    def is_over(self, deadline: float) -> bool:
-        """Whether it is past that time, by `now`, for certain."""
-        return self.now() >= deadline and clock.monotonic() >= self._unsure_until
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the loop was so late a moment ago that the process may have been stopped."""
+        return clock.monotonic() < self._doubtful_until
 
     def start(self) -> None:
         """Begin to tick, on the loop that runs."""
@@ -77,8 +78,8 @@ class Pace:
         too: after a block, it may be executed before the tick."""
         now, blocking, self.blocking = self.now(), self.blocking, set()
         late_s, self.ticked = now - self.ticked - TICK_S, now
-        if late_s > _AWAY_S:
-            self._unsure_until = clock.monotonic() + _SAID_S
+        if late_s > _LATE_S:
+            self._doubtful_until = clock.monotonic() + DOUBT_S
         if late_s > 0:
             for attempt in self._attempts():
                 if attempt.attempt_id not in blocking:
