@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from lightspan import GEPA, LLM, Alternate, LightningRL
+from lightspan import GEPA, LLM, Alternate, LightningRL, LoRA, Policy
 from lightspan.algorithms.overlap import InFlight, due_groups
-from lightspan.errors import ConfigError
+from lightspan.engines.protocol import EngineCapabilities
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.learners.protocol import LearnerCapabilities
 from lightspan.lightning.episode import Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 
@@ -113,6 +115,40 @@ def test_another_run_begins_with_nothing_in_flight() -> None:
         world: Any = Ends(3, random.Random(0), step=1)
         assert len(asyncio.run(flying.next(world, 2))) == 2
         assert flying.metrics()["overlap/in_flight"] == 1
+
+
+def test_a_world_of_its_own_for_each_step_is_told() -> None:
+    """It is another run to the algorithm, while the trainer still has the groups of this one."""
+
+    class OldestFirst(Ends):
+        async def take(self, count: int, first: Sequence[str]) -> list[Episode]:
+            taken, self.flying = self.flying[:count], self.flying[count:]
+            return [episode(group) for group in taken]
+
+    flying = InFlight(1, 1)
+    world: Any = OldestFirst(2, random.Random(0), step=1)
+    asyncio.run(flying.next(world, 2))
+    view: Any = OldestFirst(2, random.Random(0), step=2, flying=world.flying)
+    with pytest.raises(ConfigError, match=r"groups \['1-1'\] that .* one and the same world"):
+        asyncio.run(flying.next(view, 2))
+
+
+def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> None:
+    engine = EngineCapabilities(exact_tokens=True, in_place_update=False)
+    LightningRL("model").check(engine, LearnerCapabilities())
+    with pytest.raises(UnsupportedError, match="overlap=1: the engine cannot take new weights"):
+        LightningRL("model", overlap=1).check(engine, LearnerCapabilities())
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_dropout_is_refused(described: bool) -> None:
+    """Drawn from the state that answers are sampled from: 5 of 1,746 came from one used before."""
+    lora = LoRA(rank=4, dropout=0.3)
+    options: Any = {"optimize": {"a": Policy(lora=lora)}} if described else {"lora": lora}
+    engine, learner = EngineCapabilities(exact_tokens=True), LearnerCapabilities()
+    LightningRL("model", **options).check(engine, learner)
+    with pytest.raises(UnsupportedError, match=r"overlap=2 with LoRA\(dropout=0\.3\): .* state"):
+        LightningRL("model", overlap=2, **options).check(engine, learner)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.core.lightning.steps import (
     tool,
 )
 
-from lightspan import AIR
+from lightspan import AIR, LightningRL
 from lightspan.algorithms.metrics import batch_metrics, saw_nothing
 from lightspan.errors import ConfigError
 from lightspan.lightning import (
@@ -318,6 +319,23 @@ def test_a_bonus_is_paid_to_the_turn_that_caused_it_and_discounted_before() -> N
 def test_with_terminal_credit_bonuses_are_part_of_the_return() -> None:
     air = AIR(scale=0.5, mode="bonus")
     assert shaping(attempt("m+m+m-"), air, terminal) == {"c0": 1.0, "c2": 1.0, "c4": 1.0}
+
+
+@pytest.mark.parametrize("credit", ["terminal", "discounted"])
+def test_dynamic_sampling_sees_bonuses_as_the_statistics_do(credit: Any) -> None:
+    """Equal rewards, of which one came with a tool call more: a group that has something to say."""
+    episodes = group([("m+m", 1.0), ("m+m+", 1.0)])
+    air = AIR(scale=0.5, mode="bonus")
+    settings: Any = {"group_size": 2, "tasks_per_step": 1, "resample": 1, "credit": credit}
+    told = LightningRL("model", air=air, **settings)
+    others = (attempt("m", 0.0, "2"), attempt("m", 1.0, "3"))
+    more = [replace(each, group_id="h") for each in others]
+    assert told.replaced([*episodes, *more]) == set()
+    batch = told.build([*episodes, *more], {"policy": 1})
+    assert batch.counters["groups"] == 2
+    assert "groups:identical" not in batch.counters
+    plain = LightningRL("model", **settings)
+    assert plain.replaced([*episodes, *more]) == {"g"}
 
 
 def test_of_parallel_calls_the_one_that_asked_for_a_tool_gets_its_bonus() -> None:

@@ -44,17 +44,20 @@ def credited(
             agent_path=agent,
             turn=turn,
             credit=credit,
+            value=value,
             norm=norms[n],
             key=key,
         )
-        for n, (group, _, calls) in enumerate(rollouts)
+        for n, (group, value, calls) in enumerate(rollouts)
         for agent, turn, key, credit in calls
     ]
 
 
 def advantages(calls: Sequence[Credited], comparisons: Sequence[Comparison]) -> list[float]:
     return [
-        Norm(found.baseline, found.scale, 0, found.zero).advantage(call.credit)
+        Norm(found.baseline, found.scale, 0, found.zero).advantage(
+            call.credit if found.compared is None else found.compared
+        )
         + math.fsum(term.value for term in found.terms)
         for call, found in zip(calls, comparisons, strict=True)
     ]
@@ -290,6 +293,45 @@ def test_gigpo_by_hand() -> None:
             -0.5 / root - 1 / 3 / state,
         ]
     )
+
+
+def test_gigpo_gives_every_call_its_rollouts_advantage() -> None:
+    """Of returns, not of rewards-to-go: with a discount, or rewards on calls, these differ."""
+    root = math.sqrt(0.5)
+    long = [*chains((1.0, 20), gamma=0.95), ("g", 0.0, [("a", 0, None, 0.0)])]
+    calls = credited(long, "grpo")
+    found = advantages(calls, gigpo(calls, "grpo", 1.0))
+    assert found == pytest.approx([0.5 / root] * 20 + [-0.5 / root])
+    on_the_way = [  # 1 for the first call, and 1 at the end; nothing and 1
+        ("g", 2.0, [("a", 0, None, 2.0), ("a", 1, None, 1.0)]),
+        ("g", 1.0, [("a", 0, None, 1.0), ("a", 1, None, 1.0)]),
+    ]
+    calls = credited(on_the_way, "grpo")
+    found = advantages(calls, gigpo(calls, "grpo", 1.0))
+    assert found == pytest.approx([0.5 / root] * 2 + [-0.5 / root] * 2)
+
+
+PUBLISHED: dict[str, Rule] = {
+    "at_grpo": at_grpo,
+    "gigpo": lambda calls: gigpo(calls, "grpo", 1.0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("what", ["shaping", "penalty"])
+def test_what_shapes_credits_sets_no_scale_and_wakes_no_group(name: str, what: str) -> None:
+    """A penalty of .01 in one of four equal rollouts was divided by its own spread: -1.5."""
+    equal = credited([("g", 1.0, [("a", 0, "x", 1.0)])] * 4, "grpo")
+    calls = [replace(equal[0], **{"credit": 0.99, what: -0.01}), *equal[1:]]
+    assert advantages(calls, PUBLISHED[name](calls)) == [0.0] * 4
+    varied = credited([("g", value, [("a", 0, "x", value)]) for value in (1.0, 0.0)], "grpo")
+    calls = [replace(varied[0], **{"credit": 0.9, what: -0.1}), varied[1]]
+    found = advantages(calls, PUBLISHED[name](calls))
+    root = math.sqrt(0.5)  # the spread of the rewards, and 0.9 - 0 what lies between
+    of_state = 0.45 / root
+    of_rollout = 0.5 / root if what == "shaping" else 0.45 / root
+    wanted = of_state if name == "at_grpo" else of_rollout + of_state
+    assert found == pytest.approx([wanted, -wanted])
 
 
 # --- exact bias, on the enumerated process ------------------------------------------------------

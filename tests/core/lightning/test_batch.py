@@ -15,10 +15,10 @@ from lightspan.lightning import (
     build_episode,
     cover,
     discounted,
-    group_rewards,
     needs_resampling,
     split_minibatches,
 )
+from lightspan.lightning.returns import group_rewards
 from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.tokens import pack_floats
@@ -537,7 +537,7 @@ def test_rewards_by_group_feed_dynamic_sampling():
         rollout("4", 1.0, group="b"),
         rollout("5", 0.5, group="b", damage=["x"]),
     ]
-    rewards = group_rewards(episodes)
+    rewards = returns(episodes)
     assert rewards == {"a": [1.0, 1.0], "b": [0.0, 1.0, None]}
     assert needs_resampling(rewards, {}, max_tries=2).again == ["a"]
 
@@ -545,5 +545,34 @@ def test_rewards_by_group_feed_dynamic_sampling():
 def test_rewards_on_calls_count_for_dynamic_sampling_where_the_rule_pays_for_them():
     spans = [make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "1-c0"}, attempt="1")]
     episodes = [rollout("1", 1.0, spans=spans), rollout("2", 1.0)]
-    assert group_rewards(episodes, step_rewards=True) == {"g": [1.5, 1.0]}
-    assert group_rewards(episodes) == {"g": [1.0, 1.0]}
+    assert returns(episodes, step_rewards=True) == {"g": [1.5, 1.0]}
+    assert returns(episodes) == {"g": [1.0, 1.0]}
+
+
+def returns(episodes, step_rewards=False):
+    coverages = [cover(episode, ALL, step_rewards=step_rewards) for episode in episodes]
+    return group_rewards(episodes, coverages)
+
+
+def test_a_reward_that_is_nobodys_credit_is_in_no_return():
+    """A frozen call that began before any selected one ended: such groups had varied, with all of
+    their advantages 0."""
+    episodes = []
+    for name, value in (("1", 1.0), ("2", 0.0)):
+        paid = make_reward_span("r", value, {c.REWARD_CALL_ID: f"{name}-c0"}, attempt=name)
+        both = ("router", "writer")
+        episodes.append(rollout(name, 1.0, (1, 1), agents=both, spans=[paid]))
+    writer = Selection.of("writer").routing
+    coverages = [cover(episode, writer, step_rewards=True) for episode in episodes]
+    assert group_rewards(episodes, coverages) == {"g": [1.0, 1.0]}
+    batch = batch_of(episodes, credit=discounted(), routing=writer)
+    assert batch.counters["groups:identical"] == 1
+    assert batch.counters["unused_step_rewards"] == 2
+
+
+def test_a_rollout_with_an_unscored_reward_on_a_call_is_counted_and_left_out():
+    bad = make_reward_span("r", None, {c.REWARD_CALL_ID: "1-c0"}, attempt="1")
+    episodes = [rollout("1", 1.0, spans=[bad]), rollout("2", 1.0), rollout("3", 0.0)]
+    batch = batch_of(episodes, credit=discounted(), estimator="dr_grpo")
+    assert batch.counters["unscored"] == 1
+    assert advantages(batch) == {"2-c0": 0.5, "3-c0": -0.5}

@@ -48,6 +48,11 @@ def credits(rule, records, spans=(), reward=1.0):
     return {call_id: credit for (call_id, _), credit in found.items()}
 
 
+def unused(episode, rule):
+    coverage = cover(episode, WRITER, step_rewards=rule.step_rewards)
+    return unused_step_rewards(episode, coverage, rule)
+
+
 # --- transitions ------------------------------------------------------------------------------
 
 
@@ -188,9 +193,16 @@ def test_rewards_on_calls_alone_are_a_return():
     assert found == {"c0": 1.25, "c1": 0.5, "c2": 1.0}
 
 
-def test_an_unscored_reward_on_a_call_adds_nothing():
-    unscored = make_reward_span("r", None, {c.REWARD_CALL_ID: "c0"})
-    assert credits(discounted(1), CHAIN, [unscored]) == {"c0": 1.0, "c1": 1.0, "c2": 1.0}
+@pytest.mark.parametrize("reward", [None, 1.0])
+def test_an_unscored_reward_on_a_call_leaves_the_rollout_unscored(reward):
+    """Nobody knows what it was paid. The last one emitted on the call counts."""
+    bad = make_reward_span("r", None, {c.REWARD_CALL_ID: "c0"}, start_ns=2)
+    good = on_call("c1", 1.0)
+    episode = build(CHAIN, [bad, good], reward=reward)
+    assert not episode.scored(step_rewards=True)
+    assert episode.scored() is (reward is not None)
+    mended = build(CHAIN, [bad, good, on_call("c0", 0.5, time=3)], reward=reward)
+    assert mended.scored(step_rewards=True)
 
 
 def test_a_reward_on_a_frozen_call_belongs_to_the_selected_turns_before_it():
@@ -204,14 +216,24 @@ def test_a_reward_on_a_frozen_call_before_every_selected_one_is_nobodys():
     frozen = make_record("check", sequence=(1, 2), agent_path="checker")
     records = [frozen, make_record("a", sequence=(3, 4))]
     assert credits(discounted(1), records, [on_call("check", 1.0)], reward=0.0) == {"a": 0.0}
+    assert unused(build(records, [on_call("check", 1.0)], reward=0.0), discounted(1)) == 1
 
 
 def test_a_reward_on_a_call_past_the_gateway_cannot_be_placed_and_is_counted():
     spans = [make_call_span("app", "checker"), on_call("app", 1.0)]
     episode = build(CHAIN, spans, reward=0.0)
-    assert unused_step_rewards(episode, discounted(1)) == 1
-    assert unused_step_rewards(episode, terminal) == 1
+    assert unused(episode, discounted(1)) == 1
+    assert unused(episode, terminal) == 1
     assert credits(discounted(1), CHAIN, spans, reward=0.0) == {"c0": 0.0, "c1": 0.0, "c2": 0.0}
+
+
+@pytest.mark.parametrize("start_ns", [1, 25, 99])
+def test_a_reward_on_a_selected_call_past_the_gateway_is_nobodys_whatever_the_clock_says(start_ns):
+    spans = [make_call_span("app", "writer", start_ns=start_ns), on_call("app", 1.0)]
+    episode = build(CHAIN, spans, reward=0.0)
+    assert unused(episode, discounted(1)) == 1
+    found = credits(discounted(1), CHAIN, spans, reward=0.0)
+    assert found == {"c0": 0.0, "c1": 0.0, "c2": 0.0, "app": 0.0}
 
 
 def test_rejected_calls_keep_their_turn_and_have_credit():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from lightspan import LightningRL, LocalRunners, Trainer
 from lightspan.algorithms import World
 from lightspan.algorithms.epochs import Epochs
 from lightspan.cli import main
-from lightspan.errors import BudgetError
+from lightspan.errors import BudgetError, ConfigError
 from lightspan.lightning.episode import Episode
+from lightspan.reports.rescore import rescore
 from lightspan.schema.records import Mode, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.testing.scripted import ScriptedServer
@@ -115,6 +118,66 @@ def test_each_call_is_shown_with_the_step_that_trained_it(run: RunFolder, tmp_pa
     of_step = Counter(row["step"] for row in transitions if row["mode"] == "train")
     assert of_step == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP * 2)
     assert run.taken().keys() == {row["group_id"] for row in transitions if row["mode"] == "train"}
+
+
+def always(task: Any) -> float:
+    return 1.0
+
+
+def test_a_score_given_again_says_the_step_that_trained_it(run: RunFolder) -> None:
+    found = rescore(run.path, always, mode=Mode.TRAIN)
+    told = Counter(change.step for change in found.changes)
+    assert told == dict.fromkeys(range(1, STEPS + 1), TASKS * GROUP)
+
+
+def test_a_group_that_is_still_in_flight_was_not_left_unused(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    """As in a run that goes on, or was ended: the steps that trained its last groups are not there
+    yet, those that began them are."""
+    before = tmp_path / "before"
+    shutil.copytree(run.path, before)
+    for name in ("taken", "explanations"):
+        [last] = (before / name).glob(f"step-*{STEPS}.*")
+        last.unlink()
+    rows = tmp_path / "transitions.jsonl"
+    assert main(["export", str(before), "transitions", "-o", str(rows)]) == 0
+    transitions = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["verdict"] for row in transitions if row["mode"] == "train"} == {"trained"}
+
+
+class Asks(LightningRL):
+    """An algorithm that asks its world in one way."""
+
+    def __init__(self, ask: Callable[[World], Any], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.ask = ask
+
+    async def collect(self, world: World) -> list[Episode]:
+        await self.ask(world)
+        raise AssertionError("that was taken")
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda world: world.submit([0], 0), "submit: group_size=0 must be at least 1"),
+        (lambda world: world.submit([0], 1.5), "submit: group_size=1.5 must be a whole number"),
+        (lambda world: world.rollouts([0], -1), "rollouts: group_size=-1 must be at least 1"),
+        (
+            lambda world: world.submit([0, 1], 2, resources=[{}]),
+            r"submit\(resources=\) has 1 mappings for 2 tasks",
+        ),
+        (lambda world: world.take(1, "id"), r"take\(first='id'\): give a list of ids"),
+    ],
+)
+def test_what_a_world_cannot_do(
+    ask: Callable[[World], Any], error: str, tiny: Path, apps: Any, tmp_path: Path
+) -> None:
+    algorithm = Asks(ask, tiny, optimize="writer", learning_rate=1e-3)
+    trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match=error):
+        trainer.fit(apps.spell, [{"q": "question"}])
 
 
 class TakesTwice(LightningRL):

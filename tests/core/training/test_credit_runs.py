@@ -17,6 +17,7 @@ from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.credit import anchor
 from lightspan.lightning.rows import Row
 from lightspan.lightning.states import State
+from lightspan.lightning.values import explained_variance
 from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
 from lightspan.training.checkpoints import latest, load_state
@@ -93,6 +94,35 @@ def test_a_critic_trains_groups_of_one(
         assert value == f"{expected[call_id]:g}"
         assert float(credit) == pytest.approx(row.value_targets[place], rel=1e-5)
         assert used == pytest.approx((row.value_targets[place] - expected[call_id]) / scale)
+
+
+def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_step(
+    apps: Any, rl: Callable[..., Any], tiny: Path, tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    """Minibatches are dealt by rollout: the second one's groups were fitted to by the first."""
+    algorithm = rl(estimator="ppo", group_size=4, tasks_per_step=2, minibatches=4)
+    learner = Recording(tiny, algorithm.critic)
+    run = trainer(algorithm, tmp_path / "run", steps=3, learner=learner)
+    run.fit(apps.spell, ask(2))
+    last = set(algorithm.last_batch.rollouts)
+    said = {
+        call: value
+        for row, values in learner.valued
+        if row.rollout_id in last
+        for call, value in zip(row.call_ids, values, strict=True)
+    }
+    targets = {
+        call: target
+        for row in learner.learned
+        if row.rollout_id in last
+        for call, target in zip(row.call_ids, row.value_targets, strict=True)
+    }
+    assert said.keys() == targets.keys()
+    assert len(said) == 8
+    wanted = explained_variance([said[call] for call in targets], [*targets.values()])
+    line = run.folder.metrics()[-1]
+    assert line["learner/explained_variance"] == pytest.approx(wanted)
+    assert _state(run)["critic"]["explained"] == pytest.approx(wanted)
 
 
 def test_a_run_with_a_critic_goes_on_exactly(

@@ -74,8 +74,11 @@ def test_all_of_it_is_forgotten(flights: Flights) -> None:
         (4, [], r"take\(4\): 3 groups are in flight"),
         (1, ["a", "b"], r"take\(1\): 3 groups are in flight, and 2 are to be the first"),
         (1, ["z"], r"take\(first=\['z'\]\): no such group"),
+        (1, "abc", r"take\(first='abc'\): give a list of ids, such as \['abc'\]"),
+        (1.5, [], r"take: count=1\.5 must be a whole number"),
+        (-1, [], r"take: count=-1 must be at least 0"),
     ],
 )
-def test_more_than_there_is(flights: Flights, count: int, first: list[str], error: str) -> None:
+def test_what_cannot_be_taken(flights: Flights, count: int, first: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         flights.check(count, first)

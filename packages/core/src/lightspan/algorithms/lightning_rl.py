@@ -27,7 +27,7 @@ from lightspan.algorithms.metrics import (
     saw_nothing,
     why_nothing,
 )
-from lightspan.algorithms.overlap import InFlight
+from lightspan.algorithms.overlap import InFlight, check_overlap
 from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec, World, local_model
 from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
@@ -48,20 +48,20 @@ from lightspan.lightning.advantages import (
     check_estimator,
     groups_without_variance,
 )
-from lightspan.lightning.air import AIR
+from lightspan.lightning.air import AIR, bonuses
 from lightspan.lightning.batch import (
     Batch,
     BatchConfig,
     Draft,
     Weight,
     draft_batch,
-    group_rewards,
     split_minibatches,
 )
 from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import check_computed, check_scored
 from lightspan.lightning.overlong import Overlong
+from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
 from lightspan.lightning.values import values_by_call
@@ -336,6 +336,7 @@ class LightningRL(LightningSettings, Algorithm):
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
                 "embedded learner"
             )
+        check_overlap(self.overlap, engine, adapters)
         if not engine.exact_tokens:
             raise UnsupportedError(
                 "the engine does not give token ids and log-probabilities as it sampled them, "
@@ -415,16 +416,22 @@ class LightningRL(LightningSettings, Algorithm):
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
         """How many groups with variance a full step lacks."""
-        rewards = group_rewards(episodes, self.credit.step_rewards)
+        rewards = self._returns(episodes)
         varying = len(rewards) - len(groups_without_variance(rewards))
         return max(0, self.tasks_per_step - varying)
+
+    def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
+        """By group, as the statistics will see them."""
+        coverages = self.coverages(episodes)
+        paid = bonuses(self.air, self.credit, episodes, coverages)
+        return group_rewards(episodes, coverages, paid)
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """The groups without variance in whose place others were sampled, the earliest first: as
         many as are more than a step has. Those that could not be replaced stay."""
         if not self.resample:
             return set()
-        rewards = group_rewards(episodes, self.credit.step_rewards)
+        rewards = self._returns(episodes)
         surplus = max(0, len(rewards) - self.tasks_per_step)
         return set(list(groups_without_variance(rewards))[:surplus])
 
@@ -503,7 +510,10 @@ class LightningRL(LightningSettings, Algorithm):
         assert self.critic is not None
         rows = draft.rows()
         values = await world.learn(partial(world.learner.values, rows)) if rows else []
-        return draft.finish(values_by_call(rows, values), lam=self._expectations.lam(self.critic))
+        expected = values_by_call(rows, values)
+        batch = draft.finish(expected, lam=self._expectations.lam(self.critic))
+        self._expectations.compare(batch.rows, expected)
+        return batch
 
     def _keeps_constants(self) -> bool:
         """Dr. GRPO divides by one constant in the whole run: where none was given, by the mean
@@ -567,7 +577,7 @@ class LightningRL(LightningSettings, Algorithm):
             world.note(alarm)
         if self.critic is not None:
             merged["lambda"] = self._expectations.lam(self.critic)
-            self._expectations.learned(merged)
+            merged |= self._expectations.learned(merged)
         return {f"learner/{key}": value for key, value in merged.items()}
 
     async def _old_logprobs(self, world: World, part: Batch) -> list[list[float]] | None:

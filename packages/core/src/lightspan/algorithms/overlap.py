@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from lightspan.algorithms.protocol import Metrics, World
+from lightspan.engines.protocol import EngineCapabilities
+from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.learners.protocol import LoRA
 from lightspan.lightning.episode import Episode
 
 
@@ -15,8 +18,10 @@ class InFlight:
 
     There are at most `overlap + 1` steps' worth of them. A group is submitted after so many
     publications of weights, and may be trained until `overlap` more have come: that is its
-    deadline. Each step trains what has ended first, but never leaves more groups of a deadline than
-    the steps until then can train; those it waits for.
+    deadline. No step leaves more groups of a deadline than the steps until then can train, and for
+    the oldest of those it waits. Where every step publishes that is all of a step: it trains the
+    groups begun longest ago, which have had `overlap` steps more than they would have had. Only
+    where a step published nothing is there a choice, and what has ended first comes first.
 
     Args:
         overlap: publications that may lie between the beginning of a group and its training.
@@ -57,6 +62,12 @@ class InFlight:
         count = min(self._per_step, len(self._begun))
         episodes = await world.take(count, [*self._begun][:due])
         taken = dict.fromkeys(episode.group_id for episode in episodes if episode.group_id)
+        if unknown := [group for group in taken if group not in self._begun]:
+            raise ConfigError(
+                f"overlap={self._overlap}: the run gave groups {unknown} that this algorithm does "
+                "not know of: hand LightningRL one and the same world in all steps of a run, and "
+                "leave submit and take to it"
+            )
         self._behind = [self._published - self._begun.pop(group) for group in taken]
         return episodes
 
@@ -68,6 +79,28 @@ class InFlight:
             "overlap/behind_max": max(behind, default=0),
             "overlap/in_flight": len(self._begun),
         }
+
+
+def check_overlap(
+    overlap: int, engine: EngineCapabilities, adapters: Sequence[LoRA | None]
+) -> None:
+    """Raise `UnsupportedError` where calls and updates cannot go on at the same time.
+
+    Dropout and sampling draw from one random state where engine and learner share a process. A
+    learner that winds it back, to draw the same dropout twice, would have answers sampled from
+    numbers that were used before.
+    """
+    if overlap and not engine.in_place_update:
+        raise UnsupportedError(
+            f"overlap={overlap}: the engine cannot take new weights while calls are under way: use "
+            "overlap=0 or another engine"
+        )
+    if overlap and (dropping := [lora for lora in adapters if lora and lora.dropout]):
+        raise UnsupportedError(
+            f"overlap={overlap} with LoRA(dropout={dropping[0].dropout:g}): what is dropped and "
+            "what is sampled would be drawn from one random state at the same time; use dropout=0 "
+            "or overlap=0"
+        )
 
 
 def due_groups(left: Sequence[int], per_step: int) -> int:

@@ -17,11 +17,11 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
     Rows
 
 `build_batch` (`batch`) does everything after `cover`, for the episodes of one optimiser step.
-Beside the arrows: `values` is what a critic's numbers make of an episode, `overlong` pays calls
-less whose answers are too long, `states` is what a call was made in, `history` is what AIR's
-signals read, `transcript` what a judge does, `breaks` says why conversations fell apart into
-several rows, `health` what a person should hear of a batch (and `detours` what to change about
-requests past the SDKs), `span_tree` is for display.
+Beside the arrows: `returns` is what statistics are made of, `values` what a critic's numbers make
+of an episode, `overlong` pays calls less whose answers are too long, `states` is what a call was
+made in, `history` is what AIR's signals read, `transcript` what a judge does, `breaks` says why
+conversations fell apart into several rows, `health` what a person should hear of a batch (and
+`detours` what to change about requests past the SDKs), `span_tree` is for display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout
@@ -106,7 +106,6 @@ from lightspan.lightning.batch import (
     Weight,
     build_batch,
     draft_batch,
-    group_rewards,
     split_minibatches,
 )
 from lightspan.lightning.breaks import Break, Cause, Exchange, Merging, Relation, read_merging
@@ -127,6 +126,7 @@ from lightspan.lightning.credit import (
 from lightspan.lightning.episode import Call, CallKey, EmittedReward, Episode, build_episode
 from lightspan.lightning.history import History, PlacedTool, ToolCall, Trace
 from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import Row, RowBuild, build_rows, merge, usable_transitions
 from lightspan.lightning.selection import (
     CallCoverage,

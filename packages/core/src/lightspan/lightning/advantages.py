@@ -388,6 +388,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of other rollouts (with `at_grpo` of its own too) that the baseline is made of."""
     against: str = "rollouts"
     """Where these are; with "rollouts" the baseline is made of returns."""
+    compared: float | None = None
+    """What is measured against the baseline; None: `credit`."""
     terms: tuple[Term, ...] = ()
     """What is added, by rules whose advantage has several parts."""
     tokens: int
@@ -399,12 +401,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advantage(self) -> float:
-        plain = Norm(self.baseline, self.scale, self.size, self.zero).advantage(self.credit)
+        plain = Norm(self.baseline, self.scale, self.size, self.zero).advantage(self._compared)
         return plain + math.fsum(term.value for term in self.terms) if self.terms else plain
+
+    @property
+    def _compared(self) -> float:
+        return self.credit if self.compared is None else self.compared
 
     def __str__(self) -> str:
         if self.zero is None:
-            formula = f"({self.credit:g} - {self.baseline:g}) / {self.scale:g}"
+            formula = f"({self._compared:g} - {self.baseline:g}) / {self.scale:g}"
         else:
             formula = str(self.zero)
         formula += "".join(map(str, self.terms))

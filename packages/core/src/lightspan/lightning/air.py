@@ -346,6 +346,22 @@ def shape(air: AIR, credit: Credit, episode: Episode, coverage: Coverage) -> Sha
     return _bonuses(air, credit, trace, calls, turns)
 
 
+def bonuses(
+    air: AIR | None, credit: Credit, episodes: Sequence[Episode], coverages: Sequence[Coverage]
+) -> dict[str, float]:
+    """Attempt → the sum of its bonuses, a part of its return; empty where there are none.
+
+    Raises:
+        ConfigError: as `shape`.
+    """
+    if air is None or air.mode != "bonus":
+        return {}
+    return {
+        episode.attempt_id: shape(air, credit, episode, coverage).total
+        for episode, coverage in zip(episodes, coverages, strict=True)
+    }
+
+
 def potential_rewards(potentials: Sequence[float], gamma: float) -> list[float]:
     """[turns] F_t = gamma · Phi(s_(t+1)) - Phi(s_t), with 0 for the potential after the last.
 

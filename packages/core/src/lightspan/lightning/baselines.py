@@ -68,12 +68,21 @@ class Credited(msgspec.Struct, frozen=True, kw_only=True):
     turn: int
     credit: float
     """G, less the potential if AIR shapes by one, with its penalty."""
+    shaping: float = 0.0
+    """Minus the potential: part of `credit`."""
     penalty: float = 0.0
     """What it is paid less because it is too long: negative, part of `credit`."""
+    value: float
+    """The return of its rollout."""
     norm: Norm
     """What its rollout's return is measured against."""
     key: Hashable = None
     """What tells its state; None: it shares none."""
+
+    @property
+    def rewards(self) -> float:
+        """What of `credit` are rewards: scales, and whether calls differ, are of these alone."""
+        return self.credit - self.shaping - self.penalty
 
 
 class Comparison(NamedTuple):
@@ -91,6 +100,8 @@ class Comparison(NamedTuple):
     """What is added."""
     expected: float | None = None
     """What a critic said of the call."""
+    compared: float | None = None
+    """What is measured; None: the call's credit."""
 
 
 def by_rollout(calls: Sequence[Credited], estimator: Estimator) -> list[Comparison]:
@@ -143,7 +154,7 @@ def at_grpo(calls: Sequence[Credited]) -> list[Comparison]:
     """[calls] AT-GRPO as published."""
     found: dict[int, Comparison] = {}
     for places in _places(calls, _turn).values():
-        mean, scale = _mean_and_spread([calls[place].credit for place in places])
+        mean, scale = _mean_and_spread([calls[place] for place in places])
         why = Zero.GROUP_OF_ONE if len(places) == 1 else Zero.IDENTICAL
         zero = why if scale is None else None
         for place in places:
@@ -157,7 +168,7 @@ def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list
     terms: dict[int, Term] = {}
     keyed = [call.key is not None for call in calls]
     for places in _places(calls, _state).values():
-        mean, scale = _mean_and_spread([calls[place].credit for place in places])
+        mean, scale = _mean_and_spread([calls[place] for place in places])
         if scale is None:
             continue
         for place in places:
@@ -165,8 +176,10 @@ def gigpo(calls: Sequence[Credited], estimator: Estimator, omega: float) -> list
                 by = scale if estimator == "grpo" else 1.0
                 terms[place] = Term("state", calls[place].credit, mean, by, omega)
     return [
-        own._replace(terms=(terms[place],) if place in terms else ())
-        for place, own in enumerate(by_rollout(calls, estimator))
+        own._replace(
+            compared=call.value + call.penalty, terms=(terms[place],) if place in terms else ()
+        )
+        for place, (call, own) in enumerate(zip(calls, by_rollout(calls, estimator), strict=True))
     ]
 
 
@@ -192,10 +205,12 @@ def _shrunk(total: float, count: int, expected: float, prior: float) -> float:
     return (total + prior * expected) / (count + prior) if count + prior else expected
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """(mean, standard deviation); None where the values are one, or all alike."""
-    mean = math.fsum(values) / len(values)
-    return mean, None if len(values) == 1 or identical(values) else spread(values)
+def _mean_and_spread(calls: Sequence[Credited]) -> tuple[float, float | None]:
+    """(mean of the credits, standard deviation of what of them are rewards); None where these are
+    one, or all alike: what shapes them would be all that is learned from."""
+    mean = math.fsum(call.credit for call in calls) / len(calls)
+    rewards = [call.rewards for call in calls]
+    return mean, None if len(rewards) == 1 or identical(rewards) else spread(rewards)
 
 
 # --- other rollouts ---------------------------------------------------------------------------

@@ -73,6 +73,7 @@ from lightspan.lightning.credit import (
 )
 from lightspan.lightning.episode import Call, CallKey, Episode
 from lightspan.lightning.overlong import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.returns import return_of
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, state_of
@@ -315,27 +316,6 @@ class Draft:
         )
 
 
-def group_rewards(
-    episodes: Sequence[Episode], step_rewards: bool = False
-) -> dict[str, list[float | None]]:
-    """Rewards by group, for `needs_resampling`; None for a rollout that statistics leave out.
-
-    Args:
-        step_rewards: the credit rule pays for rewards on calls: they are added.
-    """
-    rewards: dict[str, list[float | None]] = defaultdict(list)
-    for episode in episodes:
-        counts = episode.finished and not episode.damage and episode.scored(step_rewards)
-        rewards[episode.group_id].append(_return(episode, step_rewards) if counts else None)
-    return dict(rewards)
-
-
-def _return(episode: Episode, step_rewards: bool) -> float:
-    # by call id: the choices of a call share its rewards, which count once
-    rewarded = {call.call_id: call.reward or 0.0 for call in episode.calls} if step_rewards else {}
-    return math.fsum([episode.reward or 0.0, *rewarded.values()])
-
-
 def split_minibatches(batch: Batch, k: int, seed: int = 0) -> list[Batch]:
     """The batch in k optimiser steps of whole rollouts, each weighted by its own R.
 
@@ -482,7 +462,7 @@ def _member(place: int, episode: Episode, coverage: Coverage, config: BatchConfi
         {(call_id, choice): reason for (_, call_id, choice), reason in rejected.items()},
         credited,
         agents if config.unit == "agent" else ("",),
-        _return(episode, rule.step_rewards) + shaping.total,
+        return_of(episode, coverage, shaping.total),
         shaping,
         penalties,
     )
@@ -509,6 +489,7 @@ def _comparisons(
     members: Sequence[_Member], norms: Mapping[tuple[str, str], Norm], config: BatchConfig
 ) -> dict[TransitionKey, Comparison]:
     """What each selected call is measured against."""
+    has_potential = config.air is not None and config.air.mode == "potential"
     keys, calls = [], []
     for member in members:
         episode = member.episode
@@ -523,7 +504,9 @@ def _comparisons(
                     agent_path=selected.call.agent_path,
                     turn=selected.turn,
                     credit=selected.credit,
+                    shaping=member.shaping.credits.get(key, 0.0) if has_potential else 0.0,
                     penalty=member.penalties.get(key, 0.0),
+                    value=member.value,
                     norm=norms[episode.rollout_id, unit],
                     key=selected.key,
                 )
@@ -617,6 +600,7 @@ def _explain(
                 turn=t.turn,
                 others=compared.others,
                 against=compared.against,
+                compared=compared.compared,
                 terms=compared.terms,
                 tokens=t.tokens,
                 token_weight=weights[t.key],
@@ -695,6 +679,9 @@ def _count(
     counters.update(f"groups:{why}" for why in groups_without_variance(of_group).values())
     for coverage in coverages:
         counters.update(f"rejected:{entry.rejection}" for entry in coverage.rejected)
-    unused = sum(unused_step_rewards(episode, config.credit) for episode in episodes)
+    unused = sum(
+        unused_step_rewards(episode, coverage, config.credit)
+        for episode, coverage in zip(episodes, coverages, strict=True)
+    )
     if unused:
         counters["unused_step_rewards"] = unused

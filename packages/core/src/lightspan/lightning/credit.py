@@ -33,7 +33,8 @@ R = 1, a reward of 0.2 on the first search:
 
 `gamma` is 1 unless asked: below it a slow success is worth less than a fast one, and a call of it
 may be pushed down beside those. An emitted reward enters once, however many choices its call had,
-and only the last one emitted on a call enters at all.
+and only the last one emitted on a call enters at all. If that is NaN, nobody knows what the rollout
+was paid, and it is unscored (`Episode.scored`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -105,7 +106,7 @@ class Terminal(msgspec.Struct, frozen=True):
         return False
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
-        reward = _final(episode)
+        reward = final_reward(episode)
         return {entry.call.key: reward for entry in coverage.selected}
 
 
@@ -136,11 +137,12 @@ class RewardToGo(msgspec.Struct, frozen=True):
         if not calls:
             return {}
         turns = turn_depths(calls)
-        own, shared = _rewards_by_turn(calls, turns, episode)
-        shared[-1] += _final(episode)
+        placed = _placed(calls, turns, episode)
+        own, shared = ([math.fsum(turn) for turn in part] for part in (placed.own, placed.shared))
+        shared[-1] += final_reward(episode)
         after = rewards_after(own, shared, self.gamma)
         return {
-            call.key: (call.reward or 0.0) + after[turn]
+            call.key: _own_reward(call) + after[turn]
             for call, turn in zip(calls, turns, strict=True)
         }
 
@@ -299,41 +301,73 @@ def assign(transitions: Sequence[Transition], credits: Mapping[CallKey, float]) 
     return [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in transitions]
 
 
-def unused_step_rewards(episode: Episode, credit: Credit) -> int:
+def unused_step_rewards(episode: Episode, coverage: Coverage, credit: Credit) -> int:
     """How many calls carry a reward that the rule does not use (or cannot place)."""
-    rewarded = {call.call_id: call for call in episode.calls if call.reward is not None}
-    if not credit.step_rewards:
-        return len(rewarded)
-    return sum(call.sequence_start is None for call in rewarded.values())
+    if credit.step_rewards:
+        return placed_rewards(episode, coverage).unplaced
+    return len({call.call_id for call in episode.calls if call.reward is not None})
 
 
-def _final(episode: Episode) -> float:
+def final_reward(episode: Episode) -> float:
     """The final reward; nothing where rewards on calls alone scored the episode."""
     return 0.0 if episode.reward is None else episode.reward
 
 
-def _rewards_by_turn(
-    calls: Sequence[Call], turns: Sequence[int], episode: Episode
-) -> tuple[list[float], list[float]]:
-    """(own, shared) per turn: the sum of the rewards on its selected calls, and of those on frozen
-    calls that came after it."""
+def _own_reward(call: Call) -> float:
+    """What a selected call was paid for itself."""
+    return 0.0 if call.sequence_start is None else call.reward or 0.0
+
+
+class PlacedRewards(NamedTuple):
+    """The rewards on the calls of an episode, by the turn that is paid for them.
+
+    A call that did not go through the gateway has no place among the turns but by a clock, and what
+    a frozen call was paid before any selected call had ended is no selected call's doing: neither
+    is paid to anyone.
+    """
+
+    own: list[list[float]]
+    """[turns] On its selected calls."""
+    shared: list[list[float]]
+    """[turns] On frozen calls that came after it."""
+    unplaced: int
+    """Calls with a reward that has no place."""
+
+    def all(self) -> list[float]:
+        """Every reward that has a place."""
+        return [reward for turn in [*self.own, *self.shared] for reward in turn]
+
+
+def placed_rewards(episode: Episode, coverage: Coverage) -> PlacedRewards:
+    """Where the rewards on an episode's calls belong."""
+    rewarded = {call.call_id for call in episode.calls if call.reward is not None}
+    calls = [entry.call for entry in coverage.selected] if rewarded else []
+    if not calls:
+        return PlacedRewards([], [], len(rewarded))
+    return _placed(calls, turn_depths(calls), episode)
+
+
+def _placed(calls: Sequence[Call], turns: Sequence[int], episode: Episode) -> PlacedRewards:
+    """By call id: the choices of a call share its rewards, which count once."""
     size = max(turns) + 1
     own: list[list[float]] = [[] for _ in range(size)]
     shared: list[list[float]] = [[] for _ in range(size)]
-    counted: set[str] = set()
-    for call, turn in zip(calls, turns, strict=True):
-        if call.reward is not None and call.call_id not in counted:
-            own[turn].append(call.reward)
-        counted.add(call.call_id)
-    rewarded = [c for c in episode.calls if c.reward is not None and c.call_id not in counted]
+    selected = {call.call_id: turn for call, turn in zip(calls, turns, strict=True)}
     ended = TurnsEnded(calls, turns)
-    for call in {call.call_id: call for call in rewarded}.values():
-        if call.sequence_start is None or call.reward is None:
-            continue
-        placed = ended.before(call.sequence_start)
-        if placed is not None:
-            shared[placed].append(call.reward)
-    return [math.fsum(values) for values in own], [math.fsum(values) for values in shared]
+    unplaced = 0
+    rewarded = {call.call_id: call for call in episode.calls if call.reward is not None}
+    for call in rewarded.values():
+        turn = selected.get(call.call_id)
+        place = own
+        if call.sequence_start is None:
+            turn = None
+        elif turn is None:
+            turn, place = ended.before(call.sequence_start), shared
+        if turn is None or call.reward is None:
+            unplaced += 1
+        else:
+            place[turn].append(call.reward)
+    return PlacedRewards(own, shared, unplaced)
 
 
 class TurnsEnded:

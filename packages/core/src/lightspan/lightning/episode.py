@@ -183,8 +183,11 @@ class Episode:
 
         Args:
             step_rewards: the credit rule pays for rewards on calls. Then they suffice, unless a
-                final reward was given and is unusable.
+                final reward was given and is unusable; and none of them may be unusable, or the
+                rollout was paid nobody knows how much.
         """
+        if step_rewards and any(call.rewards and call.reward is None for call in self.calls):
+            return False
         if self.reward is not None:
             return True
         if not step_rewards or self.reward_source is not None or not self.finished:

@@ -165,6 +165,7 @@ async def _rescore(
 ) -> tuple[Rescoring, dict[str, Scored]]:
     failure_reward = config.get("failure_reward")
     trained = trained_rewards(run, config)
+    taken = run.taken()
     changes: list[Change] = []
     given: dict[str, Scored] = {}
     async with (
@@ -190,7 +191,8 @@ async def _rescore(
                 after = with_reward(
                     episode, scored.get(episode.rollout_id), failure_reward=failure_reward
                 )
-                changes.append(_change(before, after, state.rollout.step))
+                step = taken.get(state.rollout.group_id or "", state.rollout.step)
+                changes.append(_change(before, after, step))
         spent = dict(scoring.spent())
     if not changes:
         raise DataError(f"{run.path} has no rollout{f' of mode {mode}' if mode else ''} to score")

@@ -11,7 +11,7 @@ from lightspan.algorithms.traces import RecordedAttempt
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.lightning.selection import Coverage, Rejection, cover
-from lightspan.schema.records import RolloutState
+from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import make_routing
 from lightspan.stores.protocol import Store
@@ -106,7 +106,10 @@ async def read_views(
             step_rewards=_step_rewards(config),
         )
         explanations, unfit = by_step[step], mismatches[step]
-        coverage = _consumed(judge, explanations, unfit, is_explained=step in explained)
+        # with overlap the step that began a group is done long before the group is trained
+        waits = taken and state.rollout.mode is Mode.TRAIN and state.rollout.group_id not in taken
+        is_explained = step in explained and not waits
+        coverage = _consumed(judge, explanations, unfit, is_explained=is_explained)
         views.append(RolloutView(state, episode, coverage, step, explanations, unfit))
     return views
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from lightspan.errors import ConfigError
+from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Rollout, RolloutState
 
 
@@ -68,6 +69,9 @@ class Flights:
 
     def check(self, count: int, first: Sequence[str]) -> None:
         """Raise `ConfigError` if so many groups cannot be taken, or not those of `first`."""
+        check_whole("take: count", count, 0)
+        if isinstance(first, str):
+            raise ConfigError(f"take(first={first!r}): give a list of ids, such as [{first!r}]")
         if unknown := [group for group in first if group not in self._groups]:
             raise ConfigError(
                 f"take(first={unknown}): no such group is in flight; give ids that submit gave, "

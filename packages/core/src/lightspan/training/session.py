@@ -32,6 +32,7 @@ from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.peers import Presence, here
 from lightspan.runners.protocol import RunnerPlan, Runners
+from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
@@ -407,9 +408,10 @@ class Session:
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[Episode]:
         """See `World`."""
+        check_whole("rollouts: group_size", group_size, 1)
         if not self.settings.has_policies:  # one that learns by evaluating may do so all day long
             self.budget.check(self.state.step)
-        ids = await self._resources_ids(len(tasks), resources)
+        ids = await self._resources_ids(len(tasks), resources, "rollouts")
         planned = self._planned(tasks, group_size, mode, ids)
         self._outgoing.begin(planned)
         episodes = await self.collector.run(planned, self._title(mode))
@@ -424,7 +426,8 @@ class Session:
         resources: Resources | Sequence[Resources] | None = None,
     ) -> list[str]:
         """See `World`."""
-        ids = await self._resources_ids(len(tasks), resources)
+        check_whole("submit: group_size", group_size, 1)
+        ids = await self._resources_ids(len(tasks), resources, "submit")
         planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
         self._outgoing.begin(planned)
         await self.collector.submit(planned)
@@ -457,14 +460,14 @@ class Session:
         return episodes
 
     async def _resources_ids(
-        self, count: int, resources: Resources | Sequence[Resources] | None
+        self, count: int, resources: Resources | Sequence[Resources] | None, asked: str
     ) -> list[str]:
         """The version of the resources of each group."""
         if resources is None or isinstance(resources, Mapping):
             return [await self._put(resources or {})] * count
         if len(resources) != count:
             raise ConfigError(
-                f"rollouts(resources=) has {len(resources)} mappings for {count} tasks: give one "
+                f"{asked}(resources=) has {len(resources)} mappings for {count} tasks: give one "
                 "for all, or one per task"
             )
         return [await self._put(each) for each in resources]

@@ -23,7 +23,6 @@ from lightspan.lightning.air import (
     shape,
     signal_name,
 )
-from lightspan.lightning.batch import group_rewards
 from lightspan.lightning.breaks import Decode, Exchange, Merging, read_merging
 from lightspan.lightning.credit import Credit
 from lightspan.lightning.episode import Call, Episode
@@ -36,6 +35,7 @@ from lightspan.lightning.health import (
     refusal_of,
 )
 from lightspan.lightning.history import Trace
+from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import merge
 from lightspan.lightning.selection import CallCoverage, Coverage, Rejection, Verdict
 from lightspan.lightning.states import key_of, state_of
@@ -73,8 +73,6 @@ class Findings:
     """One per episode."""
     routing: Routing
     """The algorithm's, whoever answered."""
-    step_rewards: bool = False
-    """The algorithm pays for rewards on calls."""
     endpoint: LLM | None = None
     """Who answered in place of our models; then every token record is an estimate."""
 
@@ -194,7 +192,7 @@ def read_overrides(findings: Findings) -> list[OverrideReport]:
 def read_rewards(findings: Findings) -> RewardReport:
     """What the app was paid, by group."""
     episodes = findings.episodes
-    rewards = group_rewards(episodes, findings.step_rewards)
+    rewards = group_rewards(episodes, findings.coverages)
     flat = set(groups_without_variance(rewards))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
     groups = [_group(tasks[group], values, group not in flat) for group, values in rewards.items()]

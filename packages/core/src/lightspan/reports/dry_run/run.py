@@ -283,7 +283,6 @@ class DryRun:
             episodes=episodes,
             coverages=coverages,
             routing=self._algorithm.routing(),
-            step_rewards=step_rewards,
             endpoint=self.endpoint,
         )
 
