@@ -95,6 +95,15 @@ def test_shared_is_the_only_policy() -> None:
         ({"learning_rate": -1e-3}, "learning_rate=-0.001 must be a finite number above 0"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be a finite number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number"),
+        ({"seed": "x"}, "seed='x' must be a whole number of at least 0"),
+        ({"seed": None}, "seed=None must be a whole number of at least 0"),
+        ({"seed": 2**70}, "seed=1180591620717411303424 must be at most 9223372036854775807"),
+        ({"credit": 5}, "credit=5: use 'terminal', .* or a rule"),
+        ({"optimize": {5: Policy()}}, "optimize: 5 must be the name of an agent, or a pattern"),
+        ({"optimize": {"a": "../b"}}, "the policy '../b' cannot be the name of the folder"),
+        ({"optimize": {"a": Policy(name="a\0b")}}, r"the policy 'a\\x00b' cannot be the name"),
+        ({"optimize": {"a": Policy(name="a" * 101)}}, "use at most 100 bytes of printable text"),
+        ({"optimize": {"a": Policy(name="..")}}, r"the policy '\.\.' cannot be the name"),
         ({"lora": 16}, r"lora=16: use LoRA\(rank=16\)"),
         ({"lora": True}, r"lora=True: use lightspan\.LoRA\(…\), or None"),
         ({"optimize": {"a": Policy(lora=8)}}, r"lora=8: use LoRA\(rank=8\)"),  # type: ignore[arg-type]
@@ -352,3 +361,10 @@ def test_some_calls_under_a_grammar_are_rejected_and_the_others_trained() -> Non
     assert [call.call_id for call in coverage.trained] == ["p"]
     assert check_computed([coverage])
     assert not check_computed([])
+
+
+@pytest.mark.parametrize("options", [{"model": 5}, {"name": ""}, {"name": 7}, {"model": ""}])
+def test_a_policy_is_described_in_texts(options: Any) -> None:
+    [(name, value)] = options.items()
+    with pytest.raises(ConfigError, match=f"Policy: {name}={value!r} must be a text"):
+        Policy(**options)

@@ -252,6 +252,11 @@ def test_negative_log_likelihood() -> None:
         (LoRA, {"rank": 2.5}, "LoRA: rank=2.5 must be a whole number of at least 1"),
         (LoRA, {"alpha": 0}, "LoRA: alpha=0 must be a finite number above 0"),
         (LoRA, {"dropout": 1.0}, "dropout=1.0 must be a finite number at least 0 and below 1"),
+        (LoRA, {"target_modules": 5}, "LoRA: target_modules=5 must be names of layers, such as"),
+        (LoRA, {"target_modules": None}, "LoRA: target_modules=None must be names of layers"),
+        (LoRA, {"target_modules": []}, r"LoRA: target_modules=\[\] must be names of layers"),
+        (LoRA, {"target_modules": ["q_proj", 1]}, r"target_modules=\['q_proj', 1\] must be names"),
+        (LoRA, {"target_modules": ""}, "LoRA: target_modules='' must be names of layers"),
         (Optimizer, {"name": "sgd"}, "Optimizer: name='sgd': use one of 'adamw', 'muon'"),
         (
             Optimizer,
@@ -278,6 +283,15 @@ def test_negative_log_likelihood() -> None:
 def test_impossible_settings(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         kind(**options)
+
+
+@pytest.mark.parametrize("given", [["q_proj", "v_proj"], {"v_proj", "q_proj"}])
+def test_targets_in_any_sequence_are_the_same_adapters(given: Any) -> None:
+    """A list is PEFT's usual form; equal adapters are found by their hash."""
+    lora = LoRA(target_modules=given)
+    assert lora == LoRA(target_modules=("q_proj", "v_proj"))
+    assert len({lora, LoRA(target_modules=("q_proj", "v_proj"))}) == 1
+    assert msgspec.convert(msgspec.to_builtins(lora), LoRA) == lora
 
 
 def test_every_form_has_its_own_bounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,15 @@ def test_a_rank_that_hangs_is_named_after_the_limit(
     alone.load(tmp_path)
     assert alone.weight_hash("writer") == learner.weight_hash("writer")
     learner.close()
+
+
+def test_what_a_rank_died_of_is_said(folder: Path) -> None:
+    """It was drowned by an interpreter that aborts at its end, because a thread reads its input."""
+    ranks = Ranks(["cpu", "cpu"])
+    with pytest.raises(RankError) as found:
+        RanksLearner({"writer": folder}, ranks=ranks, own=True, share_prefixes="no")  # type: ignore[arg-type]
+    assert re.match(r"rank 1 of the learner .* ended with status 1; it said", str(found.value))
+    assert "msgspec.ValidationError: Expected `bool`, got `str`" in str(found.value)
 
 
 def test_a_rank_that_hangs_while_it_loads_is_named(folder: Path) -> None:

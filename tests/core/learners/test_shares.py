@@ -116,6 +116,10 @@ def test_where_ranks_cannot_be(described: Torch, device: str, processes: int, te
         ({"dtype": "int8"}, "Torch: dtype"),
         ({"token_budget": 0}, "Torch: token_budget"),
         ({"timeout_s": 0}, "Torch: timeout_s"),
+        ({"timeout_s": 1e300}, r"Torch: timeout_s=1e\+300 must be .* at most 1e\+09"),
+        ({"start_s": 1e300}, r"Torch: start_s=1e\+300 must be .* at most 1e\+09"),
+        ({"share_prefixes": "no"}, "Torch: share_prefixes='no': use True or False"),
+        ({"devices": [5]}, "device=5 is unknown"),
     ],
 )
 def test_what_a_description_refuses(options: dict[str, object], text: str) -> None:

@@ -279,3 +279,9 @@ def test_credit_takes_a_name_or_a_rule():
         match="credit='termnal': use 'terminal', 'discounted', 'anchor', 'critic'",
     ):
         parse_credit("termnal")
+
+
+@pytest.mark.parametrize("credit", [5, None, Terminal])
+def test_what_is_no_rule(credit):
+    with pytest.raises(ConfigError, match=r"credit=.*: use 'terminal', .* or a rule"):
+        parse_credit(credit)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightspan import LLM, LoRA, Optimizer, PolicyLoss, Trainer
+from lightspan import LLM, VLLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.learners import LearnerCapabilities
 from lightspan.learners.models import adapter_base, merge_adapter
@@ -464,12 +464,25 @@ def test_a_store_of_one_process_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": -1}, "steps=-1 must not be negative"),
+        ({"steps": -1}, "steps=-1 must be at least 0"),
+        ({"steps": 1.5}, "steps=1.5 must be a whole number of at least 0"),
+        ({"steps": "2"}, "steps='2' must be a whole number of at least 0"),
         ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
         ({"epochs": float("nan")}, "epochs=nan must be a finite number above 0"),
         ({"lease_s": 0}, "lease_s=0 must be a finite number above 0"),
         ({"checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
-        ({"validate_every": 0}, "validate_every=0 must be at least 1, or None"),
+        ({"checkpoint_every": "x"}, "checkpoint_every='x' must be a whole number"),
+        ({"validate_every": 0}, "validate_every=0 must be at least 1"),
+        ({"lease_s": 1e300}, "lease_s=1e.300 must be a finite number above 0 and at most 1e.09"),
+        ({"device": None}, "device=None is unknown"),
+        ({"device": 0}, "device=0 is unknown"),
+        ({"learner": Torch}, "learner=<class .*: give Torch.…. or Verl.…. or a learner or None"),
+        ({"learner": "torch"}, "learner='torch': give Torch"),
+        ({"engine": "vllm"}, "engine='vllm': give VLLM.…. or an engine or None"),
+        ({"engine": VLLM}, "engine=<class .*: give VLLM"),
+        ({"engine": object()}, "engine=<object .*: give VLLM"),
+        ({"runners": "8"}, "runners='8': give a number or LocalRunners.…. or runners of your own"),
+        ({"runners": None}, "runners=None: give a number"),
     ],
 )
 def test_impossible_settings_are_refused(
@@ -477,6 +490,33 @@ def test_impossible_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(rl(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"engine_options": {"x": 1}},
+            r"engine_options={'x': 1}: the embedded engine takes no 'x' there; it takes dtype, ",
+        ),
+        (
+            {"learner_options": {"tokenbudget": 1}},
+            "the embedded learner takes no 'tokenbudget' there; it takes .*token_budget",
+        ),
+        ({"learner_options": {"seed": 1}}, "the embedded learner takes no 'seed' there"),
+    ],
+)
+def test_what_the_embedded_parts_do_not_take(
+    rl: Callable[..., Any],
+    apps: Any,
+    tmp_path: Path,
+    ask: Callable[..., Any],
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run", **options)
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(apps.spell, ask(2))
 
 
 def test_planned_steps_round_epochs_up(rl: Callable[..., Any]) -> None:

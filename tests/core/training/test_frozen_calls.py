@@ -79,5 +79,5 @@ def test_calls_to_our_own_engine_are_free(
 
 
 def test_a_negative_limit_is_refused(rl: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="max_frozen_calls=-1 must not be negative"):
+    with pytest.raises(ConfigError, match="max_frozen_calls=-1 must be at least 0"):
         Trainer(rl(), max_frozen_calls=-1)

@@ -65,7 +65,7 @@ from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, cover
 from lightspan.lightning.values import values_by_call
-from lightspan.schema.checks import check_kind, check_number, check_whole, is_number
+from lightspan.schema.checks import MOST_SEED, check_kind, check_number, check_whole, is_number
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import Routing, agent_name
 from lightspan.schema.tokens import Sampling
@@ -155,6 +155,7 @@ class LightningSettings:
         for name in ("learning_rate", "timeout_s", "token_constant"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0)
+        check_whole("seed", self.seed, 0, MOST_SEED)
         check_estimator(self.estimator)
         if self.group_size == 1 and self.estimator not in OF_THE_BATCH:
             raise ConfigError(
@@ -627,6 +628,8 @@ def _pattern_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str
     """`optimize` with policies by name."""
     if not isinstance(optimize, Mapping):
         return optimize
+    if unnamed := [pattern for pattern in optimize if not isinstance(pattern, str)]:
+        raise ConfigError(f"optimize: {unnamed[0]!r} must be the name of an agent, or a pattern")
     return {pattern: _policy_name(pattern, policy) for pattern, policy in optimize.items()}
 
 

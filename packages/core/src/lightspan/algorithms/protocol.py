@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from lightspan.engines.protocol import EngineCapabilities, TokenEngine
+from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.learners.protocol import (
     Critic,
     Learner,
@@ -47,6 +49,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """Starting weights; None for the algorithm's."""
     lora: LoRA | None = None
+
+    @short_tracebacks
+    def __post_init__(self) -> None:
+        for name in ("name", "model"):
+            value: Any = getattr(self, name)
+            if value is not None and (not isinstance(value, str | PathLike) or not str(value)):
+                raise ConfigError(f"Policy: {name}={value!r} must be a text that is not empty")
 
 
 class PolicySpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
+from lightspan.schema.checks import (
+    LONGEST_S,
+    check_choice,
+    check_device_name,
+    check_number,
+    check_whole,
+)
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 
@@ -60,8 +66,10 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("Torch: token_budget", self.token_budget, 1)
         if self.dtype is not None:
             check_choice("Torch: dtype", self.dtype, DTYPES)
-        check_number("Torch: start_s", self.start_s, above=0)
-        check_number("Torch: timeout_s", self.timeout_s, above=0)
+        if not isinstance(self.share_prefixes, bool):
+            raise ConfigError(f"Torch: share_prefixes={self.share_prefixes!r}: use True or False")
+        check_number("Torch: start_s", self.start_s, above=0, high=LONGEST_S)
+        check_number("Torch: timeout_s", self.timeout_s, above=0, high=LONGEST_S)
 
     def placed(self, device: str, *, started: int = 0) -> tuple[str, ...]:
         """The device of each rank.

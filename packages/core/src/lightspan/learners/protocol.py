@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -27,20 +27,37 @@ ImportanceLevel = Literal["token", "sequence"]
 class LoRA(msgspec.Struct, frozen=True, kw_only=True):
     """Low-rank adapters instead of full weights.
 
+    Args:
+        target_modules: the names of layers, in any sequence; or one text, which is
+            `"all-linear"` or a pattern as PEFT has it.
+
     Raises:
-        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1).
+        ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1), targets that
+            are no names.
     """
 
     rank: int = 16
     alpha: int = 32
     dropout: float = 0.0
-    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    target_modules: Sequence[str] | Literal["all-linear"] = "all-linear"
 
     @short_tracebacks
     def __post_init__(self) -> None:
         check_whole("LoRA: rank", self.rank, 1)
         check_number("LoRA: alpha", self.alpha, above=0)
         check_number("LoRA: dropout", self.dropout, low=0, below=1)
+        targets: Any = self.target_modules
+        if isinstance(targets, str) and targets:
+            return
+        is_list = isinstance(targets, Sequence | Set) and not isinstance(targets, str)
+        if not is_list or not targets or not all(isinstance(t, str) and t for t in targets):
+            raise ConfigError(
+                f"LoRA: target_modules={targets!r} must be names of layers, such as "
+                '["q_proj", "v_proj"], or "all-linear"'
+            )
+        # PEFT's usual form is a list, and what is equal is looked up by its hash
+        ordered = sorted(targets) if isinstance(targets, Set) else targets
+        msgspec.structs.force_setattr(self, "target_modules", tuple(ordered))
 
 
 def check_lora(lora: object) -> None:

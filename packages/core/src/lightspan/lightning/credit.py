@@ -287,8 +287,10 @@ def parse_credit(credit: str | Credit) -> Credit:
     """The rule that `credit=` asks for: one of `CREDITS`, with its defaults, or a rule.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or what is no rule.
     """
+    if isinstance(credit, type) or not (isinstance(credit, str) or callable(credit)):
+        raise ConfigError(f"credit={credit!r}: use {', '.join(map(repr, CREDITS))} or a rule")
     if not isinstance(credit, str):
         return credit
     if credit not in _NAMED:

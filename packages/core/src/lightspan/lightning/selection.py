@@ -29,6 +29,10 @@ Frozen = str | LLM | Mapping[str, str | LLM | None] | None
 """What `frozen=` takes."""
 
 
+LONGEST_NAME: Final = 100
+"""Of a policy, in bytes: file systems take 255 of a name, and ours stand before and after it."""
+
+
 class Verdict(StrEnum):
     """What became of a call."""
 
@@ -303,7 +307,7 @@ def parse_optimize(
         )
     for pattern, policy in named.items():
         _checked(pattern, "a pattern")
-        _checked(policy, f"the policy of {pattern!r}")
+        _check_name(_checked(policy, f"the policy of {pattern!r}"))
         if policy == BASE_POLICY:
             raise ConfigError(f"optimize: {policy!r} means the starting weights; rename the policy")
     return named
@@ -316,6 +320,17 @@ def _checked(value: object, what: str) -> str:
             f"not {value!r}"
         )
     return value
+
+
+def _check_name(policy: str) -> None:
+    """A policy's name is that of the folder of its model, and of a model to clients."""
+    is_folder = policy not in (".", "..") and not {"/", "\\"} & set(policy)
+    if is_folder and policy.isprintable() and len(policy.encode()) <= LONGEST_NAME:
+        return
+    raise ConfigError(
+        f"optimize: the policy {policy[:LONGEST_NAME]!r} cannot be the name of the folder of its "
+        f"model: use at most {LONGEST_NAME} bytes of printable text without `/` and `\\`"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,21 @@ from urllib.parse import urlsplit
 from lightspan.errors import ConfigError
 
 _UNBOUNDED: Final = (None, math.inf, -math.inf)
+MOST_SEED: Final = 2**63 - 1
+"""What generators of random numbers take."""
+LONGEST_S: Final = 1e9
+"""What clocks and timers take, and more than 30 years."""
 
 
-def check_whole(name: str, value: object, low: int) -> None:
-    """Raise `ConfigError` unless the value is a whole number of at least `low`."""
+def check_whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise `ConfigError` unless the value is a whole number of at least `low`, and at most
+    `high`."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name}={value!r} must be a whole number of at least {low}")
     if int(value) < low:
         raise ConfigError(f"{name}={value!r} must be at least {low}")
+    if high is not None and int(value) > high:
+        raise ConfigError(f"{name}={value!r} must be at most {high}")
 
 
 def check_number(
@@ -74,9 +81,9 @@ def check_url(url: str, what: str) -> None:
         )
 
 
-def check_device_name(device: str) -> None:
+def check_device_name(device: object) -> None:
     """Raise `ConfigError` for a kind of device that models cannot be on. Loads no torch."""
-    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+    if not isinstance(device, str) or re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f'device={device!r} is unknown: use "cpu", or "cuda" for a GPU ("cuda:1" for the '
             "second)"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
-from lightspan.errors import UnsupportedError
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.verl.description import Verl
@@ -43,7 +44,26 @@ def make_learner(settings: TrainerSettings) -> Learner:
     from lightspan.learners.torch import TorchLearner
 
     own = settings.learner_options or {}
+    _check_options("learner_options", own, TorchLearner, beside={*options, "device"})
     return TorchLearner(models, device=settings.device, **options, **own)
+
+
+def _check_options(
+    name: str, options: Mapping[str, Any], part: type, *, beside: Collection[str]
+) -> None:
+    """Raise `ConfigError` for an option that an embedded part does not take, or that the trainer
+    sets itself.
+
+    Args:
+        beside: what that is.
+    """
+    _, *known = inspect.signature(part).parameters  # the first are the policies
+    known = [option for option in known if option not in beside]
+    if unknown := [option for option in options if option not in known]:
+        raise ConfigError(
+            f"{name}={dict(options)!r:.80}: the embedded {name.partition('_')[0]} takes no "
+            f"{unknown[0]!r} there; it takes {', '.join(known)}"
+        )
 
 
 def close_learner(learner: Learner) -> None:
@@ -70,6 +90,7 @@ def make_engine(settings: TrainerSettings, *, seed: int) -> TokenEngine:
     from lightspan.engines.transformers import TransformersEngine
 
     beside, options = embedded_lora(settings), settings.engine_options or {}
+    _check_options("engine_options", options, TransformersEngine, beside={"device"})
     return TransformersEngine(
         models, device=settings.device, **{"seed": seed, **options, "lora": beside}
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
@@ -23,7 +24,13 @@ from lightspan.learners.ranks.torchrun import started
 from lightspan.learners.verl.description import Verl
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
-from lightspan.schema.checks import check_choice, check_device_name, check_number, check_whole
+from lightspan.schema.checks import (
+    LONGEST_S,
+    check_choice,
+    check_device_name,
+    check_number,
+    check_whole,
+)
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
 from lightspan.stores import public_url
@@ -40,6 +47,25 @@ RECORDED: Final = (
     *("checkpoint_every", "device", "metric", "cluster"),
 )
 """What `config.json` says of a trainer as it was given."""
+
+
+_LEAST: Final = {
+    "steps": 0,
+    "checkpoint_every": 1,
+    "validate_every": 1,
+    "max_frozen_calls": 0,
+}
+_PARTS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "engine": ((VLLM,), "generate"),
+    "learner": ((Torch, Verl), "update"),
+    "runners": ((Integral,), "start"),
+}
+"""Part → what describes it, and what an instance of one's own can do."""
+_SHOWN_KINDS: Final = {
+    "engine": ("VLLM(…)", "an engine", "None"),
+    "learner": ("Torch(…)", "Verl(…)", "a learner", "None"),
+    "runners": ("a number", "LocalRunners(…)", "runners of your own"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +102,12 @@ class TrainerSettings:
     gateway: str | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 0:
-            raise ConfigError(f"steps={self.steps} must not be negative")
+        self._check_parts()
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, least)
         check_number("epochs", self.epochs, above=0)
-        check_number("lease_s", self.lease_s, above=0)
-        if self.checkpoint_every < 1:
-            raise ConfigError(f"checkpoint_every={self.checkpoint_every} must be at least 1")
-        if self.validate_every is not None and self.validate_every < 1:
-            raise ConfigError(f"validate_every={self.validate_every} must be at least 1, or None")
+        check_number("lease_s", self.lease_s, above=0, high=LONGEST_S)
         if self.validate_temperature is not None:
             check_number("validate_temperature", self.validate_temperature, low=0)
         self._check_choice_of_step()
@@ -91,8 +115,6 @@ class TrainerSettings:
             raise ConfigError(
                 f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
             )
-        if self.max_frozen_calls is not None and self.max_frozen_calls < 0:
-            raise ConfigError(f"max_frozen_calls={self.max_frozen_calls} must not be negative")
         if self.engine is not None and self.engine_options:
             raise ConfigError("engine_options apply only to the embedded engine: leave engine= out")
         if isinstance(self.learner, Torch | Verl) and self.learner_options:
@@ -141,6 +163,16 @@ class TrainerSettings:
     def described(self) -> Torch:
         """The learner in words: what was given as such, else the plain one."""
         return self.learner if isinstance(self.learner, Torch) else Torch()
+
+    def _check_parts(self) -> None:
+        """Raise `ConfigError` for what cannot be an engine, a learner, or runners."""
+        for name, (described, method) in _PARTS.items():
+            given = getattr(self, name)
+            if isinstance(given, described) or (given is None and name != "runners"):
+                continue
+            if isinstance(given, type | str | bool) or not callable(getattr(given, method, None)):
+                kinds = " or ".join(_SHOWN_KINDS[name])
+                raise ConfigError(f"{name}={given!r:.80}: give {kinds}")
 
     def _check_ranks(self) -> None:
         if isinstance(self.learner, Torch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,8 +43,13 @@ def main(arguments: Sequence[str]) -> None:
     rank, path, timeout_s, *devices = arguments
     store = dist.FileStore(path, len(devices))
     store.set(ready(int(rank)), runs())
-    if not serve(Group(store, int(rank), devices, timeout_s=float(timeout_s))):
-        os._exit(LOST)  # at once, so that the trainer sees which of its ranks does not end
+    try:
+        if not serve(Group(store, int(rank), devices, timeout_s=float(timeout_s))):
+            os._exit(LOST)  # at once, so that the trainer sees which of its ranks does not end
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # an interpreter that ends in order aborts: the lifeline's thread reads stdin
 
 
 def _hold_lifeline() -> None:
