@@ -22,6 +22,7 @@ from lightspan.engines.weights import load_model
 from lightspan.errors import ConfigError, DataError, ModelError, RankError
 from lightspan.learners import LoRA, Optimizer, PolicyLoss
 from lightspan.learners.ranks.learner import Ranks, RanksLearner
+from lightspan.learners.ranks.processes import Processes
 from lightspan.learners.ranks.shares import shares
 from lightspan.learners.torch import TorchLearner
 from lightspan.lightning.rows import Constraint, Row
@@ -336,6 +337,10 @@ def test_ranks_end_with_a_killed_trainer() -> None:
     with trainer:
         assert trainer.stdout is not None
         rank = psutil.Process(int(trainer.stdout.readline()))
+        folder = Path(rank.cmdline()[4]).parent
         assert rank.is_running()
         trainer.kill()
     rank.wait(10)
+    assert folder.is_dir()
+    Processes(["cpu"], timeout_s=60).end()  # the next run removes what is left
+    assert not folder.exists()

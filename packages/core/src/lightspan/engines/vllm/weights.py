@@ -6,14 +6,11 @@ engine is closed; one whose trainer was killed is removed by the next engine tha
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import math
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from lightspan.engines.hub import cannot_load, locate
 from lightspan.engines.protocol import LoRAWeights
 from lightspan.engines.tokenizer import context_length
 from lightspan.errors import ConfigError, EngineError, EngineMemoryError, ModelError
+from lightspan.passing import PassingFolder
 
 PREFIX: Final = "lightspan-weights-"
 LABEL: Final = "lightspan-"
@@ -31,7 +29,6 @@ HEAD: Final = "lm_head.weight"
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_LOCK: Final = "lock"
 _LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
 """How layers are called that any model has which vLLM serves with LoRA."""
 
@@ -225,15 +222,14 @@ class Exchange:
     """
 
     def __init__(self, parent: str) -> None:
-        sweep(parent, PREFIX)
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._passing = PassingFolder(PREFIX, parent)
         except OSError as error:
             raise ConfigError(
                 f"VLLM: exchange={parent!r}, where weights are handed over, cannot be written: "
                 f"{error.strerror}; give a folder in memory that servers can read"
             ) from error
-        self._lock = locked(self.folder)
+        self.folder = self._passing.path
 
     def write(
         self, blueprint: Blueprint, weights: Mapping[str, Any], policy: str, version: int
@@ -312,10 +308,7 @@ class Exchange:
 
     def close(self) -> None:
         """Remove it. Idempotent."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._passing.close()
 
     def _full(self, what: str, reason: str) -> EngineError:
         parent = self.folder.parent
@@ -329,26 +322,6 @@ class Exchange:
 
 def _whole(blueprint: Blueprint, policy: str) -> str:
     return f"the weights of policy {policy}, {_mib(blueprint.bytes)} as {blueprint.dtype}"
-
-
-def sweep(parent: str, prefix: str) -> None:
-    """Remove what trainers that were killed left behind: folders of this prefix that are free."""
-    for folder in Path(parent).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if folder.lstat().st_uid != os.getuid():  # to open what is in it could wait for ever
-                continue
-            with open(folder / _LOCK) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its trainer lives
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def locked(folder: Path) -> int:
-    """The descriptor of a lock file, which is locked before it can be seen."""
-    unseen = folder / f"{_LOCK}-"
-    lock = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    unseen.rename(folder / _LOCK)
-    return lock
 
 
 def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from lightspan.errors import RankError
 from lightspan.learners.ranks.group import Group, GroupError, check_same, dist, ready
+from lightspan.passing import PassingFolder
 
 MODULE: Final = "lightspan.learners.ranks.worker"
 GRACE_S: Final = 5.0
@@ -39,12 +40,13 @@ class Processes:
 
     def __init__(self, devices: Sequence[str], *, timeout_s: float) -> None:
         self.devices = tuple(devices)
-        self._folder = Path(tempfile.mkdtemp(prefix="lightspan-ranks-"))  # nobody else reads it
+        passing = PassingFolder("lightspan-ranks-", tempfile.gettempdir())
+        self._folder = passing.path
         self._path = self._folder / "rendezvous"
         self._timeout_s = timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
         # also where nobody calls `end`: at the end of the interpreter
-        self._end = weakref.finalize(self, end_children, self._children, self._folder)
+        self._end = weakref.finalize(self, _end, self._children, passing)
         for rank in range(1, len(self.devices)):
             self._children.append(self._start(rank))
 
@@ -151,6 +153,11 @@ def how_it_ended(status: int) -> str:
     name = signal.Signals(-status).name
     hint = ", which the kernel does where the host's memory runs out" if status == -9 else ""
     return f"was ended by {name}{hint}"
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], passing: PassingFolder) -> None:
+    end_children(children, passing.path)
+    passing.close()
 
 
 def end_children(children: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from torch import Tensor
 from lightspan.engines.hub import locate
 from lightspan.engines.protocol import LoRAWeights, TokenEngine
 from lightspan.engines.sizes import count_parameters
-from lightspan.engines.vllm.weights import locked, sweep
 from lightspan.errors import (
     CheckpointError,
     ConfigError,
@@ -67,6 +65,7 @@ from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.team import GO_ON, Team
 from lightspan.learners.verl.workers import Workers
 from lightspan.lightning.rows import Row
+from lightspan.passing import PassingFolder
 
 CAPABILITIES: Final = LearnerCapabilities(
     policies=None,
@@ -503,14 +502,11 @@ def _passing_folder(size: int) -> Iterator[Path]:
     place = Path(tempfile.gettempdir())
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > size:
         place = _MEMORY
-    sweep(str(place), _PREFIX)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    lock = locked(folder)
+    passing = PassingFolder(_PREFIX, place)
     try:
-        yield folder
+        yield passing.path
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        passing.close()
 
 
 def check_options(
