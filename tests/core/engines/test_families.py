@@ -236,6 +236,8 @@ async def test_the_engine_s_option(folder: Path, tokenizer: TransformersTokenize
     day = datetime.date(2031, 2, 3)
     engine = TransformersEngine({"writer": folder}, tool_parser="json", template_date=day)
     assert engine.tokenizer("writer").tool_parser == "json"
+    with pytest.raises(ConfigError, match=r"template_date='2031-02-03' must be a date, such as"):
+        TransformersEngine({"writer": folder}, template_date="2031-02-03")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave tool_parser= out"):
         TransformersEngine({"writer": folder}, tokenizers={"writer": tokenizer}, tool_parser="json")
 

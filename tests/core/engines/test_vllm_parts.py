@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -60,8 +61,12 @@ class TestDescription:
         [
             ({}, "neither was given"),
             ({"python": "p", "addresses": [HERE]}, "both was given"),
-            ({"addresses": HERE}, "lists of texts"),
+            ({"addresses": HERE}, "must be a list of texts"),
             ({"addresses": ["10.0.0.7:8000"]}, "no http or https URL"),
+            (
+                {"addresses": ["http://me:secret@127.0.0.1:1"]},
+                r"of 127\.0\.0\.1 has a user or a pass",
+            ),
             ({"addresses": ["http://10.0.0.7:8000"]}, r"allow=\['10.0.0.7'\]"),
             ({"addresses": ["http://127.0.0.1.example.org"]}, "on another machine"),
             ({"addresses": [HERE, HERE]}, "given twice"),
@@ -76,7 +81,6 @@ class TestDescription:
             ({"python": "p", "start_s": 0}, "start_s=0"),
             ({"python": "p", "context_length": 1}, "context_length=1"),
             ({"python": "p", "dtype": "int8"}, "dtype='int8'"),
-            ({"python": "p", "arguments": [8]}, "argument 8"),
             (
                 {"python": "p", "arguments": ["--tensor-parallel-size", "two"]},
                 "--tensor-parallel-size 'two': it must be a whole number of at least 1",
@@ -97,6 +101,140 @@ class TestDescription:
     def test_what_cannot_be_honoured(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             VLLM(**options)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"python": None}, "python=None must be a path, such as '.venv-vllm/bin/python'"),
+            ({"python": True}, "python=True must be a path, such as '.venv-vllm/bin/python'"),
+            ({"exchange": 5}, "exchange=5 must be a path, such as '/dev/shm'"),
+            ({"exchange": ""}, "exchange='' must be a folder, such as '/dev/shm'"),
+            (
+                {"trainer_host": 5},
+                "trainer_host=5 must be this machine's address as a text, such as '127.0.0.1'",
+            ),
+            ({"merge": "no"}, "merge='no' must be True or False"),
+            ({"merge": None}, "merge=None must be True or False"),
+            (
+                {"template_date": "2024-01-01"},
+                "template_date='2024-01-01' must be a date, such as datetime.date(2026, 11, 20)",
+            ),
+            (
+                {"servers": 10**9},
+                "servers=1000000000 must be at most 1024: each is a process with a copy of the "
+                "model",
+            ),
+            (
+                {"addresses": [5]},
+                "addresses=[5] must be a list of texts, and 5 is none: write it as in "
+                "['http://127.0.0.1:8000']",
+            ),
+            (
+                {"addresses": 5},
+                "addresses=5 must be a list of texts, such as ['http://127.0.0.1:8000']",
+            ),
+            (
+                {"addresses": {"sql": HERE}},
+                "addresses['sql']='http://127.0.0.1:8000' must be a list of texts, such as "
+                "['http://127.0.0.1:8000']",
+            ),
+            (
+                {"addresses": {5: [HERE]}},
+                "addresses= has 5 for the name of a policy: write it as a text, as in "
+                "{'sql': ['http://127.0.0.1:8000']}",
+            ),
+            ({"allow": None}, "allow=None must be a list of texts, such as ['10.0.0.7']"),
+            (
+                {"arguments": None},
+                "arguments=None must be a list of texts, such as ['--max-num-seqs', '64']",
+            ),
+            (
+                {"arguments": ["--max-num-seqs", 8]},
+                "arguments=['--max-num-seqs', 8] must be a list of texts, and 8 is none: write it "
+                "as in ['--max-num-seqs', '64']",
+            ),
+            (
+                {"environment": {"VLLM_CPU_KVCACHE_SPACE": 4}},
+                "environment= has VLLM_CPU_KVCACHE_SPACE=4, which must be a text: write it as in "
+                "{'VLLM_CPU_KVCACHE_SPACE': '4'}",
+            ),
+            (
+                {
+                    "arguments": ["--tensor-parallel-size", "2"],
+                    "environment": {"CUDA_VISIBLE_DEVICES": 0},
+                },
+                "environment= has CUDA_VISIBLE_DEVICES=0, which must be a text: write it as in "
+                "{'CUDA_VISIBLE_DEVICES': '0'}",
+            ),
+            (
+                {"environment": {"A": None}},
+                "environment= has A=None, which must be a text: write it as in "
+                "{'VLLM_CPU_KVCACHE_SPACE': '4'}",
+            ),
+            (
+                {"environment": {"A=1": "2"}},
+                "environment= has 'A=1' for the name of a variable: write it as in "
+                "{'VLLM_CPU_KVCACHE_SPACE': '4'}",
+            ),
+            *(
+                (
+                    {"environment": given},
+                    f"environment={given!r} must map names to texts, such as "
+                    "{'VLLM_CPU_KVCACHE_SPACE': '4'}",
+                )
+                for given in ("A=1", ["A=1"], None)
+            ),
+        ],
+    )
+    def test_values_of_another_kind(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            VLLM(**{"python": "p", **options})
+        assert str(caught.value) == f"VLLM: {message}"
+
+    def test_values_as_they_should_be(self) -> None:
+        vllm = VLLM(
+            python=Path("env/python"),  # type: ignore[arg-type]
+            servers=1024,
+            environment={"A": "1"},
+            template_date=datetime.date(2024, 1, 1),
+        )
+        assert (vllm.python, vllm.environment) == ("env/python", {"A": "1"})
+
+    @pytest.mark.parametrize(
+        "again",
+        [
+            "http://localhost:8000",
+            f"{HERE}/",
+            f"{HERE}/v1",
+            f"{HERE}/v1/",
+            "HTTP://127.0.0.1:8000",
+        ],
+    )
+    def test_one_server_under_two_spellings(self, again: str) -> None:
+        message = (
+            f"VLLM: the address {again} is given twice (once as {HERE}); a server has the weights "
+            "of one policy, or LoRA of several beside those of one model"
+        )
+        with pytest.raises(ConfigError) as caught:
+            VLLM(addresses=(HERE, again))
+        assert str(caught.value) == message
+        with pytest.raises(ConfigError) as caught:
+            VLLM(addresses={"a": (HERE,), "b": (again,)}).addresses_of([["a"], ["b"]])
+        assert str(caught.value) == message
+
+    def test_the_port_that_goes_without_saying(self) -> None:
+        with pytest.raises(ConfigError, match="localhost:80 is given twice"):
+            VLLM(addresses=("http://127.0.0.1", "http://localhost:80"))
+
+    def test_different_servers(self) -> None:
+        different = (HERE, OTHER, "http://127.0.0.2:8000", "http://[::1]:8000", f"{HERE}/other")
+        assert VLLM(addresses=different).addresses == different
+
+    def test_what_is_said_to_who_waits(self) -> None:
+        lists = {"a": (HERE, OTHER), "b": (HERE, OTHER)}
+        said = f"looking for the vLLM servers at {HERE}, {OTHER}"
+        assert VLLM(addresses=lists).waiting(Path("run")) == said
+        assert VLLM(addresses=(HERE, OTHER)).waiting(Path("run")) == said
 
     @pytest.mark.parametrize("flag", sorted(OURS))
     def test_flags_that_are_set_already_are_refused_however_they_are_spelled(

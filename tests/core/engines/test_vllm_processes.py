@@ -3,6 +3,8 @@ but takes its flags and speaks its routes."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,9 @@ from safetensors.torch import load_file
 from lightspan.engines.protocol import GenerationRequest
 from lightspan.engines.vllm.description import VLLM
 from lightspan.engines.vllm.engine import VLLMEngine
+from lightspan.engines.vllm.process import Process
 from lightspan.errors import EngineError
+from lightspan.runners.command.process import guarding
 from lightspan.schema.tokens import Sampling
 from lightspan.testing.engine_suite import generate
 from lightspan.testing.tiny import tiny_model
@@ -130,13 +134,53 @@ async def test_one_that_dies_of_every_call_is_given_up(
             await anext(aiter(engine.generate(request, stream=False)))
 
 
-async def test_one_that_cannot_start(folder: Path, tmp_path: Path) -> None:
+async def test_one_that_cannot_start(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\necho one\necho ValueError: no such flag\nexit 3\n")
     path.chmod(0o700)
     with pytest.raises(EngineError, match=r"(?s)ended with status 3; .*ValueError: no such flag"):
         async with running(folder, tmp_path, str(path)):
             pass
+    assert "is lost" not in caplog.text, "it was never there"
+
+
+async def test_why_no_process_could_be_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wrong: Any = {"A": 4}
+    async with guarding() as watchdog:
+        process = Process(["/bin/true"], wrong, log, socket=tmp_path / "s", watchdog=watchdog)
+        await process.ended.wait()
+        assert str(process.failure("the server")) == (
+            "the server could not be started: TypeError: expected str, bytes or os.PathLike "
+            "object, not int"
+        )
+        await process.stop()
+
+
+async def test_one_whose_log_is_gone(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    removing = ["/bin/rm", str(log)]
+    async with guarding() as watchdog:
+        process = Process(removing, os.environ, log, socket=tmp_path / "s", watchdog=watchdog)
+        await process.ended.wait()
+        assert str(process.failure("the server")) == (
+            f"the server ended with status 0; {log} is not there"
+        )
+        await process.stop()
+
+
+async def test_one_whose_log_cannot_be_written(tmp_path: Path) -> None:
+    """What the shell says of it is told."""
+    log = tmp_path / "log" / "log"
+    log.parent.mkdir()
+    async with guarding() as watchdog:
+        process = Process(["/bin/true"], os.environ, log, socket=tmp_path / "s", watchdog=watchdog)
+        log.mkdir()
+        await process.ended.wait()
+        assert re.search("(?i)is a directory$", str(process.failure("the server")))
+        await process.stop()
 
 
 @pytest.mark.faults

@@ -154,6 +154,7 @@ async def test_who_reads_a_stream_is_told_that_its_client_was_closed(folder: Pat
     await server.start()
     client = Client("the server")
     await client.open(server.address)
+    await client.facts()
     parts = client.complete(
         PROMPT, Sampling(), request_id="r", max_tokens=3, eos_ids=[], stream=True
     )
@@ -292,9 +293,9 @@ async def test_the_last_server_that_is_gone_for_good_ends_the_policy(
     async with served(folder, tmp_path, server) as engine:
         wait_no_longer_than(engine, 0.05)
         await server.stop()
-        with pytest.raises(EngineError, match=r"did not answer within 0\.05 s \(VLLM\(start_s="):
+        with pytest.raises(EngineError, match=r"was not ready within 0\.05 s \(VLLM\(start_s="):
             await generate(engine, PROMPT)
-        with pytest.raises(EngineError, match="did not answer"):
+        with pytest.raises(EngineError, match="was not ready"):
             engine.usage()
 
 
@@ -430,7 +431,7 @@ async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch)
 async def test_nobody_there(folder: Path, tmp_path: Path) -> None:
     vllm = VLLM(addresses=("http://127.0.0.1:9",), exchange=str(tmp_path), start_s=0.05)
     engine = VLLMEngine(vllm, {"writer": folder}, logs=tmp_path)
-    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9 did not answer"):
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9 was not ready"):
         await engine.start()
     with pytest.raises(EngineClosedError):
         await generate(engine, PROMPT)
@@ -445,8 +446,14 @@ async def test_an_interpreter_without_vllm(folder: Path, tmp_path: Path) -> None
 
 
 def test_no_interpreter(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no interpreter"):
-        VLLMEngine(VLLM(python="/no/such"), {"writer": folder}, logs=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        VLLMEngine(VLLM(python=".venv/no/such"), {"writer": folder}, logs=tmp_path)
+    assert str(caught.value) == (
+        "VLLM: python='.venv/no/such' is no interpreter: there is no such program; make vLLM's "
+        "environment first, such as with `python3 -m venv .venv-vllm && .venv-vllm/bin/pip install "
+        "vllm`, on a machine without a GPU as docs/vllm.md says, and give the path of its "
+        "interpreter"
+    )
 
 
 async def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:

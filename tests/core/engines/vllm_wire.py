@@ -81,6 +81,8 @@ class Wire:
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """Route → status and text, once."""
+        self.says: dict[str, tuple[int, bytes]] = {}
+        """Route → status and body of what it answers instead. A redirect leads to `/v1/models`."""
         self.dies: set[str] = set()
         """Routes at which it is killed, once, and started again."""
         self.paused = asyncio.Event()
@@ -97,7 +99,7 @@ class Wire:
 
     async def start(self, socket: str = "") -> None:
         """Listen there, or where it did before."""
-        app = web.Application()
+        app = web.Application(middlewares=[self._instead])
         app.router.add_get("/health", self._empty)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/weight_info", self._info)
@@ -149,6 +151,15 @@ class Wire:
             status, text = found
             kind = {400: web.HTTPBadRequest, 404: web.HTTPNotFound}
             raise kind.get(status, web.HTTPInternalServerError)(text=text)
+
+    @web.middleware
+    async def _instead(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path not in self.says:
+            answer: web.StreamResponse = await handler(request)
+            return answer
+        status, body = self.says[request.path]
+        headers = {"Location": "/v1/models"} if status == 302 else None
+        return web.Response(status=status, body=body, headers=headers)
 
     async def _empty(self, request: web.Request) -> web.Response:
         self._refusal(request)

@@ -79,6 +79,18 @@ def test_log_probabilities_that_are_no_numbers_do_not_pass(
         check_probes([wrong], "p", 3, learner)
 
 
+def test_an_answer_without_tokens_does_not_pass(folder: Path, learner: TorchLearner) -> None:
+    fine = probe(load_model(folder))
+    empty = msgspec.structs.replace(fine, where="server 1", ids=[], logprobs=[])
+    with pytest.raises(EngineError) as caught:
+        check_probes([fine, empty], "p", 3, learner)
+    assert str(caught.value) == (
+        "server 1 answered a prompt of 5 tokens with none after the update of policy p to version "
+        "3: so it cannot be told whether it has the learner's weights. Nothing more is trained. "
+        "The last checkpoint is whole"
+    )
+
+
 def test_another_version_does_not_pass(folder: Path, learner: TorchLearner) -> None:
     with pytest.raises(EngineError, match="version 3 after the update to 4"):
         check_probes([probe(load_model(folder))], "p", 4, learner)

@@ -19,6 +19,7 @@ from typing import Any, Final, get_args
 from lightspan.engines.hub import cannot_load, locate
 from lightspan.engines.protocol import ChatTokenizer, ToolParserName
 from lightspan.errors import ConfigError, ContextOverflowError, ModelError
+from lightspan.schema.checks import check_date
 from lightspan.schema.messages import CALL_CLOSE, CALL_OPEN, PYTHON_TAG
 
 TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
@@ -57,7 +58,7 @@ class TransformersTokenizer(ChatTokenizer):
         date: what chat templates that ask for today's date are told.
 
     Raises:
-        ConfigError: an unknown tool parser.
+        ConfigError: an unknown tool parser; a date that is none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class TransformersTokenizer(ChatTokenizer):
         if tool_parser is not None and tool_parser not in get_args(ToolParserName):
             parsers = ", ".join(get_args(ToolParserName))
             raise ConfigError(f"tool_parser={tool_parser!r} is none of {parsers}")
+        check_date("template_date", date)
         self.tokenizer = tokenizer
         self.name = name or str(getattr(tokenizer, "name_or_path", "") or "the model")
         self._context_length = context_length

@@ -34,6 +34,7 @@ Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 GREETING_S: Final = 60.0
 """How long a process has to say what it is."""
 OLDEST_PYTHON: Final = (3, 11)
+MAKE_APPS: Final = "make the app's environment first, such as with `python3 -m venv .venv-app`"
 
 # The other side may have no lightspan, or another one: nothing but the standard library is relied
 # on before it has said so. A working folder is no place for modules.
@@ -67,8 +68,14 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot be a runner."""
 
 
-def find_interpreter(python: str | os.PathLike[str]) -> str:
+def find_interpreter(
+    python: str | os.PathLike[str], *, option: str = "python", remedy: str = MAKE_APPS
+) -> str:
     """The interpreter's path, links kept: they tell a virtual environment.
+
+    Args:
+        option: what it was given as.
+        remedy: what to do where there is no such program.
 
     Raises:
         ConfigError: there is no such program.
@@ -83,11 +90,8 @@ def find_interpreter(python: str | os.PathLike[str]) -> str:
     elif Path(path).exists():
         hint = "it cannot be executed"
     else:
-        hint = (
-            "there is no such program; make the app's environment first, such as with "
-            "`python3 -m venv .venv-app`"
-        )
-    raise ConfigError(f"python={path!r} is no interpreter: {hint}")
+        hint = f"there is no such program; {remedy}"
+    raise ConfigError(f"{option}={path!r} is no interpreter: {hint}")
 
 
 def app_folders(folders: Folders | None) -> list[str]:

@@ -19,8 +19,16 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
 
     Raises:
         EngineError: the log-probabilities of something that answers are others, or it has another
-            version.
+            version, or answers with no tokens, which say nothing.
     """
+    for probe in probes:
+        if not probe.ids:
+            raise EngineError(
+                f"{probe.where} answered a prompt of {len(probe.prompt_ids)} tokens with none "
+                f"after the update of policy {policy} to version {version}: so it cannot be told "
+                "whether it has the learner's weights. Nothing more is trained. The last "
+                "checkpoint is whole"
+            )
     rows = [_row(probe, policy) for probe in probes]
     expected = learner.score(rows)
     gaps: dict[str, list[float]] = defaultdict(list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,6 +25,8 @@ KEPT_S: Final = 2.0
 finds it closed, as if the server were gone, and where the machine is busy the moment is long."""
 _HEALTH_S: Final = 10.0
 _DETAIL: Final = 500
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading foreign JSON may raise."""
 
 
 class Unreachable(EngineError):
@@ -32,7 +34,15 @@ class Unreachable(EngineError):
 
 
 class Refused(EngineError):
-    """The server says no."""
+    """The server says no, or what cannot be read.
+
+    Args:
+        status: of its answer.
+    """
+
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Part(NamedTuple):
@@ -61,6 +71,25 @@ class _Completion(msgspec.Struct):
     error: Any = None
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
+class _Results(msgspec.Struct):
+    results: Annotated[list[Facts], msgspec.Meta(min_length=1)]
+
+
+A = TypeVar("A")
+
+
 class Client:
     """One server's routes. Opened and closed on one event loop.
 
@@ -70,11 +99,14 @@ class Client:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.unwell: EngineError | None = None
+        """Why it was not healthy when it was last asked."""
         self._socket = self._base = ""
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
         self._model = ""
         self._workers = 1
+        self._vocabulary = 0
 
     async def open(self, address: str) -> None:
         """Begin with an empty pool of connections. Again after a restart."""
@@ -111,11 +143,12 @@ class Client:
     # --- what it is -----------------------------------------------------------------------
     async def is_healthy(self) -> bool:
         """Whether it answers, and its engine lives."""
+        self.unwell = None
         try:
             await self._call("GET", "/health", timeout_s=_HEALTH_S)
-        except EngineError:
-            return False
-        return True
+        except EngineError as error:
+            self.unwell = error
+        return self.unwell is None
 
     async def facts(self) -> Facts:
         """What it serves, and how.
@@ -124,8 +157,13 @@ class Client:
             ConfigError: it has no routes for that, or what it says cannot be read.
             Unreachable: as always.
         """
-        models = _json(await self._call("GET", "/v1/models"))
-        self._model = str(models["data"][0]["id"])
+        try:
+            models = await self._ask("/v1/models", _Models)
+        except Refused as error:
+            raise ConfigError(
+                f"there is no vLLM server at {self.address}, or it is too old: {error}"
+            ) from error
+        self._model = models.data[0].id
         try:
             answer = await self._call(
                 "POST", "/collective_rpc", {"method": "lightspan_facts", "timeout": 60}
@@ -133,20 +171,20 @@ class Client:
         except Refused as error:
             raise ConfigError(without_routes(self.address, str(error))) from error
         try:
-            facts = msgspec.convert(_json(answer)["results"][0], Facts)
-        except (msgspec.ValidationError, LookupError, TypeError) as error:
+            facts = self._read("/collective_rpc", answer, _Results).results[0]
+        except Refused as error:
             raise ConfigError(
                 f"the server at {self.address} says what this lightspan cannot read ({error}): "
                 "start it again with the lightspan_vllm.py of this version"
             ) from error
-        self._workers = facts.workers
+        self._workers, self._vocabulary = facts.workers, facts.vocabulary
         return facts
 
     async def label(self) -> str:
         """Of the weights that it has; `default` for those that it started with."""
         try:
-            return str(_json(await self._call("GET", "/weight_info"))["weight_version"])
-        except Refused as error:  # its engine is asked, which may have died
+            return (await self._ask("/weight_info", _WeightInfo)).weight_version
+        except Refused as error:  # its engine is asked, which may have died, or is another's now
             raise Unreachable(str(error)) from error
 
     # --- weights --------------------------------------------------------------------------
@@ -211,8 +249,7 @@ class Client:
     # --- LoRA -----------------------------------------------------------------------------
     async def loras(self) -> list[str]:
         """Names of those that it has and that a trainer of ours brought."""
-        models = _json(await self._call("GET", "/v1/models"))["data"]
-        names = [str(model["id"]) for model in models]
+        names = [model.id for model in (await self._ask("/v1/models", _Models)).data]
         return [name for name in names if name.startswith(LABEL) and name != self._model]
 
     async def load_lora(self, files: LoRAFiles) -> None:
@@ -236,7 +273,7 @@ class Client:
         eos_ids: Sequence[int],
         stream: bool,
     ) -> AsyncIterator[Part]:
-        """Sample after these ids. Without `stream` there is one part.
+        """Sample after these ids. Without `stream` there is one part. `facts` was called before.
 
         Args:
             request_id: by which it may be cut.
@@ -269,6 +306,7 @@ class Client:
                 f"{self._base}/v1/completions",
                 data=msgspec.json.encode(body),
                 headers={**_JSON, "X-Request-Id": request_id},
+                allow_redirects=False,
             ) as response:
                 if response.status != 200:
                     raise _refusal(self.address, response.status, await response.read())
@@ -287,7 +325,7 @@ class Client:
     def _part(self, payload: bytes) -> Part:
         try:
             completion = msgspec.json.decode(payload, type=_Completion)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise Refused(f"{self.address} answered what is no completion: {error}") from error
         if completion.error is not None:
             raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_DETAIL]}")
@@ -299,13 +337,40 @@ class Client:
             raise Refused(
                 f"{self.address} gives no token ids (return_token_ids): it is no vLLM, or too old"
             )
-        logprobs = [] if choice.logprobs is None else choice.logprobs.token_logprobs
-        if len(logprobs) != len(ids) or None in logprobs:
+        self._check_ids(ids)
+        given = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        logprobs = [value for value in given if value is not None]
+        if len(given) != len(ids) or len(logprobs) != len(ids):
+            null = len(given) - len(logprobs)
+            shown = f"{len(given)} log-probabilities" + (f", {null} of them null," if null else "")
             raise Refused(
-                f"{self.address} gave {len(logprobs)} log-probabilities for {len(ids)} tokens: "
-                "start it with --logprobs-mode processed_logprobs, and no --max-logprobs 0"
+                f"{self.address} gave {shown} for {len(ids)} tokens: start it with "
+                "--logprobs-mode processed_logprobs, and no --max-logprobs 0"
             )
-        return Part(ids, [value for value in logprobs if value is not None], choice.finish_reason)
+        return Part(ids, logprobs, choice.finish_reason)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raise `Refused` for what the model has no token for: nothing after this would say whose
+        fault it is."""
+        foreign = [token for token in ids if not 0 <= token < self._vocabulary]
+        if foreign:
+            raise Refused(
+                f"{self.address} gave token id {foreign[0]}, and those of its model are from 0 to "
+                f"{self._vocabulary - 1}: it is no vLLM, or something changes what it answers"
+            )
+
+    async def _ask(self, path: str, kind: type[A]) -> A:
+        return self._read(path, await self._call("GET", path), kind)
+
+    def _read(self, path: str, answer: bytes, kind: type[A]) -> A:
+        """What an answer says. Raises `Refused` where that cannot be read."""
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except msgspec.ValidationError as error:  # names what is missing
+            said = f"what vLLM would not: {error}"
+        except _UNREADABLE as error:
+            said = f"no JSON: {error}"
+        raise Refused(f"{self.address}{path} answered {said} ({_text(answer)!r})")
 
     async def _call(
         self,
@@ -320,14 +385,19 @@ class Client:
             async with (
                 asyncio.timeout(timeout_s),
                 self._open().request(
-                    method, f"{self._base}{path}", data=data, headers=_JSON
+                    method,
+                    f"{self._base}{path}",
+                    data=data,
+                    headers=_JSON,
+                    allow_redirects=False,  # one could lead to a machine that nobody allowed
                 ) as response,
             ):
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
         if response.status != 200:
-            raise Refused(f"{self.address}{path}: {response.status} {_text(answer)}")
+            said = _text(answer) or str(response.reason)
+            raise Refused(f"{self.address}{path}: {response.status} {said}", response.status)
         return answer
 
     def _open(self) -> aiohttp.ClientSession:
@@ -336,6 +406,9 @@ class Client:
         return self._session
 
     def _unreachable(self, error: BaseException) -> Unreachable:
+        if isinstance(error, aiohttp.ClientResponseError):
+            said = " ".join(error.message.split())  # it comes in several lines
+            return Unreachable(f"what answers at {self.address} does not speak HTTP: {said}")
         why = str(error) or type(error).__name__  # a timeout's message is empty
         return Unreachable(f"the vLLM server at {self.address} cannot be reached: {why}")
 
@@ -345,15 +418,8 @@ _JSON: Final = {"Content-Type": "application/json"}
 
 def _refusal(address: str, status: int, answer: bytes) -> EngineError:
     """A server whose engine died answers 500 until it ends."""
-    kind = Unreachable if status >= 500 else Refused
-    return kind(f"{address}/v1/completions: {status} {_text(answer)}")
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise Refused(f"what should be a vLLM server answers no JSON: {error}") from error
+    said = f"{address}/v1/completions: {status} {_text(answer)}"
+    return Unreachable(said) if status >= 500 else Refused(said, status)
 
 
 def _text(answer: bytes) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -13,7 +15,13 @@ import msgspec
 
 from lightspan.engines.protocol import ToolParserName
 from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.schema.checks import check_choice, check_number, check_url, check_whole
+from lightspan.schema.checks import (
+    check_choice,
+    check_date,
+    check_number,
+    check_url,
+    check_whole,
+)
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 TRANSFERS: Final = ("files", "gloo", "nccl")
@@ -45,6 +53,12 @@ OURS: Final[Mapping[str, str]] = {
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
 """How many devices share the model of a server."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+MOST_SERVERS: Final = 1024
+"""Of one policy: each is a process with a copy of the model."""
+# how each is written, for those who wrote something else
+_PATHS: Final = {"python": ".venv-vllm/bin/python", "exchange": "/dev/shm"}
+_ADDRESSES: Final = "['http://127.0.0.1:8000']"
+_VARIABLES: Final = "{'VLLM_CPU_KVCACHE_SPACE': '4'}"
 
 
 class Link(NamedTuple):
@@ -82,8 +96,8 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """Whether policies with LoRA have it merged into whole weights, and servers of their own, as
     other policies have: for a model whose layers vLLM has no LoRA for."""
     servers: int = 1
-    """To start for each policy, or for all that are LoRA beside the same model. The calls of one
-    rollout go to one of them."""
+    """To start for each policy, or for all that are LoRA beside the same model, 1024 at most. The
+    calls of one rollout go to one of them."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Of the weights that answer; None keeps the model's."""
     context_length: int | None = None
@@ -111,6 +125,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     @short_tracebacks
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._take_lists()
         if bool(self.python) == bool(self.addresses):
             given = "both" if self.python else "neither"
@@ -120,6 +135,11 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_addresses()
         check_whole("VLLM: servers", self.servers, 1)
+        if self.servers > MOST_SERVERS:
+            raise ConfigError(
+                f"VLLM: servers={self.servers} must be at most {MOST_SERVERS}: each is a process "
+                "with a copy of the model"
+            )
         check_number("VLLM: start_s", self.start_s, above=0)
         if self.dtype is not None:
             check_choice("VLLM: dtype", self.dtype, DTYPES)
@@ -190,22 +210,48 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             logs: the folder of what they say.
         """
         if self.addresses:
-            return "looking for the vLLM servers"
+            every = dict.fromkeys(address for each in self._lists for address in each)
+            return f"looking for the vLLM servers at {', '.join(every)}"
         return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
+
+    @property
+    def _lists(self) -> list[tuple[str, ...]]:
+        """Of addresses: one for each policy, or one of all."""
+        given = self.addresses
+        return list(given.values()) if isinstance(given, dict) else [given]
+
+    def _check_kinds(self) -> None:
+        for name, example in _PATHS.items():
+            value = getattr(self, name)
+            if not isinstance(value, str | os.PathLike):
+                raise ConfigError(f"VLLM: {name}={value!r} must be a path, such as {example!r}")
+        if not str(self.exchange):
+            raise ConfigError("VLLM: exchange='' must be a folder, such as '/dev/shm'")
+        if not isinstance(self.trainer_host, str) or not self.trainer_host:
+            raise ConfigError(
+                f"VLLM: trainer_host={self.trainer_host!r} must be this machine's address as a "
+                f"text, such as {LOOPBACK!r}"
+            )
+        if not isinstance(self.merge, bool):
+            raise ConfigError(f"VLLM: merge={self.merge!r} must be True or False")
+        if self.template_date is not None:
+            check_date("VLLM: template_date", self.template_date)
 
     def _take_lists(self) -> None:
         """Lists are as good as tuples, and later changes of the caller's do not count."""
         given: Any = self.addresses
-        several = isinstance(given, Mapping)
-        lists = [*(given.values() if several else [given]), self.arguments, self.allow]
-        if any(isinstance(each, str) for each in lists):
-            raise ConfigError("VLLM: addresses, allow and arguments are lists of texts, not a text")
-        listed = {name: tuple(each) for name, each in given.items()} if several else tuple(given)
+        if isinstance(given, Mapping):
+            listed: Any = {
+                _name_of(policy): _texts(f"addresses[{policy!r}]", each, _ADDRESSES)
+                for policy, each in given.items()
+            }
+        else:
+            listed = _texts("addresses", given, _ADDRESSES)
         kept = {
             "addresses": listed,
-            "allow": tuple(self.allow),
-            "arguments": tuple(self.arguments),
-            "environment": dict(self.environment),
+            "allow": _texts("allow", self.allow, "['10.0.0.7']"),
+            "arguments": _texts("arguments", self.arguments, "['--max-num-seqs', '64']"),
+            "environment": _variables(self.environment),
             "python": str(self.python),
             "exchange": str(self.exchange),
         }
@@ -213,14 +259,18 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, name, value)
 
     def _check_addresses(self) -> None:
-        given = self.addresses
-        lists = given.values() if isinstance(given, dict) else [given]
-        every = [address for addresses in lists for address in addresses]
-        if given and not all(lists):
-            raise ConfigError(f"VLLM: addresses={given!r}: each policy needs at least one")
-        for address in every:
+        lists = self._lists
+        if self.addresses and not all(lists):
+            raise ConfigError(f"VLLM: addresses={self.addresses!r}: each policy needs at least one")
+        for address in [address for each in lists for address in each]:
             check_url(address, "VLLM: the address")
-            host = urlsplit(address).hostname or ""
+            parts = urlsplit(address)
+            if "@" in parts.netloc:  # every message about the server would show it
+                raise ConfigError(
+                    f"VLLM: the address of {parts.hostname} has a user or a password, which its "
+                    "development routes do not ask for: give it without"
+                )
+            host = parts.hostname or ""
             if not (_is_loopback(host) or host in self.allow):
                 raise ConfigError(
                     f"VLLM: {address} is on another machine. Its development routes ask for no "
@@ -237,8 +287,6 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_arguments(self) -> None:
         for argument in self.arguments:
-            if not isinstance(argument, str):
-                raise ConfigError(f"VLLM: the argument {argument!r} must be a text")
             flag = argument.split("=", 1)[0].replace("_", "-")
             if flag in OURS:
                 raise ConfigError(
@@ -264,13 +312,72 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def _check_once(addresses: Sequence[str]) -> None:
-    twice = sorted({address for address in addresses if addresses.count(address) > 1})
-    if twice:
+def _texts(name: str, value: Any, example: str) -> tuple[str, ...]:
+    """Raise `ConfigError` unless it is a list of texts."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ConfigError(f"VLLM: {name}={value!r} must be a list of texts, such as {example}")
+    listed = tuple(value)
+    for each in listed:
+        if not isinstance(each, str):
+            raise ConfigError(
+                f"VLLM: {name}={list(listed)!r} must be a list of texts, and {each!r} is none: "
+                f"write it as in {example}"
+            )
+    return listed
+
+
+def _name_of(policy: Any) -> str:
+    if not isinstance(policy, str):
         raise ConfigError(
-            f"VLLM: the address {twice[0]} is given twice; a server has the weights of one policy, "
-            "or LoRA of several beside those of one model"
+            f"VLLM: addresses= has {policy!r} for the name of a policy: write it as a text, as in "
+            f"{{'sql': {_ADDRESSES}}}"
         )
+    return policy
+
+
+def _variables(value: Any) -> dict[str, str]:
+    """Raise `ConfigError` unless they are environment variables."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"VLLM: environment={value!r} must map names to texts, such as {_VARIABLES}"
+        )
+    for name, text in value.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ConfigError(
+                f"VLLM: environment= has {name!r} for the name of a variable: write it as in "
+                f"{_VARIABLES}"
+            )
+        if not isinstance(text, str) or "\0" in text:
+            fine = repr({name: str(text)}) if isinstance(text, int | float) else _VARIABLES
+            raise ConfigError(
+                f"VLLM: environment= has {name}={text!r}, which must be a text: write it as in "
+                f"{fine}"
+            )
+    return dict(value)
+
+
+def _check_once(addresses: Sequence[str]) -> None:
+    """Raise `ConfigError` where two are one server, however they are spelled."""
+    spelled: dict[object, str] = {}
+    for address in addresses:
+        former = spelled.get(_server(address))
+        if former is not None:
+            also = "" if former == address else f" (once as {former})"
+            raise ConfigError(
+                f"VLLM: the address {address} is given twice{also}; a server has the weights of "
+                "one policy, or LoRA of several beside those of one model"
+            )
+        spelled[_server(address)] = address
+
+
+def _server(address: str) -> tuple[str, str, int, str]:
+    """Which server an address leads to, as `Client` reads it."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    with contextlib.suppress(ValueError):
+        host = str(ipaddress.ip_address(LOOPBACK if host == "localhost" else host))
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return parts.scheme, host, port, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _is_loopback(host: str) -> bool:

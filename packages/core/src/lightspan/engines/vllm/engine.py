@@ -62,6 +62,11 @@ CAPABILITIES: Final = EngineCapabilities(
 )
 """No grammars: a constrained call is refused. vLLM has them, and whether its masks are those that
 the learner computes with was not looked into yet."""
+MAKE_VLLMS: Final = (
+    "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
+    ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/vllm.md says, and give "
+    "the path of its interpreter"
+)
 MAX_STEM: Final = 100
 """Characters of a log's name: a file system takes 255."""
 
@@ -106,7 +111,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         self.description = description
         self._logs = Path(logs).resolve()
         self._random = random.Random(seed) if seed is not None else None
-        self._python = find_interpreter(description.python) if description.python else ""
+        self._python = _interpreter(description.python) if description.python else ""
         blueprints = {
             policy: Blueprint.of(model, dtype=description.dtype, context=description.context_length)
             for policy, model in models.items()
@@ -349,6 +354,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         if self._loop is not asyncio.get_running_loop():
             raise EngineError("the engine belongs to another event loop, the one that started it")
         return self._lanes[policy]
+
+
+def _interpreter(python: str) -> str:
+    return find_interpreter(python, option="VLLM: python", remedy=MAKE_VLLMS)
 
 
 def _as_file(policy: str) -> str:

@@ -261,8 +261,8 @@ class Lane:
     async def _spread(self) -> None:
         try:
             await self.start()
-        except LightspanError as error:
-            self._fail(EngineError(f"an update of {self.name} failed: {error}"))
+        except Exception as error:  # whatever it is, calls wait for these servers
+            self._fail(EngineError(f"an update of {self.name} failed: {_said(error)}"))
             raise
 
     def lost(self, server: Server, why: Exception | None = None) -> None:
@@ -287,6 +287,10 @@ class Lane:
                 self._gone_cpu_s += server.cpu_s
             else:
                 self._fail(error if isinstance(error, EngineError) else EngineError(str(error)))
+        except Exception as error:  # a fault of ours: who waits would wait for ever
+            failure = EngineError(f"{server.name} could not be brought back: {_said(error)}")
+            log.exception("%s", failure)
+            self._fail(failure)
         finally:
             del self._recovering[server]
             self._wake()
@@ -317,7 +321,8 @@ class Lane:
                 parts = await self._answers(server, policy, prompt)
             except Unreachable as error:
                 why, parts = error, []
-            if parts:
+            # one that was cut before its first token says nothing of the server
+            if parts and (parts[0].ids or parts[0].finish != "abort"):
                 return Probe(
                     where=server.name,
                     version=parts[0].version,
@@ -375,6 +380,11 @@ def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """What several tasks failed with, as one error."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _said(error: Exception) -> str:
+    """What an error says: one of ours is a sentence, another's type is half of it."""
+    return str(error) if isinstance(error, LightspanError) else f"{type(error).__name__}: {error}"
 
 
 def _another(error: EngineError) -> EngineError:

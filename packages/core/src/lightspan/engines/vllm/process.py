@@ -21,6 +21,7 @@ GRACE_S: Final = 10.0
 """From the request to end until it is killed."""
 _TO_LOG: Final = 'log="$1"; shift; exec "$@" >>"$log" 2>&1'
 _SHOWN: Final = 12
+_READ: Final = 64_000
 _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """They are of this interpreter."""
 
@@ -78,6 +79,8 @@ class Process:
         self._cpu_s = 0.0
         self.ended = asyncio.Event()
         self.status: int | None = None
+        self._aside = Tail()
+        """What goes to no log, such as that it cannot be written."""
         self._began = log.stat().st_size if log.exists() else 0
         self._task = asyncio.create_task(self._run(list(arguments), env, watchdog))
 
@@ -87,7 +90,7 @@ class Process:
                 ["/bin/sh", "-c", _TO_LOG, "sh", str(self.log), *arguments],
                 watchdog=watchdog,
                 stdout=Tail(),
-                stderr=Tail(),
+                stderr=self._aside,
                 env=env,
                 cwd=str(self.log.parent),
                 grace_s=GRACE_S,
@@ -116,9 +119,9 @@ class Process:
 
     def failure(self, name: str) -> EngineError:
         """Why it ended, from what it wrote."""
-        with self.log.open("rb") as file:
-            file.seek(self._began)
-            lines = file.read()[-64_000:].decode(errors="replace").splitlines()
+        if (error := self._not_started()) is not None:
+            return EngineError(f"{name} could not be started: {type(error).__name__}: {error}")
+        lines = self._written().decode(errors="replace").splitlines()
         text = "\n".join(lines)
         if "No module named 'vllm'" in text or "No module named vllm" in text:
             return EngineError(
@@ -127,10 +130,24 @@ class Process:
             )
         errors = [line for line in lines if "Error" in line] or lines
         shown = "\n".join(errors[-_SHOWN:])
-        return EngineError(
-            f"{name} ended with status {self.status}; {self.log} has all that it said, at the "
-            f"end:\n{shown}"
-        )
+        where = "has all that it said" if self.log.exists() else "is not there"
+        end = f", at the end:\n{shown}" if shown else ""
+        return EngineError(f"{name} ended with status {self.status}; {self.log} {where}{end}")
+
+    def _not_started(self) -> BaseException | None:
+        """Why there was no process, or it could not be followed."""
+        if not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    def _written(self) -> bytes:
+        """The end of what it wrote."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self._began)
+                return file.read()[-_READ:] + self._aside.data
+        except OSError:
+            return self._aside.data
 
 
 def _cpu_s(process: psutil.Process) -> float:

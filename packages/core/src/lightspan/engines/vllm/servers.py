@@ -84,6 +84,8 @@ class Server:
         self._lora: dict[str, LoRAFiles] = {}
         """Policy → what it has of it, beside its own weights."""
         self._checked = False
+        self._served = False
+        """Whether it was ready once: what was never there cannot be lost."""
         self._closed = False
         self._lock = asyncio.Lock()
         self._calls: dict[str, str] = {}
@@ -162,8 +164,9 @@ class Server:
                     await self._take_on_lora(wanted.lora)
                 except Unreachable as error:
                     await self._put_down(error)
-                else:
-                    self.ready = True
+                else:  # one that has just ended is started again
+                    self.ready = self._process is None or not self._process.ended.is_set()
+                    self._served = self._served or self.ready
 
     async def close(self) -> None:
         """End what is under way, and the process if it is ours. Idempotent."""
@@ -262,7 +265,7 @@ class Server:
         """Until it answers.
 
         Raises:
-            EngineError: it does not, or ended.
+            EngineError: it does not, or ended, or is something else.
         """
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._start_s
@@ -274,17 +277,24 @@ class Server:
                 if not self._checked:
                     raise failure
                 raise Unreachable(str(failure))  # it was there before: once more
+            unwell = self.client.unwell
+            if self._launch is None and isinstance(unwell, Refused) and unwell.status < 500:
+                raise EngineError(
+                    f"{self.name}: what answers there is no vLLM server, or asks for a key "
+                    f"({unwell}): give the address of the server itself in VLLM(addresses=…)"
+                )
             if loop.time() > latest:
                 raise EngineError(
-                    f"{self.name} at {self.client.address} did not answer within "
-                    f"{self._start_s:g} s (VLLM(start_s=…)){self._said}"
+                    f"{self.name} at {self.client.address} was not ready within "
+                    f"{self._start_s:g} s (VLLM(start_s=…)): {unwell}{self._said}"
                 )
             await within(LOOK_S, ended)
 
     async def _watch(self, process: Process) -> None:
         await process.ended.wait()
         self.ready = False
-        self._died(self)
+        if self._served:  # else who starts it is told
+            self._died(self)
 
     async def _put_down(self, error: Unreachable) -> None:
         """It was there and is as good as gone.
