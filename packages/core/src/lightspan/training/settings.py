@@ -102,7 +102,6 @@ class TrainerSettings:
     gateway: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_parts()
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, least)
@@ -133,6 +132,7 @@ class TrainerSettings:
             read_place(self.gateway)
         self._check_ranks()
         self._check_policies()
+        self._check_parts()
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
         # one name stands for a list of it, and an iterator would be used up by the check
