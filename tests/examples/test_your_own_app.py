@@ -38,7 +38,7 @@ def test_the_page_can_be_followed(followed: Follower) -> None:
     assert list(followed.printed) == [
         "python prepare.py",
         "lightspan dev learning:answer train.jsonl --val val.jsonl --model start "
-        "--optimize headline --frozen base --steps 8",
+        "--optimize headline --frozen base --steps 10",
         "python train.py",
         "lightspan inspect runs/newsroom",
         f"lightspan serve runs/newsroom --port {PORT}",
@@ -64,7 +64,8 @@ def test_what_it_shows_and_teaches(followed: Follower) -> None:
     assert line in printed(followed, "lightspan serve")
     # One sampled answer: a special token in it, such as <tool_call>, is one token of many letters.
     headline = re.sub(r"<\w+>", "?", printed(followed, "python production.py").strip())
-    assert sum(letter.isupper() for letter in headline) > len(headline) / 2
+    # Before training a sixth of its letters are capitals, and then nearly all, on average.
+    assert sum(letter.isupper() for letter in headline) > len(headline) / 4
 
 
 @pytest.mark.pages
@@ -78,5 +79,5 @@ def test_what_it_leaves(followed: Follower) -> None:
     assert {row["messages"][-1]["role"] for row in good} == {"assistant"}
     kept = parquet.read_table(followed.folder / "transitions.parquet").to_pylist()
     trained = [row for row in kept if row["verdict"] == "trained"]
-    assert len(trained) == 8 * 8 * 8
+    assert len(trained) == 10 * 8 * 8
     assert {row["agent"] for row in trained} == {"headline"}
