@@ -62,10 +62,14 @@ def test_what_it_shows_and_teaches(followed: Follower) -> None:
     assert float(gain[3]) > 0.3
     line = f'lightspan.connect("http://127.0.0.1:{followed.port}")'
     assert line in printed(followed, "lightspan serve")
-    # One sampled answer: a special token in it, such as <tool_call>, is one token of many letters.
-    headline = re.sub(r"<\w+>", "?", printed(followed, "python production.py").strip())
-    # Before training a sixth of its letters are capitals, and then nearly all, on average.
-    assert sum(letter.isupper() for letter in headline) > len(headline) / 4
+    # Sampled answers: of a single one too many letters may be none by chance. A special token, such
+    # as <tool_call>, is one token of many letters.
+    answers = []
+    for _ in range(5):
+        followed.run("python production.py")
+        answers.append(re.sub(r"<\w+>", "?", printed(followed, "python production.py").strip()))
+    headlines = "".join(answers)
+    assert sum(letter.isupper() for letter in headlines) > len(headlines) / 2
 
 
 @pytest.mark.pages

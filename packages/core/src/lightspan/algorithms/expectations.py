@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lightspan.learners.protocol import Critic
-from lightspan.lightning.episode import CallKey
-from lightspan.lightning.rows import Row
+from lightspan.lightning.batch import Batch
 from lightspan.lightning.values import explained_variance, trusted_lambda
 from lightspan.schema.checks import is_number
 from lightspan.schema.records import Json
@@ -23,8 +22,6 @@ class Expectations:
     explained: float | None = None
     """The variance that it explained of the last iteration's rewards-to-go, before it was fitted to
     any of them; None: not known. Of several policies the least."""
-    _compared: float | None = field(default=None, init=False)
-    """The same of the iteration that is under way."""
 
     def lam(self, critic: Critic) -> float:
         """lambda of the next iteration."""
@@ -32,35 +29,17 @@ class Expectations:
             critic.lam, fits=self.fits, warmup=critic.warmup, explained=self.explained
         )
 
-    def compare(self, rows: Sequence[Row], expected: Mapping[str, Mapping[CallKey, float]]) -> None:
-        """Take what it expected of an iteration's calls, before any update of it.
-
-        What a learner says of each of several minibatches will not do: they are dealt by rollout,
-        so that from the second on it was fitted to others of the same groups.
-
-        Args:
-            rows: with the rewards-to-go as value targets.
-            expected: rollout → call → value.
-        """
-        targets: dict[str, list[float]] = defaultdict(list)
-        values: dict[str, list[float]] = defaultdict(list)
-        for row in rows:
-            targets[row.policy] += row.value_targets
-            values[row.policy] += [expected[row.rollout_id][key] for key in row.call_ids]
-        explained = [explained_variance(values[policy], targets[policy]) for policy in targets]
-        known = [part for part in explained if part is not None]
-        self._compared = min(known) if known else None
-
-    def learned(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take what an iteration's updates say of the critic. Returns what replaces of it: the
-        variance explained is that of the whole iteration."""
+    def learned(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Take what it had expected of an iteration's calls, if updates fitted it to them. Returns
+        what replaces of their metrics: the variance explained is that of the whole iteration."""
         if "value_loss" not in metrics:
             return {}
         self.fits += 1
-        if self._compared is None:
+        explained = _explained(batch)
+        if explained is None:
             return {}
-        self.explained = self._compared
-        return {"explained_variance": self.explained}
+        self.explained = explained
+        return {"explained_variance": explained}
 
     def as_json(self) -> dict[str, Json]:
         """For a checkpoint."""
@@ -75,3 +54,24 @@ class Expectations:
         return cls(
             int(fits) if is_number(fits) else 0, float(explained) if is_number(explained) else None
         )
+
+
+def _explained(batch: Batch) -> float | None:
+    """The variance of the rewards-to-go that was explained before any update; of several policies
+    the least.
+
+    What a learner says of each of several minibatches will not do: they are dealt by rollout, so
+    that from the second on it was fitted to others of the same groups.
+    """
+    expected = {
+        (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()
+    }
+    targets: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in batch.rows:
+        for key, target in zip(row.call_ids, row.value_targets, strict=True):
+            if (value := expected[row.rollout_id, *key]) is not None:
+                targets[row.policy].append(target)
+                values[row.policy].append(value)
+    explained = [explained_variance(values[policy], targets[policy]) for policy in targets]
+    return min((part for part in explained if part is not None), default=None)
