@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan.engines.vllm.servers.LOOK_S", 0.01)
+    monkeypatch.setattr("lightspan.engines.vllm.servers._DYING_S", 0.1)
 
 
 @asynccontextmanager

@@ -43,6 +43,7 @@ def lora(folder: Path) -> LoRAWeights:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightspan.engines.vllm.servers.LOOK_S", 0.01)
+    monkeypatch.setattr("lightspan.engines.vllm.servers._DYING_S", 0.1)
 
 
 def wire(folder: Path, **facts: Any) -> Wire:

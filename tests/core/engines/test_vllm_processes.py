@@ -3,6 +3,7 @@ but takes its flags and speaks its routes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -104,6 +105,53 @@ async def test_one_that_is_killed_comes_back_with_the_weights_of_now(
         assert again.pid != server.pid
     said = (tmp_path / "logs" / "vllm-writer-0.log").read_text()
     assert said.count("serving") == 2
+
+
+@pytest.mark.parametrize("how", ["listens no more", "health"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_front_that_waits_for_a_call_of_its_dead_engine(
+    folder: Path,
+    tmp_path: Path,
+    program: str,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    stream: bool,
+) -> None:
+    """It does not end by itself, and nobody else calls: the call goes on after its start."""
+    monkeypatch.setattr("lightspan.engines.vllm.servers.PULSE_S", 0.05)
+    mark = tmp_path / "mark"
+    environment = {"WIRE_LOSES": how, "WIRE_MARK": str(mark)}
+    async with running(folder, tmp_path, program, environment=environment) as engine:
+        (server,) = servers(folder)
+        mark.touch()
+        request = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=3)
+        )
+        async with asyncio.timeout(120):
+            chunks = [chunk async for chunk in engine.generate(request, stream=stream)]
+        assert [token for chunk in chunks for token in chunk.ids] == [11, 11, 11]
+        assert not mark.exists()
+        (again,) = servers(folder)
+        assert again.pid != server.pid
+
+
+@pytest.mark.parametrize("how", ["listens no more", "health"])
+async def test_an_update_of_a_front_whose_engine_is_dead(
+    folder: Path, tmp_path: Path, program: str, how: str
+) -> None:
+    weights = load_file(folder / "model.safetensors")
+    moved = {name: tensor + torch.ones(()) for name, tensor in weights.items()}
+    mark = tmp_path / "mark"
+    environment = {"WIRE_LOSES": how, "WIRE_MARK": str(mark)}
+    async with running(folder, tmp_path, program, environment=environment) as engine:
+        mark.touch()
+        call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        while mark.exists():
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(120):
+            await engine.update("writer", moved, 4)
+            answer = await call
+        assert (answer.ids, answer.versions) == ([11, 11], [4, 4])  # its first update since
 
 
 async def test_the_cpu_time_of_servers_is_counted(

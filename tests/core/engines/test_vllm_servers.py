@@ -17,9 +17,9 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file
-from tests.core.engines.vllm_wire import Wire, body
+from tests.core.engines.vllm_wire import NEVER, Wire, body
 
-from lightspan.engines.protocol import GenerationRequest, TokenEngine
+from lightspan.engines.protocol import GenerationRequest, TokenChunk, TokenEngine
 from lightspan.engines.vllm import client, lanes
 from lightspan.engines.vllm.client import Client, Unreachable
 from lightspan.engines.vllm.description import VLLM
@@ -36,6 +36,7 @@ from lightspan.testing.engine_suite import Answer, generate
 from lightspan.testing.tiny import tiny_model
 
 PROMPT = [5, 6, 7, 8]
+SERVERS = "lightspan.engines.vllm.servers"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.engines.vllm.servers.LOOK_S", 0.01)
+    monkeypatch.setattr(f"{SERVERS}.LOOK_S", 0.01)
+    monkeypatch.setattr(f"{SERVERS}._DYING_S", 0.1)
 
 
 @asynccontextmanager
@@ -262,6 +264,75 @@ async def test_a_call_on_a_server_that_is_killed_goes_on_afterwards(
     assert server.asked[-1]["prompt"] == [*PROMPT, 11, 11]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_listens_no_more_and_keeps_a_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """As vLLM's front does when its engine has died, where it waits for a call of that."""
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
+    first, second = Wire(folder), Wire(folder)
+    first.hold.clear()
+    async with served(folder, tmp_path, first, second) as engine:
+        request = GenerationRequest(
+            request_id="r", policy="writer", prompt_ids=PROMPT, sampling=Sampling(max_tokens=2)
+        )
+        chunks = engine.generate(request, stream=stream)
+        call = asyncio.create_task(_all(chunks))
+        await first.came.wait()
+        await first.lose("listens no more")
+        async with asyncio.timeout(60):
+            assert await call == [11, 11]
+    (asked,) = second.asked
+    assert asked["prompt"] == [*PROMPT, *([11] if stream else [])]
+
+
+async def test_one_bad_look_at_a_server_loses_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}._LOOKS", 10_000)
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        await server.came.wait()
+        await server.lose("health")
+        while "is lost" not in caplog.text:
+            await asyncio.sleep(0.01)
+        del server.says["/health"]
+        server.hold.set()
+        assert (await call).ids == [11, 11]
+    assert (len(server.asked), server.updates) == (1, 1)
+
+
+@pytest.mark.parametrize("status", [NEVER, 404, 500])
+async def test_a_server_that_is_only_unwell_is_not_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Slow, or behind something with troubles of its own: only two things say that it is gone."""
+    monkeypatch.setattr(client, "_HEALTH_S", 0.02)
+    monkeypatch.setattr(f"{SERVERS}.PULSE_S", 0.005)
+    monkeypatch.setattr(f"{SERVERS}._LOOKS", 1)
+    server = Wire(folder)
+    server.hold.clear()
+    async with served(folder, tmp_path, server) as engine:
+        call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
+        await server.came.wait()
+        server.says["/health"] = (status, b"no")
+        while server.looks < 5:
+            await asyncio.sleep(0.01)
+        server.hold.set()
+        assert (await call).ids == [11, 11]
+    assert (len(server.asked), server.updates) == (1, 1)
+
+
+async def _all(chunks: AsyncIterator[TokenChunk]) -> list[int]:
+    return [token async for chunk in chunks for token in chunk.ids]
+
+
 async def test_other_servers_take_over(folder: Path, tmp_path: Path) -> None:
     first, second = Wire(folder), Wire(folder)
     async with served(folder, tmp_path, first, second) as engine:
@@ -422,7 +493,7 @@ async def test_the_client_ends_idle_connections(monkeypatch: pytest.MonkeyPatch)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     asked = Client("")
     await asked.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert await asked.is_healthy()
+    assert await asked.ailment() is None
     await ended.wait()
     await asked.close()
     server.close()

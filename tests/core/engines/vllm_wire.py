@@ -36,6 +36,10 @@ def _received(sent: dict[str, Any]) -> dict[str, Any]:
     return every[0]
 
 
+NEVER = 0
+"""In place of a status: no answer comes."""
+
+
 class Wire:
     """A server that speaks vLLM's routes. It samples nothing: every token is 10 + `updates`, or,
     with a LoRA, 50 + how many it had got when that one came."""
@@ -81,6 +85,8 @@ class Wire:
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """Route → status and text, once."""
+        self.looks = 0
+        """How often its health was asked for, and something else was said."""
         self.says: dict[str, tuple[int, bytes]] = {}
         """Route → status and body of what it answers instead. A redirect leads to `/v1/models`."""
         self.dies: set[str] = set()
@@ -128,6 +134,15 @@ class Wire:
         if runner is not None:
             await runner.cleanup()
 
+    async def lose(self, how: str) -> None:
+        """As a front whose engine has died: it `listens no more`, or its `health` says so."""
+        if how == "health":
+            self.says["/health"] = (503, b"")
+            return
+        assert self._runner is not None
+        for site in list(self._runner.sites):
+            await site.stop()
+
     async def restart(self) -> None:
         """As if its process had been killed and started again: it has lost its weights."""
         await self.stop()
@@ -157,7 +172,10 @@ class Wire:
         if request.path not in self.says:
             answer: web.StreamResponse = await handler(request)
             return answer
+        self.looks += request.path == "/health"
         status, body = self.says[request.path]
+        if status == NEVER:
+            await asyncio.Event().wait()
         headers = {"Location": "/v1/models"} if status == 302 else None
         return web.Response(status=status, body=body, headers=headers)
 
@@ -296,16 +314,34 @@ def _event(ids: list[int], finish: str | None) -> bytes:
 
 
 async def main(arguments: list[str]) -> None:
-    """Serve until the end. With WIRE_DIES it dies of its first call."""
+    """Serve until the end. With WIRE_DIES it dies of its first call. With WIRE_LOSES its engine
+    does, while there is a file of the name WIRE_MARK, and that call is never answered."""
     flags = dict(pairwise(arguments))
     server = Wire(Path(flags["--model"]))
+    complete = server._complete
+    how = os.environ.get("WIRE_LOSES", "")
+    mark = Path(os.environ.get("WIRE_MARK", ""))
+
+    async def dies(request: web.Request) -> web.Response:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    async def loses(request: web.Request) -> web.StreamResponse:
+        if not mark.exists():
+            return await complete(request)
+        mark.unlink()
+        response = web.StreamResponse()
+        if (await request.json())["stream"]:
+            await response.prepare(request)
+            await response.write(_event([10 + server.updates], None))
+        await server.lose(how)
+        await asyncio.Event().wait()
+        raise AssertionError
+
     if os.environ.get("WIRE_DIES"):
-
-        async def dies(request: web.Request) -> web.Response:
-            os.kill(os.getpid(), signal.SIGKILL)
-            raise AssertionError
-
         server._complete = dies  # type: ignore[method-assign]
+    elif how:
+        server._complete = loses  # type: ignore[method-assign]
     await server.start(flags["--uds"])
     print("serving", flags["--model"], flush=True)
     await asyncio.Event().wait()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,13 +26,23 @@ KEPT_S: Final = 2.0
 """How long an idle connection is kept. vLLM ends one after 5 s: a call that is sent at that moment
 finds it closed, as if the server were gone, and where the machine is busy the moment is long."""
 _HEALTH_S: Final = 10.0
+_NOBODY: Final = (errno.ECONNREFUSED, errno.ENOENT)
+"""What connecting fails with where nobody listens; the second, where the socket's file is gone."""
 _DETAIL: Final = 500
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading foreign JSON may raise."""
 
 
 class Unreachable(EngineError):
-    """The server cannot be reached, or broke off: it may be gone, and come back."""
+    """The server cannot be reached, or broke off: it may be gone, and come back.
+
+    Args:
+        nobody: whether nobody listens there, which no load explains.
+    """
+
+    def __init__(self, message: str, *, nobody: bool = False) -> None:
+        super().__init__(message)
+        self.nobody = nobody
 
 
 class Refused(EngineError):
@@ -99,8 +111,6 @@ class Client:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.unwell: EngineError | None = None
-        """Why it was not healthy when it was last asked."""
         self._socket = self._base = ""
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
@@ -141,14 +151,13 @@ class Client:
             await session.close()
 
     # --- what it is -----------------------------------------------------------------------
-    async def is_healthy(self) -> bool:
-        """Whether it answers, and its engine lives."""
-        self.unwell = None
+    async def ailment(self) -> EngineError | None:
+        """Why it does not answer, or its engine does not live; None where both is well."""
         try:
             await self._call("GET", "/health", timeout_s=_HEALTH_S)
         except EngineError as error:
-            self.unwell = error
-        return self.unwell is None
+            return error
+        return None
 
     async def facts(self) -> Facts:
         """What it serves, and how.
@@ -410,10 +419,22 @@ class Client:
             said = " ".join(error.message.split())  # it comes in several lines
             return Unreachable(f"what answers at {self.address} does not speak HTTP: {said}")
         why = str(error) or type(error).__name__  # a timeout's message is empty
-        return Unreachable(f"the vLLM server at {self.address} cannot be reached: {why}")
+        nobody = isinstance(error, OSError) and error.errno in _NOBODY
+        return Unreachable(
+            f"the vLLM server at {self.address} cannot be reached: {why}", nobody=nobody
+        )
 
 
 _JSON: Final = {"Content-Type": "application/json"}
+
+
+def is_gone(ailment: EngineError | None) -> bool:
+    """Whether it says that the server's engine is dead (vLLM's `/health` answers 503), or that it
+    listens no more, and not only that it is slow: it is ending, and will answer none of its calls.
+    """
+    if isinstance(ailment, Refused):
+        return ailment.status == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(ailment, Unreachable) and ailment.nobody
 
 
 def _refusal(address: str, status: int, answer: bytes) -> EngineError:

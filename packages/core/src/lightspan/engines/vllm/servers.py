@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
 from lightspan.engines.vllm.checks import check_facts
-from lightspan.engines.vllm.client import Client, Part, Refused, Unreachable
+from lightspan.engines.vllm.client import Client, Part, Refused, Unreachable, is_gone
 from lightspan.engines.vllm.description import Link
 from lightspan.engines.vllm.process import Process
 from lightspan.engines.vllm.weights import Blueprint, LoRAFiles, Wanted, Weights
@@ -21,7 +22,12 @@ from lightspan.stores.event_loop import within
 STARTS: Final = 3
 """How often one server may die without a call that it finished in between."""
 LOOK_S: Final = 0.5
-"""Between looks at a server that is coming up."""
+"""Between looks at a server that is coming up, or seems to be gone."""
+PULSE_S: Final = 5.0
+"""Between looks at one that has calls on it. When vLLM's engine dies, its front listens no more,
+and then waits for its calls, one of which may never be answered."""
+_LOOKS: Final = 10
+"""So many looks in a row have to say that it is gone."""
 _CUT_S: Final = 0.2
 _CUTS: Final = 300
 _DYING_S: Final = 10.0
@@ -41,7 +47,8 @@ class Server:
         start_s: how long it may take until it answers.
         launch: starts it; None for one that somebody else keeps.
         address: of that one.
-        died: is told when a process of ours ends by itself.
+        died: is told, with why if that is known, when a process of ours ends by itself, and when
+            one seems to be gone whose calls are not told.
         link: how weights are sent; None where it reads files of ours.
     """
 
@@ -54,7 +61,7 @@ class Server:
         start_s: float,
         launch: Launch | None = None,
         address: str = "",
-        died: Callable[[Server], None] = lambda _: None,
+        died: Callable[[Server, Exception | None], None] = lambda *_: None,
         link: Link | None = None,
     ) -> None:
         self.name = name
@@ -79,6 +86,7 @@ class Server:
         self._log: Path | None = None
         """Of the process of ours, once there was one."""
         self._watching: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self._label = ""
         self._version = 0
         self._lora: dict[str, LoRAFiles] = {}
@@ -167,10 +175,14 @@ class Server:
                 else:  # one that has just ended is started again
                     self.ready = self._process is None or not self._process.ended.is_set()
                     self._served = self._served or self.ready
+            if self._pulse is None and not self._closed:
+                self._pulse = asyncio.create_task(self._feel())
 
     async def close(self) -> None:
         """End what is under way, and the process if it is ours. Idempotent."""
         self.ready, self._closed = False, True
+        if self._pulse is not None:
+            self._pulse.cancel()
         await self.client.close()
         await self._stop()
 
@@ -220,11 +232,20 @@ class Server:
         try:
             yield
         except Refused as error:
-            if self._process is not None and await within(_DYING_S, self._process.ended):
+            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and await self._is_dying():
                 raise Unreachable(str(error)) from error
             raise EngineError(
                 f"{self.name} did not take on version {version} of its weights: {error}"
             ) from error
+
+    async def _is_dying(self) -> bool:
+        """Whether it ends by itself, or listens no more, before long."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + _DYING_S
+        while loop.time() < latest:
+            if await within(LOOK_S, self._ended) or is_gone(await self.client.ailment()):
+                return True
+        return False
 
     async def _drain(self, policy: str | None) -> None:
         """Until no call of a policy, or of any, is on it. One that came too late for the pause
@@ -266,35 +287,59 @@ class Server:
 
         Raises:
             EngineError: it does not, or ended, or is something else.
+            Unreachable: it was there, and is ending.
         """
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._start_s
-        ended = asyncio.Event() if self._process is None else self._process.ended
-        while not await self.client.is_healthy():
+        gone = 0
+        while (ailment := await self.client.ailment()) is not None:
             self._check_open()
-            if self._process is not None and ended.is_set():
+            if self._process is not None and self._process.ended.is_set():
                 failure = self._process.failure(self.name)
                 if not self._checked:
                     raise failure
                 raise Unreachable(str(failure))  # it was there before: once more
-            unwell = self.client.unwell
-            if self._launch is None and isinstance(unwell, Refused) and unwell.status < 500:
+            gone = gone + 1 if is_gone(ailment) else 0
+            if gone == _LOOKS and self._checked:
+                if self._process is not None:
+                    raise Unreachable(f"{self.name} is ending, and does not come to an end")
+                self._checked = False  # whoever keeps it brings it back, or another
+                await self.client.open(self._address)  # its calls are told
+            if (
+                self._launch is None
+                and isinstance(ailment, Refused)
+                and ailment.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            ):
                 raise EngineError(
                     f"{self.name}: what answers there is no vLLM server, or asks for a key "
-                    f"({unwell}): give the address of the server itself in VLLM(addresses=…)"
+                    f"({ailment}): give the address of the server itself in VLLM(addresses=…)"
                 )
             if loop.time() > latest:
                 raise EngineError(
                     f"{self.name} at {self.client.address} was not ready within "
-                    f"{self._start_s:g} s (VLLM(start_s=…)): {unwell}{self._said}"
+                    f"{self._start_s:g} s (VLLM(start_s=…)): {ailment}{self._said}"
                 )
-            await within(LOOK_S, ended)
+            await within(LOOK_S, self._ended)
+
+    @property
+    def _ended(self) -> asyncio.Event:
+        """Set when a process of ours has ended; never where somebody else keeps it."""
+        return asyncio.Event() if self._process is None else self._process.ended
 
     async def _watch(self, process: Process) -> None:
         await process.ended.wait()
         self.ready = False
         if self._served:  # else who starts it is told
-            self._died(self)
+            self._died(self, None)
+
+    async def _feel(self) -> None:
+        """While it has calls, look whether it can still answer them."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            if self.ready and self._calls:
+                ailment = await self.client.ailment()
+                if self.ready and is_gone(ailment):
+                    self._died(self, ailment)
 
     async def _put_down(self, error: Unreachable) -> None:
         """It was there and is as good as gone.
