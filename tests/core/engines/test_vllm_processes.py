@@ -146,7 +146,7 @@ async def test_an_update_of_a_front_whose_engine_is_dead(
     async with running(folder, tmp_path, program, environment=environment) as engine:
         mark.touch()
         call = asyncio.create_task(generate(engine, PROMPT, max_tokens=2))
-        while mark.exists():
+        while mark.exists():  # noqa: ASYNC110 - another process takes it away
             await asyncio.sleep(0.01)
         async with asyncio.timeout(120):
             await engine.update("writer", moved, 4)

@@ -85,8 +85,8 @@ class Wire:
         self.hold.set()
         self.refuse: dict[str, tuple[int, str]] = {}
         """Route → status and text, once."""
-        self.looks = 0
-        """How often its health was asked for, and something else was said."""
+        self.looked = asyncio.Semaphore(0)
+        """Released when its health is asked for, and it says something else."""
         self.says: dict[str, tuple[int, bytes]] = {}
         """Route → status and body of what it answers instead. A redirect leads to `/v1/models`."""
         self.dies: set[str] = set()
@@ -172,7 +172,8 @@ class Wire:
         if request.path not in self.says:
             answer: web.StreamResponse = await handler(request)
             return answer
-        self.looks += request.path == "/health"
+        if request.path == "/health":
+            self.looked.release()
         status, body = self.says[request.path]
         if status == NEVER:
             await asyncio.Event().wait()
