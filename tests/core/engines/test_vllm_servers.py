@@ -286,6 +286,27 @@ async def test_a_server_that_listens_no_more_and_keeps_a_call(
     assert asked["prompt"] == [*PROMPT, *([11] if stream else [])]
 
 
+async def test_an_engine_that_dies_of_an_update_is_lost_and_not_the_policy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its front refuses what it is asked with 500, as it would if the weights did not fit."""
+    monkeypatch.setattr(f"{SERVERS}._DYING_S", 60.0)
+    server = Wire(folder)
+    async with served(folder, tmp_path, server) as engine:
+        server.says["/start_weight_update"] = (500, b"EngineDeadError")
+        server.paused.clear()
+        update = asyncio.create_task(engine.update("writer", moved(folder, 1.0), 7))
+        await server.paused.wait()
+        await server.lose("health")
+        await server.looked.acquire()
+        server.says.clear()
+        await server.restart()
+        async with asyncio.timeout(60):
+            await update
+        assert same(server, "model.norm.weight", moved(folder, 1.0)["model.norm.weight"])
+        assert engine.policies() == {"writer": 7}
+
+
 async def test_one_bad_look_at_a_server_loses_nothing(
     folder: Path,
     tmp_path: Path,
