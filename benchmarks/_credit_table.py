@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -158,31 +158,44 @@ def trained_reward(row: Row) -> float:
     return math.fsum(total for total, _ in steps) / math.fsum(scored for _, scored in steps)
 
 
-def family_of(blocks: Mapping[str, Block]) -> list[Contrast]:
+def narrowed(tasks: Sequence[str] | None, rules: Sequence[str] | None) -> dict[str, Plan]:
+    """The plans of these tasks, with these rules and the one that they are compared with."""
+    return {
+        name: plan
+        if rules is None
+        else replace(plan, rules=[each for each in plan.rules if each in (CONTROL[0], *rules)])
+        for name, plan in PLANS.items()
+        if tasks is None or name in tasks
+    }
+
+
+def family_of(blocks: Mapping[str, Block], plans: Mapping[str, Plan] = PLANS) -> list[Contrast]:
     """Each arm of each task; then each rule over all of its tasks, where each has it."""
     gains = [(name, arm) for name, block in blocks.items() for arm in block.arms]
-    rules = dict.fromkeys(rule for plan in PLANS.values() for rule in plan.rules)
+    rules = dict.fromkeys(rule for plan in plans.values() for rule in plan.rules)
     pooled = [
-        [(name, rule) for name, plan in PLANS.items() if rule in plan.rules] for rule in rules
+        [(name, rule) for name, plan in plans.items() if rule in plan.rules] for rule in rules
     ]
     there = [contrast for contrast in pooled if all(gain in gains for gain in contrast)]
     return [*([gain] for gain in gains), *there]
 
 
-def table(journal: Journal, seeds: Sequence[int]) -> str:
-    """All that was measured, as Markdown."""
-    tasks = {name: Task(name, plan, seeds, journal) for name, plan in PLANS.items()}
+def table(journal: Journal, seeds: Sequence[int], plans: Mapping[str, Plan] = PLANS) -> str:
+    """What was measured of these, as Markdown."""
+    tasks = {name: Task(name, plan, seeds, journal) for name, plan in plans.items()}
     blocks = {name: task.block for name, task in tasks.items() if task.block is not None}
     found: dict[tuple[tuple[str, str], ...], Judged] = {}
     family = None
     if blocks:
-        family = Family(blocks, family_of(blocks))
+        family = Family(blocks, family_of(blocks, plans))
         found = {tuple(judged.contrast): judged for judged in family.judge()}
     lines = [*HEADS]
     for task in tasks.values():
         lines += _rows_of(task, found)
     lines += [_pooled(judged) for contrast, judged in found.items() if len(contrast) > 1]
-    lines += ["", *_notes(tasks, family, journal), world_line(journal)]
+    lines += ["", *_notes(tasks, family, journal)]
+    if WORLD in plans and set(WORLD_RULES) <= set(plans[WORLD].rules):
+        lines.append(world_line(journal))
     return "\n".join(lines)
 
 

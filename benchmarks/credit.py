@@ -5,7 +5,8 @@
     python benchmarks/credit.py --rule terminal anchor --seed 0 1
     python benchmarks/credit.py --world               of the quest, six seeds of two rules
     python benchmarks/credit.py --list                what is done and what is left, and how long
-    python benchmarks/credit.py --table               the table, as Markdown
+    python benchmarks/credit.py --table               the table, as Markdown; of some tasks and
+                                                      rules with --task and --rule
 
 What is compared, why so and how it is judged was written before anything ran: it is in
 docs/credit-comparison.md, with its numbers in `_credit_plan.py`. Each run is a line of
@@ -49,7 +50,7 @@ from _credit_plan import (
     options_of,
     world_keys,
 )
-from _credit_table import listed, table
+from _credit_table import listed, narrowed, table
 from _journal import Journal, Key
 from _report import commit
 from learning import ROOT, SAY, children_cpu, subject_of
@@ -253,7 +254,7 @@ def main() -> int:
     options = parser.parse_args()
     journal = Journal(options.results, digest(design()))
     if options.table:
-        print(table(journal, SEEDS))
+        print(table(journal, SEEDS, narrowed(options.task, options.rule)))
         return 0
     chosen = _chosen(options)
     if not chosen:

@@ -542,6 +542,23 @@ def test_what_is_not_there_yet_is_said(kept: Any, plan: Any, said: Any, tmp_path
     assert "quest, six seeds, `discounted`: 6 of 18 runs." in text
 
 
+def test_a_table_of_some_tasks_and_rules(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
+    journal = whole(kept, plan, tmp_path / "rows.jsonl", plan.every_run())
+    text = said.table(journal, plan.SEEDS, said.narrowed(["quest", "sql"], ["critic"]))
+    rows = [line.split(" | ")[:3] for line in text.splitlines()[2:] if line[:1] == "|"]
+    assert [row[0].removeprefix("| ") for row in rows] == [
+        *(["quest"] * 2),
+        *(["sql"] * 4),
+        "mean of quest, sql",
+    ]
+    assert [row[1] for row in rows] == ["`terminal`", "`critic`"] * 3 + ["`critic`"]
+    assert "Seeds: quest 5, sql 5." in text
+    assert "Corrected for 5 gains" in text, "three critics', SQL's terminal by agents, and the mean"
+    assert "six seeds" not in text
+    assert "Not complete" not in text
+    assert said.narrowed(None, None) == plan.PLANS
+
+
 def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     lost = kept.Key("rag", "critic", "rollout", 3)
