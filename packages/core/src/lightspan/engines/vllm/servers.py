@@ -176,7 +176,7 @@ class Server:
                     self.ready = self._process is None or not self._process.ended.is_set()
                     self._served = self._served or self.ready
             if self._pulse is None and not self._closed:
-                self._pulse = asyncio.create_task(self._feel())
+                self._pulse = asyncio.create_task(self._take_pulse())
 
     async def close(self) -> None:
         """End what is under way, and the process if it is ours. Idempotent."""
@@ -332,7 +332,7 @@ class Server:
         if self._served:  # else who starts it is told
             self._died(self, None)
 
-    async def _feel(self) -> None:
+    async def _take_pulse(self) -> None:
         """While it has calls, look whether it can still answer them."""
         while True:
             await asyncio.sleep(PULSE_S)
