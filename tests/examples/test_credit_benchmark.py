@@ -17,6 +17,7 @@ import pytest
 from pages import DOCS  # type: ignore[import-not-found]
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+RESULTS = FOLDER / "results"
 
 
 @pytest.fixture(scope="module")
@@ -601,6 +602,22 @@ def test_the_long_horizon(
         for seed, end in enumerate(ends):
             journal.add(row_of("quest", rule, seed, end))
     assert verdict in said.world_line(journal)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--rule", "critic", "--results", str(RESULTS / "credit_critic.jsonl"))]
+)
+def test_the_tables_of_the_page_are_what_the_committed_rows_say(
+    credit: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["credit.py", "--table", *options])
+    assert credit.main() == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(said) > 12
+    assert "\n".join(["", *said, ""]) in (DOCS / "credit.md").read_text()
 
 
 # --- a run ------------------------------------------------------------------------------------
