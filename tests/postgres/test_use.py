@@ -15,6 +15,7 @@ from urllib.parse import quote
 import openai
 import pytest
 from tests.core.conftest import APPS, apps, questions, rl, tiny  # noqa: F401 - fixtures
+from tests.core.production.imports import imports_of_threads
 from tests.postgres.cluster import PASSWORD
 
 from lightspan import ExternalRunners, LocalRunners, Trainer, record
@@ -133,3 +134,11 @@ def test_production_and_its_commands(
     assert "nothing was recorded there" in capsys.readouterr().err
     assert main(["export", url, "metrics"]) == 1
     assert "is a store of production" in capsys.readouterr().err
+
+
+def test_threads_that_write_to_a_database_import_nothing(url: str) -> None:
+    """As to other stores (tests/core/production/test_forks.py)."""
+    with ScriptedServer("Here.") as server:
+        threads, *found = imports_of_threads(server.url, LIGHTSPAN_STORE=url)
+    assert int(threads) >= 2
+    assert found == []

@@ -322,6 +322,16 @@ def test_an_address_that_becomes_wrong_costs_the_store_nothing(
     ]
 
 
+def test_an_encoder_that_cannot_be_imported_is_told_when_recording_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the packages of an app do not fit each other, say."""
+    monkeypatch.setitem(sys.modules, "google.protobuf.json_format", None)
+    monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:1/")
+    with pytest.raises(ConfigError, match=r"json_format cannot be imported .*pip install"):
+        lightspan.record(f"sqlite:{tmp_path / 'a.db'}")
+
+
 def test_a_query_is_not_told() -> None:
     assert OtlpSender("http://h:1/v1/traces?api_key=TOPSECRET").place == "http://h:1/v1/traces"
 

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -30,6 +31,14 @@ _AGAIN: Final = frozenset({429, 502, 503, 504})
 """What OTLP has a sender try again after."""
 _MOST_ANSWER: Final = 2**20
 _ENCODER: Final = "opentelemetry.exporter.otlp.proto.common"
+_NEEDED: Final = (
+    "lightspan.capture.readable_spans",
+    f"{_ENCODER}.trace_encoder",
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
+    "google.protobuf.json_format",
+    "encodings.idna",  # to look up the name of a host
+)
+"""Imported before the thread that sends begins: see `outlet`."""
 
 
 class Undelivered(Exception):
@@ -85,11 +94,13 @@ class OtlpSender:
         variables.
 
         Raises:
-            ConfigError: it is no URL, the timeout is no number, or the encoder is not installed.
+            ConfigError: it is no URL, the timeout is no number, or the encoder is not installed or
+                cannot be imported.
         """
         parts = _parts(url)
         if find_spec("opentelemetry.exporter") is None or find_spec(_ENCODER) is None:
             raise ConfigError(f"{OTLP_VARIABLE} needs {_ENCODER}: {how_to_install('otlp')}")
+        _import_needed()
         if parts.path in ("", "/"):
             url = urllib.parse.urlunsplit(parts._replace(path=_PATH))
         from opentelemetry.util.re import parse_env_headers
@@ -160,6 +171,15 @@ def _parts(url: str) -> urllib.parse.SplitResult:
             f"{OTLP_VARIABLE}: a URL with a user is not supported: use OTEL_EXPORTER_OTLP_HEADERS"
         )
     return parts
+
+
+def _import_needed() -> None:
+    try:
+        for name in _NEEDED:
+            import_module(name)
+    except Exception as error:  # protobuf raises TypeError where generated code does not fit it
+        text = f"{OTLP_VARIABLE}: {name} cannot be imported ({error!r}): {how_to_install('otlp')}"
+        raise ConfigError(text) from error
 
 
 def _variable(name: str) -> str | None:

@@ -3,6 +3,9 @@
 Off unless asked for. What is sent waits in a queue that is bounded by number and by size, and a
 thread of this process sends it: neither the app nor a training ever waits for a backend or sees its
 errors. What cannot be sent is told of once per trouble, and counted.
+
+What the thread uses is imported before it starts: a child that is forked in the middle of an import
+has half a module for ever.
 """
 
 from __future__ import annotations
@@ -61,15 +64,17 @@ class ExporterSender:
     """Sends by an exporter of OpenTelemetry's SDK, which tries again as it likes."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
-
-    def __call__(self, spans: Sequence[Span]) -> int:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         from lightspan.capture.readable_spans import to_otel
 
-        result = self._exporter.export([to_otel(span) for span in spans])
-        if result is not SpanExportResult.SUCCESS:
+        self._exporter = exporter
+        self._to_otel = to_otel
+        self._success = SpanExportResult.SUCCESS
+
+    def __call__(self, spans: Sequence[Span]) -> int:
+        result = self._exporter.export([self._to_otel(span) for span in spans])
+        if result is not self._success:
             raise Undelivered(f"{type(self._exporter).__name__} failed")
         return 0
 
@@ -156,6 +161,8 @@ class Outlet:
         """Start the thread, once: a process that ends may start none any more."""
         with self._changed:
             if self._thread is None and not self._closing:
+                import opentelemetry.context  # noqa: F401 - the thread uses it: see the module
+
                 thread = threading.Thread(target=self._run, name="lightspan-outlet", daemon=True)
                 thread.start()
                 self._thread = thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - else a thread imports it: see _sql/statements.py
 import os
 from abc import abstractmethod
 from typing import Final, Generic, Protocol, TypeVar

@@ -11,6 +11,9 @@ from typing import Final
 
 ANY_OF: Final = "IN (?...)"
 _HERE: Final = "lightspan.stores._sql"
+# Imports what reads files. Else a thread that is the first to ask for a query does, and a child
+# that is forked meanwhile has half a module for ever.
+resources.files(_HERE)
 
 
 def named_queries(package: str, translate: Callable[[str], str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ answered together ask together again, and travel together.
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/statements.py
 import logging
 import os
 import random
