@@ -4,8 +4,8 @@ Off unless asked for. What is sent waits in a queue that is bounded by number an
 thread of this process sends it: neither the app nor a training ever waits for a backend or sees its
 errors. What cannot be sent is told of once per trouble, and counted.
 
-What the thread uses is imported before it starts: a child that is forked in the middle of an import
-has half a module for ever.
+What the thread uses is imported before it starts, by the senders: a child that is forked in the
+middle of an import has half a module for ever.
 """
 
 from __future__ import annotations
@@ -161,8 +161,6 @@ class Outlet:
         """Start the thread, once: a process that ends may start none any more."""
         with self._changed:
             if self._thread is None and not self._closing:
-                import opentelemetry.context  # noqa: F401 - the thread uses it: see the module
-
                 thread = threading.Thread(target=self._run, name="lightspan-outlet", daemon=True)
                 thread.start()
                 self._thread = thread
