@@ -35,6 +35,7 @@ def prepare(run: Run) -> Prepared:
         algorithm,
         steps=run.recipe.steps,
         metric=METRIC,
+        cluster="phrasing",  # messages of one phrasing are alike
         engine_options={"num_blocks": 64},  # 4,096 tokens of keys and values: 16 calls of 130
         **run.trainer_options,
     )
