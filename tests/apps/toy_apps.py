@@ -35,6 +35,13 @@ def spell(task: dict[str, Any]) -> float:
 
 
 @lightspan.rollout
+def spell_so_long(task: dict[str, Any]) -> float:
+    """One agent, with as many tokens as the task allows."""
+    with lightspan.agent("writer"):
+        return letters(say(task["q"], task["tokens"]))
+
+
+@lightspan.rollout
 def two(task: dict[str, Any]) -> float:
     """The writer earns the reward, the checker looks on."""
     with lightspan.agent("writer"):

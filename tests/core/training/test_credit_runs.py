@@ -125,6 +125,37 @@ def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_st
     assert _state(run)["critic"]["explained"] == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize(
+    ("explained", "lam", "gamma"), [(0.9, 0.25, 0.5), (0.0, 1.0, 0.5), (0.9, 0.25, 1.0)]
+)
+def test_a_critic_that_is_trusted_is_built_on(
+    apps: Any,
+    rl: Callable[..., Any],
+    tiny: Path,
+    tmp_path: Path,
+    ask: Callable[..., Any],
+    explained: float,
+    lam: float,
+    gamma: float,
+) -> None:
+    """A head that was never fitted expects nothing: of the reward, which comes after the second
+    call, the first one is paid what lambda leaves of it, and gamma."""
+    from tool_app import parsed  # type: ignore[import-not-found]
+
+    critic = Critic(lam=0.25, warmup=7)
+    options = {"estimator": "ppo", "critic": critic, "gamma": gamma, "group_size": 1}
+    algorithm = rl(**options, tasks_per_step=4)
+    algorithm.load_state({"critic": {"fits": 7, "explained": explained}})
+    learner = Recording(tiny, critic)
+    run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
+    run.fit(parsed, ask(4))
+    assert run.folder.metrics()[0]["learner/lambda"] == lam
+    paid = [row.advantages[place.start] for row in learner.learned for place in row.responses]
+    firsts, seconds = paid[::2], paid[1::2]
+    assert any(seconds)
+    assert firsts == pytest.approx([lam * gamma * second for second in seconds])
+
+
 def test_a_run_with_a_critic_goes_on_exactly(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
@@ -213,18 +244,23 @@ def test_a_learner_without_values_is_refused_before_anything_runs(
 def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
     apps: Any, rl: Callable[..., Any], tmp_path: Path, ask: Callable[..., Any]
 ) -> None:
-    """The first step's, after a resume too. A token's weight does not depend on its answer's
-    length; with a penalty on calls that are too long, which `inspect` and the metrics show."""
-    options = {"estimator": "dr_grpo", "overlong": Overlong(max_tokens=4, buffer=2)}
+    """The first step's, two steps and a resume later too. A token's weight does not depend on its
+    answer's length; with a penalty on calls that are too long, which `inspect` and the metrics
+    show."""
+    options = {"estimator": "dr_grpo", "overlong": Overlong(max_tokens=8, buffer=4)}
+    # no two pairs of them have the same mean, so that steps of two tasks do not
+    tasks = [task | {"tokens": n} for task, n in zip(ask(6), (1, 2, 4, 8, 16, 24), strict=True)]
     first = rl(**options)
-    trainer(first, tmp_path / "run", steps=1).fit(apps.spell, ask(4))
+    trainer(first, tmp_path / "run", steps=1).fit(apps.spell_so_long, tasks)
     constants = first.state()["token_constants"]
     assert constants == {"policy": first.last_batch.usable_tokens["policy"] / 8}
     second = rl(**options)
-    run = trainer(second, tmp_path / "run", steps=2)
-    run.fit(apps.spell, ask(4), resume=True)
+    run = trainer(second, tmp_path / "run", steps=3)
+    run.fit(apps.spell_so_long, tasks, resume=True)
     assert _state(run)["token_constants"] == constants
+    assert second.last_batch.usable_tokens["policy"] / 8 != constants["policy"]
     for batch in (first.last_batch, second.last_batch):
+        assert len({why.tokens for why in batch.explanations.values()}) > 1
         weights = [why.token_weight for why in batch.explanations.values()]
         assert weights == pytest.approx([1 / (8 * constants["policy"])] * 8)
         whys = {key[1:]: why for key, why in batch.explanations.items()}
@@ -234,13 +270,12 @@ def test_dr_grpo_divides_by_one_constant_in_the_whole_run(
             used = {advantage * weight for advantage, weight, is_trained in trained if is_trained}
             assert used == {why.advantage * why.token_weight}
     line = run.folder.metrics()[-1]
-    penalties = {t: [0.0, 0.0, 0.0, -0.5, -1.0][t] for t in range(5)}
     found = list(second.last_batch.explanations.values())
-    assert [why.penalty for why in found] == [penalties[why.tokens] for why in found]
+    assert [why.penalty for why in found] == [-min(1, max(0, why.tokens - 4) / 4) for why in found]
     assert line["overlong/penalty"] == pytest.approx(sum(w.penalty or 0.0 for w in found) / 8)
-    assert line["overlong/penalised"] == sum(why.tokens > 2 for why in found) / 8
-    assert line["overlong/whole"] == sum(why.tokens == 4 for why in found) / 8
-    long = next(why for why in found if why.tokens == 4)
+    assert line["overlong/penalised"] == sum(why.tokens > 4 for why in found) / 8
+    assert line["overlong/whole"] == sum(why.tokens >= 8 for why in found) / 8
+    long = next(why for why in found if why.tokens >= 8)
     assert "(terminal, length -1)" in inspect_run(run.folder.path, long.rollout_id)
 
 
