@@ -1,6 +1,7 @@
 """Each example's command trains from its data to its report, with too little to learn from.
 
-That it learns is what `nox -s "examples(math)"` and the quickstart look at.
+That it learns is what `nox -s "examples(math)"`, the quickstart and CI's short run of the router
+look at.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("example", ["math", pytest.param("rag", marks=pytest.mark.long)])
+@pytest.mark.parametrize("example", ["math", "quest", pytest.param("rag", marks=pytest.mark.long)])
 def test_the_command_trains(example: str, tmp_path: Path) -> None:
     if find_spec(f"{example}_example") is None:
         pytest.skip(f"the example {example} is in an environment of its own")

@@ -23,7 +23,7 @@ by agent. Where the estimator compares a rollout with a mean that it is part of,
 
 A group whose returns are all alike is silent under all of these but `critic`. That changes nothing
 where G adds up to the return; with potentials it leaves out a little that was no noise (a bias of
-.02 to .03 in groups of two, and less in larger ones, on the enumerated process of the tests).
+.02 to .04 in groups of two, .01 to .02 in groups of four, on the enumerated process of the tests).
 
 Two more as published, by name, which are biased (`docs/credit.md`):
 
