@@ -52,7 +52,7 @@ RECIPE = Recipe(
     temperature=0.7,
     max_tokens=48,
 )
-REAL_MODEL = replace(RECIPE, steps=400, learning_rate=1e-6, warmup=0, decay=None, max_tokens=512)
+REAL_MODEL = replace(RECIPE, steps=400, learning_rate=None, warmup=0, decay=None, max_tokens=512)
 """The recipe for a model that was not built here; not yet run on a GPU."""
 
 

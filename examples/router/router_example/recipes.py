@@ -27,7 +27,6 @@ RECIPE = Recipe(
     group_size=8,
     tasks_per_step=8,
     minibatches=2,
-    learning_rate=2e-4,
     temperature=0.7,
     max_tokens=6,
 )
