@@ -1,4 +1,4 @@
-"""The rate that is chosen where none is given is right within a factor of three on every example."""
+"""The rate that is chosen where none is given: within a factor of three on every example."""
 
 from __future__ import annotations
 

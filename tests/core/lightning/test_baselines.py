@@ -402,7 +402,7 @@ def test_silence_of_identical_groups_costs_a_potential_a_little(
     phase: Any, size: int, expected: float
 ) -> None:
     """Returns that are alike say nothing of the task, so such groups teach nothing; what a
-    potential says in them would be noise, of a mean that is not quite nothing. Of docs/credit.md."""
+    potential says in them would be noise, of a mean that is not quite nothing (docs/credit.md)."""
     process = Process(phase)
     rule = on_process(rules("rloo")["turn"], "rloo", potential_of)
     found = bias(process.expected(rule, size=size), process.gradient)
