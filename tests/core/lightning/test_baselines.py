@@ -384,7 +384,7 @@ def test_turn_and_state_are_unbiased(phase: Any, name: str) -> None:
         on_process(rule, "rloo"),
         on_process(rule, "rloo", potential_of, silenced=False),
     ):
-        assert bias(process.expected(found, size=2), process.gradient) < 1e-9
+        assert bias(process.expected(found, size=2), process.gradient) < 1e-12
 
 
 @pytest.mark.parametrize(
