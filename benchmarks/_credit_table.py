@@ -205,11 +205,13 @@ def _rows_of(task: Task, found: Mapping[Any, Judged]) -> Iterator[str]:
         cells = [task.name, f"`{arm[0]}`", arm[1]]
         if arm in task.missing:
             yield _line(*cells, "given up", "", "", "", "", "")
-        elif not rows or task.block is None:
+        elif len(rows) < 2:
             yield _line(*cells, "not yet", "", "", "", "", "")
         else:
-            judged = found.get(((task.name, arm_name(*arm)),))
-            gains = [""] * 4 if judged is None else _gains(task, task.block, arm, judged)
+            judged, block = found.get(((task.name, arm_name(*arm)),)), task.block
+            gains = (
+                [""] * 4 if judged is None or block is None else _gains(task, block, arm, judged)
+            )
             yield _line(*cells, _ends(task, arm, rows), *gains, _odd(rows))
 
 
@@ -252,7 +254,11 @@ def _notes(tasks: Mapping[str, Task], family: Family | None, journal: Journal) -
     left_out = sum(task.block.left_out for task in tasks.values() if task.block is not None)
     if left_out:
         yield f"{left_out} held-out tasks are left out: some arm of their seed left them unscored."
-    rows = list(journal.done.values())
+    rows = [
+        row
+        for key, row in journal.done.items()
+        if key.task in tasks and key.rule in (START[0], *tasks[key.task].plan.rules)
+    ]
     if rows:
         commits = ", ".join(sorted({row["commit"] for row in rows}))
         dates = sorted({row["date"] for row in rows})

@@ -558,6 +558,9 @@ def test_a_table_of_some_tasks_and_rules(kept: Any, plan: Any, said: Any, tmp_pa
     assert "six seeds" not in text
     assert "Not complete" not in text
     assert said.narrowed(None, None) == plan.PLANS
+    alone = said.table(journal, plan.SEEDS, said.narrowed(["rag"], ["terminal"]))
+    assert "| rag | `terminal` | rollout | 0." in alone
+    assert "\n10 runs, " in alone, "five and what they began with"
 
 
 def test_an_arm_that_was_given_up(kept: Any, plan: Any, said: Any, tmp_path: Path) -> None:
