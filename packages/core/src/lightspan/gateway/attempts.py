@@ -175,7 +175,6 @@ class Gateway(Server):
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
-        most_connections: at once; None for what this process's files allow.
         patience_s: how long an answer waits for the store.
     """
 
@@ -187,7 +186,6 @@ class Gateway(Server):
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
-        most_connections: int | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         super().__init__(
@@ -196,5 +194,4 @@ class Gateway(Server):
             host=host,
             port=port,
             max_body=max_body,
-            most_connections=most_connections,
         )

@@ -12,7 +12,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, TypeVar
 
 from lightspan.errors import EngineError, LightspanError
@@ -55,10 +54,6 @@ class Account:
     """Whether strangers share it: equal bodies may then be of two of them."""
     most_calls: int | None = None
     """Calls that are remembered; None for all."""
-    most_bytes: int = 0
-    """Of what these keep."""
-    _sizes: dict[str, int] = field(default_factory=dict)
-    _kept: int = 0
 
     @property
     def attempt_id(self) -> str:
@@ -79,27 +74,12 @@ class Account:
         return [rule for rule in self.routing.rules if rule.pattern not in ("*", "**")]
 
     def add(self, call: ServedCall) -> None:
-        """Remember a call; where there are too many, or they keep too much, the oldest that are
-        answered are forgotten."""
-        call_id = call.info.call_id
-        self.calls[call_id] = call
+        """Remember a call, and forget the oldest answered ones where there are too many."""
         if self.most_calls is not None:
-            self._sizes[call_id] = call.kept_bytes
-            self._kept += self._sizes[call_id]
-            self._forget(len(self.calls) - self.most_calls, self._kept - self.most_bytes)
-
-    def _forget(self, calls: int, size: int) -> None:
-        """Forget so many calls, and so many bytes, or more."""
-        # not all of them are looked at: after a burst most may be under way
-        oldest = list(islice(self.calls.items(), 2 * max(calls, 0) + 64))[:-1]
-        for call_id, earlier in oldest:
-            if calls <= 0 and size <= 0:
-                return
-            if not earlier.active:
-                del self.calls[call_id]
-                freed = self._sizes.pop(call_id)
-                self._kept -= freed
-                calls, size = calls - 1, size - freed
+            answered = [name for name, earlier in self.calls.items() if not earlier.active]
+            for name in answered[: max(0, len(self.calls) + 1 - self.most_calls)]:
+                del self.calls[name]
+        self.calls[call.info.call_id] = call
 
     def undelivered(self, body_hash: str) -> str | None:
         """The latest call with this body whose answer may not have arrived.
@@ -218,11 +198,6 @@ class ServedCall(ABC):
     def deserted(self) -> bool:
         """Whether nobody waits for it."""
         return self._clients == 0
-
-    @property
-    def kept_bytes(self) -> int:
-        """About how large that is which it keeps of its request."""
-        return self.info.size
 
     def forget_request(self) -> None:
         """Keep no more of what was asked: it is answered, and that is written."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,9 +22,6 @@ from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import answer_attributes
 from lightspan.schema.spans import Attributes
 from lightspan.schema.tokens import CallOutcome, FinishReason, TokenRecord
-
-BYTES_A_PROMPT_TOKEN: Final = 4
-"""Of JSON, about."""
 
 
 class Said(NamedTuple):
@@ -112,11 +109,6 @@ class GeneratedCall(ServedCall):
     @property
     def outcome(self) -> CallOutcome:
         return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
-
-    @property
-    def kept_bytes(self) -> int:
-        body = self.info.size if self.info.body else 0
-        return max(body, BYTES_A_PROMPT_TOKEN * sum(map(len, self._prompts)))
 
     def restore(self, records: Sequence[TokenRecord], *, resampled: bool) -> None:
         """Take up what the store knows of this call: an answer to replay, or a part of one."""

@@ -20,7 +20,7 @@ from lightspan.engines.protocol import (
     TokenEngine,
 )
 from lightspan.errors import ConfigError, NotFoundError
-from lightspan.gateway.bodies import NOTHING, Body, digest_of, read_body
+from lightspan.gateway.bodies import NOTHING, SMALL, Body, digest_of, read_body, to_thread_if_large
 from lightspan.gateway.calls import Account, CallInfo, Past, ServedCall
 from lightspan.gateway.dialects import Parse
 from lightspan.gateway.dialects.chat import parse_chat
@@ -29,10 +29,9 @@ from lightspan.gateway.dialects.responses import ID_PREFIX, recorded_conversatio
 from lightspan.gateway.dialects.shared import Conversation, ModelRequest, cannot_honour
 from lightspan.gateway.forwards import ForwardedCall
 from lightspan.gateway.generations import GeneratedCall
-from lightspan.gateway.preparation import Preparation
+from lightspan.gateway.grammars import GrammarCache
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan.gateway.terms import Terms
-from lightspan.gateway.workers import SMALL, Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, new_id
@@ -43,11 +42,11 @@ from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 LONGEST_NAME: Final = 1_000
+"""Characters of a model's name, which is matched with the patterns of agents."""
 RELAYED_S: Final = 30.0
 """How long a relayed call is worked on when its connection is lost: a server that died is started
 again meanwhile, and the retry gets the answer. Cut short it would have to be sampled anew, as only
 its end is handed out, and what is sampled anew favours short answers: it is not learned from."""
-"""Of a model, in letters: it is compared with the patterns of agents."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
@@ -72,13 +71,11 @@ class Intake:
         self._terms = terms
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
-        self._preparation = Preparation()
-        self._reading = Workers("requests")
+        self._grammars = GrammarCache()
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
-        self._preparation.close()
-        self._reading.close()
+        self._grammars.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
@@ -104,7 +101,7 @@ class Intake:
         account = await self._terms.admit(request)
         agent, read = _named_agent(request), NOTHING
         try:
-            read = await read_body(request, self._reading)
+            read = await read_body(request)
             path, target = self._who(account, agent, read.fields)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
@@ -137,7 +134,7 @@ class Intake:
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
         account = await self._terms.admit(request)
-        read = await read_body(request, self._reading)
+        read = await read_body(request)
         path, target = self._who(account, _named_agent(request), read.fields)
         info = _call_info(request, account, read, path, target)
         if target.route is Route.ENDPOINT:
@@ -145,7 +142,7 @@ class Intake:
         mode, body = account.claim.rollout.mode, {**read.fields, "max_tokens": 1}
         asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        prompts = await self._preparation.prompts(asked, tokenizer, size=read.size)
+        prompts = await to_thread_if_large(read.size, asked.prompts, tokenizer)
         return sum(map(len, prompts))
 
     async def _parsed(
@@ -156,7 +153,7 @@ class Intake:
         mode: Mode,
         forced: Sampling | None,
     ) -> ModelRequest:
-        return await self._reading.run(partial(parse, body, mode=mode, forced=forced), size=size)
+        return await to_thread_if_large(size, partial(parse, body, mode=mode, forced=forced))
 
     def _who(
         self, account: Account, agent: str | None, body: Mapping[str, Any]
@@ -204,11 +201,13 @@ class Intake:
             size += SMALL + 1  # what was said before may be of any length
         _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
-        grammar = await self._preparation.grammar(asked, engine, info.policy, tokenizer)
-        asked = replace(asked, grammar=grammar)
+        if asked.constraint is not None:
+            parser = tokenizer.tool_parser
+            grammar = self._grammars.grammar(asked.constraint, engine, info.policy, parser)
+            asked = replace(asked, grammar=await grammar)
         past = _past_of(info)
         prompts = _known_prompts(past.records if past is not None else [], asked)
-        prompts = prompts or await self._preparation.prompts(asked, tokenizer, size=size)
+        prompts = prompts or await to_thread_if_large(size, asked.prompts, tokenizer)
         asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
         return _Prepared(asked, prompts, engine, tokenizer)
 

@@ -12,10 +12,9 @@ from aiohttp import web
 
 from lightspan.engines.protocol import TokenEngine
 from lightspan.errors import EngineError
-from lightspan.gateway.connections import Handler
 from lightspan.gateway.delivery import deliver
 from lightspan.gateway.dialects import DIALECTS, Dialect
-from lightspan.gateway.http_server import HttpServer, go_on
+from lightspan.gateway.http_server import Handler, HttpServer, go_on
 from lightspan.gateway.intake import Intake
 from lightspan.gateway.refusal import ApiError, bad_request, no_model, openai_refusal
 from lightspan.gateway.terms import Terms
@@ -37,7 +36,6 @@ class Server(HttpServer):
         host: interface; loopback unless told otherwise.
         port: 0 takes a free one.
         max_body: bytes of a request at most.
-        most_connections: at once; None for what this process's files allow.
     """
 
     def __init__(
@@ -48,15 +46,8 @@ class Server(HttpServer):
         host: str = "127.0.0.1",
         port: int = 0,
         max_body: int = MAX_BODY,
-        most_connections: int | None = None,
     ) -> None:
-        super().__init__(
-            host,
-            port,
-            max_body=max_body,
-            shutdown_s=terms.shutdown_s,
-            most_connections=most_connections,
-        )
+        super().__init__(host, port, max_body=max_body, shutdown_s=terms.shutdown_s)
         self.terms = terms
         self._intake = Intake(terms, engine)
 
@@ -154,17 +145,11 @@ def _guarded(
 
 
 def _check_headers(request: web.Request) -> None:
-    """Refuse letters that are no UTF-8 where they are read: nothing of ours could write them."""
-    for name in _READ_HEADERS:
-        value = request.headers.get(name, "")
-        if value != clean_text(value):
-            raise bad_request(f"the header {name} is not UTF-8")
-
-
-_READ_HEADERS: Final = (
-    *("Host", "Origin", "Authorization", "x-api-key", "Content-Encoding"),
-    *(c.HEADER_CALL_ID, c.HEADER_ATTEMPT, c.HEADER_AGENT, c.HEADER_PARENT, c.HEADER_PROTOCOL),
-)
+    """Refuse headers that are not UTF-8: aiohttp decodes them to surrogates, which neither the
+    store nor a JSON answer can hold."""
+    for name, value in request.headers.items():
+        if not value.isascii() and value != clean_text(value):
+            raise bad_request(f"the header {clean_text(name)} is not UTF-8")
 
 
 def _json(body: Any, *, status: int = 200) -> web.Response:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import DataError
-from lightspan.gateway.bodies import letters_of
+from lightspan.gateway.bodies import to_thread_if_large
 from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
 from lightspan.gateway.refusal import CLIENT_LEFT, ApiError
-from lightspan.gateway.workers import Workers
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import request_attributes
 from lightspan.schema.content import without_keys
-from lightspan.schema.media import holds_bytes
 from lightspan.schema.messages import dump_json
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
@@ -33,14 +30,6 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 90.0
 """A store behind HTTP, or in a database, is asked again for a minute while it is started again, and
 may take half a minute to answer: who waited less would give up what is recorded a moment later."""
-LONGEST_REFUSED: Final = 2**20
-"""Letters of what a refused request said, or of its tools, that are kept. The store writes call
-after call, and an answer waits for its own: 15 MB that no model read held up others for 0.5 s."""
-_SAID: Final = {
-    **dict.fromkeys(("messages", "input", "prompt", "instructions", "system"), c.INPUT_MESSAGES),
-    "tools": c.TOOL_DEFINITIONS,
-}
-"""Field of a request → where a span says it."""
 
 
 class StoreLog(CallLog):
@@ -57,7 +46,6 @@ class StoreLog(CallLog):
         self._store = store
         self._patience_s = patience_s
         self._closing = asyncio.Event()
-        self._wording = Workers("spans")
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         info = call.info
@@ -84,15 +72,14 @@ class StoreLog(CallLog):
             attributes[c.ERROR_TYPE] = error.code or str(error.status)
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
-        make = partial(_refused_span, info, outcome, attributes, end=end, message=error.message)
-        span = await self._wording.run(make, size=info.size)
+        span = await self._span(info, outcome, attributes, end, error.message)
         await self._write(info.account, span, [])
 
     async def _span(
         self, info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
     ) -> Span:
         make = partial(call_span, info, outcome, attributes, end=end, message=message)
-        return await self._wording.run(make, size=info.size)
+        return await to_thread_if_large(info.size, make)
 
     async def _write(self, account: Account, span: Span, records: list[TokenRecord]) -> None:
         """Wait for the store's acknowledgement, as long as patience lasts."""
@@ -130,28 +117,6 @@ class StoreLog(CallLog):
         self._closing.set()
         await super().drain()
         self._closing.clear()
-
-
-def _refused_span(
-    info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
-) -> Span:
-    """The LLM span of a refused call, without what is too long to be kept. It says so."""
-    # Not worded first: 15 MB of line ends are two steps of 0.1 s, for which all of Python waits.
-    shown, left = dict(info.body), set[str]()
-    for field, attribute in _SAID.items() if info.size > LONGEST_REFUSED else ():
-        if letters_of(info.body.get(field), but=holds_bytes) > LONGEST_REFUSED:
-            shown[field] = type(info.body[field])()  # that it is there tells dialects apart
-            left.add(attribute)
-    span = call_span(replace(info, body=shown), outcome, attributes, end=end, message=message)
-    kept: Attributes = {
-        key: value
-        for key, value in span.attributes.items()
-        if not (isinstance(value, str) and len(value) > LONGEST_REFUSED) and key not in left
-    }
-    if kept == span.attributes and not left:
-        return span
-    said = f"{span.status_message} (what it said is not kept: over {LONGEST_REFUSED:,} letters)"
-    return span.replace(attributes=kept, status_message=said)
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

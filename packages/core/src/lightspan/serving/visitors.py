@@ -33,10 +33,8 @@ from lightspan.serving.loopback import check_local, is_loopback
 log: Final = logging.getLogger(__name__)
 
 USAGE_PATH: Final = "/lightspan/usage"
-REMEMBERED: Final = 256
+REMEMBERED: Final = 64
 """Calls that a retry under the same call id is answered from."""
-REMEMBERED_BYTES: Final = 16 * 2**20
-"""Of what was said in them, as JSON: fewer calls are remembered if they are large."""
 MAX_NAMES: Final = 1000
 """Agents that usage is counted by; a request may name any."""
 
@@ -125,9 +123,7 @@ class Visitors(Terms):
         rollout = Rollout(rollout_id="serve", task=None, task_id="", mode=Mode.VAL)
         attempt = Attempt(attempt_id="serve", rollout_id="serve", number=1, epoch=0)
         claim = Claim(rollout=rollout, attempt=attempt)
-        self._account = Account(
-            claim, routing, shared=True, most_calls=REMEMBERED, most_bytes=REMEMBERED_BYTES
-        )
+        self._account = Account(claim, routing, shared=True, most_calls=REMEMBERED)
         self._routing = routing
         self._key = key
         self._upstream = upstream

@@ -72,10 +72,6 @@ class ChatRequest(ModelRequest):
     tools: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
-
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
         return [rendered(tokenizer, self.messages, self.tools, options, asked_with=named)]
@@ -173,7 +169,6 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
         constraint=constraint_of(
             format=("response_format", _flat_format(body.get("response_format"))),
             tools=tools,
-            tools_field="tools[{}].function.parameters",
             choice=body.get("tool_choice"),
             one_call=one_call_of(body),
         ),

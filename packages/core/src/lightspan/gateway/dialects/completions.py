@@ -68,10 +68,6 @@ class CompletionRequest(ModelRequest):
     def count(self) -> int:
         return len(self.given)
 
-    @property
-    def said(self) -> Any:
-        return self.given
-
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         most = tokenizer.context_length
         try:

@@ -27,22 +27,11 @@ _ANY_OBJECT: Final[Schema] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A text that is JSON."""
-
-    schema: Schema
-    field: str
-    """Which field asks for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A function that may be called."""
 
     name: str
     parameters: Schema
-    field: str
-    """Where the parameters stand in the request."""
 
 
 Calls = Literal["auto", "required"]
@@ -55,14 +44,15 @@ class Constraint:
     """What an answer has to be.
 
     Args:
-        format: of the text; None for any text.
+        asked: the field that asks for it, and its value.
+        format: the schema of a text that is JSON; None for any text.
         tools: those that may be called; none if no call is looked for.
         calls: "required": the answer is nothing but calls.
         parallel: several calls may stand in one answer.
     """
 
     asked: Asked = ("", None)
-    format: Format | None = None
+    format: Schema | None = None
     tools: tuple[Tool, ...] = ()
     calls: Calls = "auto"
     parallel: bool = True
@@ -72,7 +62,6 @@ def constraint_of(
     *,
     format: Asked,
     tools: Sequence[Mapping[str, Any]] | None,
-    tools_field: str,
     choice: Any,
     one_call: Asked | None,
 ) -> Constraint | None:
@@ -82,7 +71,6 @@ def constraint_of(
         format: the name and value of the field that asks for a format, `schema` and all in one
             object, as the Responses API has it.
         tools: as chat has them.
-        tools_field: where a tool's parameters stand, to be filled in with its number.
         choice: the value of `tool_choice`.
         one_call: the field that asks for one call at most; None if none does.
 
@@ -90,7 +78,7 @@ def constraint_of(
         ApiError: 400 naming the field.
     """
     wanted = _format(*format)
-    called = _tools(tools or (), tools_field)
+    called = _tools(tools or ())
     names, calls = _choice(choice, {tool.name for tool, _ in called})
     if names is not None:
         called = [(tool, strict) for tool, strict in called if tool.name in names]
@@ -128,10 +116,10 @@ def one_call_of(body: Mapping[str, Any]) -> Asked | None:
 
 
 def _loose(tool: Tool) -> Tool:
-    return Tool(name=tool.name, parameters=_ANY_OBJECT, field=tool.field)
+    return Tool(name=tool.name, parameters=_ANY_OBJECT)
 
 
-def _format(field: str, value: Any) -> Format | None:
+def _format(field: str, value: Any) -> Schema | None:
     kind = value.get("type") if isinstance(value, Mapping) else value
     if kind == "text" or (kind is None and not value):
         return None
@@ -140,7 +128,7 @@ def _format(field: str, value: Any) -> Format | None:
             f"'{field}' of type json_object takes no schema: ask for json_schema", field
         )
     if kind == "json_object":
-        return Format(schema=_ANY_OBJECT, field=field)
+        return _ANY_OBJECT
     if kind != "json_schema":
         raise bad_request(
             f"'{field}' has the type {kind!r}: there are text, json_object and json_schema", field
@@ -148,29 +136,26 @@ def _format(field: str, value: Any) -> Format | None:
     schema = value.get("schema")
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{field}' of type json_schema needs a schema, an object", field)
-    return Format(schema=schema, field=field)
+    return schema
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], field: str) -> list[tuple[Tool, bool]]:
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
     """Each tool, and whether it is strict."""
     read = []
     for number, tool in enumerate(tools):
+        where = f"tools[{number}]"
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            where = f"tools[{number}]"
             raise bad_request(f"{where} is not a function with a name", where)
-        where = field.format(number)
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, Mapping):
-            raise bad_request(f"'{where}' must be an object", where)
-        # OpenAI's: a function without parameters takes none
-        schema = parameters or {"type": "object", "properties": {}}
-        known = Tool(name=function["name"], parameters=schema, field=where)
+            raise bad_request(f"the parameters of {where} must be an object", where)
         strict = function.get("strict")
         if tool.get("strict") is not None or not isinstance(strict, bool | None):
-            where = f"tools[{number}]"
             raise bad_request(f"'{where}.function.strict' must be true or false", where)
-        read.append((known, strict is True))
+        # OpenAI's: a function without parameters takes none
+        schema = parameters or {"type": "object", "properties": {}}
+        read.append((Tool(name=function["name"], parameters=schema), strict is True))
     return read
 
 

@@ -92,10 +92,6 @@ class MessageRequest(ModelRequest):
     tools: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
-
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
         return [rendered(tokenizer, self.messages, self.tools, options, asked_with=named)]
@@ -238,7 +234,6 @@ def parse_message(
         constraint=constraint_of(
             format=_format(body),
             tools=tools,
-            tools_field="tools[{}].input_schema",
             choice=choice,
             one_call=one_call,
         ),

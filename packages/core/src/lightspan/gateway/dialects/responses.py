@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
-import msgspec
-
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
 from lightspan.gateway.dialects.events import Events, TypedEvents
@@ -80,8 +78,6 @@ _REPEATED: Final = (
     *("tool_choice", "tools"),
 )
 """Fields that an answer repeats."""
-LARGEST_METADATA: Final = 16_384
-"""Bytes of `metadata` as JSON; OpenAI's own limits come to less."""
 _NOT_OURS_TO_OVERRIDE: Final = ("background", "conversation", "prompt")
 """Fields without which a request is another one: refused in training too."""
 _INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
@@ -142,10 +138,6 @@ class ResponseRequest(ModelRequest):
     def conversation(self, answer: Answer) -> Conversation:
         """What a next request goes on from."""
         return [*self.before, *self.given, answer.choices[0].message]
-
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         plain = [plain_message(message, "input") for message in self.messages]
@@ -332,7 +324,6 @@ def parse_response(
         ApiError: 400 naming the field.
     """
     check_types(body, _TYPES)
-    _check_metadata(body.get("metadata") or {})
     given = _given(body)
     tools = _tools(body)
     limited = {**body, "max_tokens": body.get("max_output_tokens"), "max_completion_tokens": None}
@@ -348,7 +339,6 @@ def parse_response(
         constraint=constraint_of(
             format=("text.format", (body.get("text") or {}).get("format")),
             tools=tools,
-            tools_field="tools[{}].parameters",
             choice=body.get("tool_choice"),
             one_call=one_call_of(body),
         ),
@@ -361,15 +351,6 @@ def parse_response(
         template_options=template_options(body),
         overrides=overrides,
     )
-
-
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    size = len(msgspec.json.encode(metadata))
-    if size > LARGEST_METADATA:
-        raise bad_request(
-            f"'metadata' has {size:,} bytes as JSON, and at most {LARGEST_METADATA:,} are kept",
-            "metadata",
-        )
 
 
 def _given(body: Mapping[str, Any]) -> list[Message]:
