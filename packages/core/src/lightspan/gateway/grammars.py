@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -84,10 +85,10 @@ class GrammarCache:
         key = policy, digest_of(_encode(constraint), 16)
         if key not in self._grammars:
             loop = asyncio.get_running_loop()
-            work = (self._threads, _compiled, constraint, engine, policy, parser)
+            compile_it = partial(_compiled, constraint, engine, policy, parser)
             try:
                 async with asyncio.timeout(COMPILE_TIMEOUT_S):
-                    self._grammars[key] = await loop.run_in_executor(*work)
+                    self._grammars[key] = await loop.run_in_executor(self._threads, compile_it)
             except (UnsupportedError, TimeoutError) as error:
                 field = constraint.asked[0]
                 reason = str(error) or f"it takes over {COMPILE_TIMEOUT_S:g} s to compile"

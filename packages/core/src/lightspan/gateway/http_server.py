@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -163,7 +164,9 @@ def check_port(host: str, port: int) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    reason = error.strerror or str(error)
+    is_named = isinstance(error, socket.gaierror) or not error.errno
+    # not `strerror`, to which asyncio and `create_server` add the address
+    reason = error.strerror or str(error) if is_named else os.strerror(error.errno)
     return ConfigError(
         f"cannot listen on {host}:{port}: {reason}; give another port, or 0 for a free one"
     )
