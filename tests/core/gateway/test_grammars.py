@@ -17,11 +17,11 @@ from lightspan.engines.grammars import GrammarMismatchError, Grammars
 from lightspan.engines.protocol import EngineCapabilities, ToolParserName
 from lightspan.engines.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan.errors import UnsupportedError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.dialects.chat import parse_chat
 from lightspan.gateway.dialects.constraints import Constraint, Tool
-from lightspan.gateway.dialects.responses import parse_response
+from lightspan.gateway.dialects.openai_responses import parse_response
 from lightspan.gateway.grammars import GrammarCache, closed, grammar_of
-from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.tools import tool_parser
 from lightspan.schema.records import Mode
 from lightspan.testing.tiny import Family, tiny_model

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.dialects import DIALECTS
-from lightspan.gateway.refusal import ApiError
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 

@@ -126,7 +126,7 @@ async def test_clients_that_leave_a_stream_are_no_failure(
                     ) as response:
                         await response.read()
         [call] = calls_of(gateway)
-        await call.settled()
+        await call.wait_done()
         assert not call.delivered
         assert caplog.records == []
 

@@ -22,10 +22,10 @@ import msgspec
 
 from lightspan.engines.protocol import TokenEngine, ToolParserName
 from lightspan.errors import UnsupportedError
-from lightspan.gateway.bodies import digest_of
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import cannot_honour
 from lightspan.gateway.dialects.constraints import Constraint, Schema, Tool
-from lightspan.gateway.dialects.shared import cannot_honour
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.request_body import digest_of
 from lightspan.schema.messages import CALL_OPEN, PYTHON_TAG
 
 MAX_LENGTH: Final = 2**18

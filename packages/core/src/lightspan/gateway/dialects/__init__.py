@@ -10,17 +10,17 @@ stream.
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.completions import parse_completion
-from lightspan.gateway.dialects.events import event_of
-from lightspan.gateway.dialects.messages import (
+from lightspan.gateway.api_errors import ApiError, openai_refusal
+from lightspan.gateway.dialects.anthropic import (
     message_error_event,
     message_refusal,
     parse_message,
 )
-from lightspan.gateway.dialects.responses import parse_response
-from lightspan.gateway.dialects.shared import ModelRequest
-from lightspan.gateway.refusal import ApiError, openai_refusal
+from lightspan.gateway.dialects.base import ModelRequest
+from lightspan.gateway.dialects.chat import parse_chat
+from lightspan.gateway.dialects.completions import parse_completion
+from lightspan.gateway.dialects.openai_responses import parse_response
+from lightspan.gateway.dialects.sse import event_of
 
 Parse = Callable[..., ModelRequest]
 """From a request's body to what it asks; see `parse_chat`."""

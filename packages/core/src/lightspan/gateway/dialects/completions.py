@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ContextOverflowError
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import (
     HONOURED_BY_ALL,
     MAX_CHOICES,
     NEUTRAL_IN_ALL,
@@ -29,7 +30,6 @@ from lightspan.gateway.dialects.shared import (
     too_long,
     unsupported,
 )
-from lightspan.gateway.refusal import bad_request
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import Sampling
 

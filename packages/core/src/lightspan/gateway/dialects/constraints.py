@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.api_errors import bad_request
 
 Schema = Mapping[str, Any]
 

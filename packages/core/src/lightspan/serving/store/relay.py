@@ -28,12 +28,12 @@ from yarl import URL
 
 from lightspan import __version__
 from lightspan.errors import StoreError
-from lightspan.gateway.bodies import received
+from lightspan.gateway.access_policy import token_of
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError, openai_refusal
 from lightspan.gateway.dialects import DIALECTS
 from lightspan.gateway.http_server import go_on
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, openai_refusal
+from lightspan.gateway.request_body import received
 from lightspan.gateway.server import MAX_BODY
-from lightspan.gateway.terms import token_of
 from lightspan.schema import clock
 from lightspan.schema.conventions import (
     BUSY_RELAY,

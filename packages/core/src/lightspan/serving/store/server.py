@@ -23,10 +23,10 @@ from lightspan.errors import (
     StoreError,
     StoreFormatError,
 )
-from lightspan.gateway.bodies import received, to_thread_if_large
+from lightspan.gateway.access_policy import token_of
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.http_server import Handler, HttpServer, go_on
-from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.terms import token_of
+from lightspan.gateway.request_body import received, to_thread_if_large
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.texts import clean_text

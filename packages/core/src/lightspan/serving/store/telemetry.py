@@ -12,8 +12,8 @@ from typing import Final
 from aiohttp import web
 
 from lightspan.errors import DataError, LightspanError, StoreError
-from lightspan.gateway.bodies import received, to_thread_if_large, unpacked
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
+from lightspan.gateway.request_body import received, to_thread_if_large, unpacked
 from lightspan.otel.arrivals import keep
 from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (

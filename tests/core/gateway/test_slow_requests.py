@@ -14,7 +14,7 @@ from tests.core.gateway.posting import ask, post
 
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import UnsupportedError
-from lightspan.gateway import bodies, store_log
+from lightspan.gateway import call_recorder, request_body
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import CallOutcome
@@ -82,9 +82,9 @@ async def test_others_are_answered_meanwhile(
         if what == "grammar":
             thing, name, body = rig.engine, "check_grammar", ask(response_format=FORMAT)
         elif what == "reading":
-            thing, name = bodies, "_decoded"
+            thing, name = request_body, "_decoded"
         elif what == "refusal":
-            thing, name = store_log, "request_attributes"
+            thing, name = call_recorder, "request_attributes"
         else:
             thing, name = rig.tokenizer, "render"
         if what == "count":
@@ -129,8 +129,8 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
             )
             assert await asyncio.to_thread(step.begun.wait, 60)
             left.cancel()
-            await until(lambda: rig.account().sequence == 2)  # of a call that began and ended
-            await rig.gateway.terms.log.drain()
+            await until(lambda: rig.session().sequence == 2)  # of a call that began and ended
+            await rig.gateway.access.log.drain()
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == CallOutcome.CANCELLED
         assert c.CALL_REFUSED not in span.attributes

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
-from lightspan.gateway.dialects.events import Events, TypedEvents
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import (
     HONOURED_BY_ALL,
     NEUTRAL_IN_ALL,
     SHARED_TYPES,
@@ -35,7 +34,8 @@ from lightspan.gateway.dialects.shared import (
     token_logprobs,
     unsupported,
 )
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
+from lightspan.gateway.dialects.sse import Events, TypedEvents
 from lightspan.schema import conventions as c, messages as genai
 from lightspan.schema.records import Mode
 from lightspan.schema.response_items import (

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.api_errors import ApiError, bad_request
 
 SMALL: Final = 8_192
 """Bytes that take a millisecond or two: a thread would cost as much."""

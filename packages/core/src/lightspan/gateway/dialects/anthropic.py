@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Final, Self
 import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.gateway.dialects.constraints import Asked, constraint_of
-from lightspan.gateway.dialects.events import Events, TypedEvents, event_of
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import ApiError, bad_request
+from lightspan.gateway.dialects.base import (
     SHARED_TYPES,
     Answer,
     Choice,
@@ -30,7 +29,8 @@ from lightspan.gateway.dialects.shared import (
     template_options,
     unsupported,
 )
-from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.dialects.constraints import Asked, constraint_of
+from lightspan.gateway.dialects.sse import Events, TypedEvents, event_of
 from lightspan.schema import conventions as c
 from lightspan.schema.media import is_media
 from lightspan.schema.message_blocks import messages_of, tools_to_chat

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from tests.core.gateway.posting import ask, post
 
-from lightspan.gateway import bodies
+from lightspan.gateway import request_body
 from lightspan.schema import conventions as c
 from lightspan.stores.protocol import Store
 from lightspan.testing.gateway_suite import Rig, make_rig
@@ -24,7 +24,7 @@ BODY = json.dumps(ask()).encode()
 def test_bodies_are_told_apart_by_all_that_they_say() -> None:
     def digest(text: str, dialect: str = "chat/completions", **fields: Any) -> str:
         body = json.dumps({"model": "m", "messages": [{"content": text}], **fields}).encode()
-        return bodies._decoded(body, "", dialect, 2**24).digest
+        return request_body._decoded(body, "", dialect, 2**24).digest
 
     assert digest("a", n=2, user="b") == digest("a", user="b", n=2)
     others = [digest("b"), digest("a", n=2), digest("a", dialect="responses")]

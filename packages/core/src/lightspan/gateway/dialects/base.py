@@ -11,9 +11,9 @@ import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ContextOverflowError, ModelError
+from lightspan.gateway.api_errors import ApiError, bad_request
 from lightspan.gateway.dialects.constraints import CONSTRAINING, Constraint
-from lightspan.gateway.dialects.events import Events
-from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.dialects.sse import Events
 from lightspan.schema import conventions as c
 from lightspan.schema.media import is_media
 from lightspan.schema.records import Mode
