@@ -164,9 +164,10 @@ def check_port(host: str, port: int) -> None:
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    is_named = isinstance(error, socket.gaierror) or not error.errno
-    # not `strerror`, to which asyncio and `create_server` add the address
-    reason = error.strerror or str(error) if is_named else os.strerror(error.errno)
+    if error.errno is None or isinstance(error, socket.gaierror):
+        reason = error.strerror or str(error)
+    else:  # asyncio and `create_server` add the address to `strerror`
+        reason = os.strerror(error.errno)
     return ConfigError(
         f"cannot listen on {host}:{port}: {reason}; give another port, or 0 for a free one"
     )
