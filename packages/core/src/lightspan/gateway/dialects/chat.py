@@ -1,4 +1,4 @@
-"""OpenAI's chat dialect: messages in, a message out. Pure."""
+"""OpenAI's chat completions. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "reasoning_effort": (None,),
     "verbosity": (None,),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean the default."""
 
 _TYPES: Final[Types] = {
     **SHARED_TYPES,
@@ -134,18 +134,18 @@ def _logprobs(choice: Choice) -> dict[str, Any]:
 
 
 def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dict[str, Any]:
-    """A chunk in mid-stream."""
+    """Return a chunk before the last."""
     return {**base, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}
 
 
 def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) -> ChatRequest:
-    """Understand a request.
+    """Parse a request.
 
     Args:
         body: the decoded JSON.
-        mode: of the rollout. In train and dev mode, for a trained policy (`forced` given), sampling
-            is the algorithm's and what cannot be honoured is overridden; otherwise it is refused,
-            but for what is `STEERING`.
+        mode: of the rollout. In train and dev mode, for a trained policy (with `forced`), sampling
+            is the algorithm's and unsupported fields are overridden; else they are refused, but
+            for `STEERING`.
         forced: the algorithm's sampling; in val mode its temperature alone counts.
 
     Raises:
@@ -182,7 +182,7 @@ def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) 
 def as_in_training(
     body: Mapping[str, Any], forced: Sampling
 ) -> tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]:
-    """The request with the sampling of training, for an endpoint (a dry run), and the overrides.
+    """Return the request with the sampling of training, for a dry run, and the overrides.
 
     Raises:
         ApiError: 400 naming the field.
@@ -200,7 +200,7 @@ def as_in_training(
 
 
 def _flat_format(value: Any) -> Any:
-    """A response format as the Responses API has it."""
+    """Return a response format as the Responses API has it."""
     inner = value.get("json_schema") if isinstance(value, Mapping) else None
     return {**inner, **value} if isinstance(inner, Mapping) else value
 

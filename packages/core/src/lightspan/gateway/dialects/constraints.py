@@ -1,6 +1,6 @@
-"""What a request allows as its answer: a response format, and how tools may be called. Pure.
+"""What a request constrains: the response format, and how tools may be called. Pure.
 
-A constraint belongs to the app: it is honoured or refused in every mode, never left out.
+A constraint is part of the app: it is honoured or refused in every mode, never dropped.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ CONSTRAINING: Final = frozenset(
         *("response_format", "tools", "tool_choice"),
     }
 )
-"""Fields that constrain the answer: those of other servers, those of long ago, and in a dialect
-that does not know them those of another. Where they are not honoured they are refused."""
+"""Fields of any server or API version that constrain the answer; unsupported, they are refused."""
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
 
 
@@ -36,12 +35,12 @@ class Tool:
 
 Calls = Literal["auto", "required"]
 Asked = tuple[str, Any]
-"""A field that asks for it, and its value."""
+"""(field, value) that ask for a constraint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """What an answer has to be.
+    """What an answer must be.
 
     Args:
         asked: the field that asks for it, and its value.
@@ -65,7 +64,7 @@ def constraint_of(
     choice: Any,
     one_call: Asked | None,
 ) -> Constraint | None:
-    """What a request constrains; None if an answer may be anything.
+    """Return what a request constrains; None if an answer may be anything.
 
     Args:
         format: the name and value of the field that asks for a format, `schema` and all in one
@@ -93,7 +92,7 @@ def constraint_of(
     fields = [field for asks, field in asking if asks and field is not None]
     if not fields:
         return None
-    # what is not strict is a hint as long as nothing else holds the calls
+    # the parameters of a tool that is not strict only guide the model, unless a call is forced
     offered = tuple(
         tool if is_strict or calls == "required" else _loose(tool) for tool, is_strict in called
     )
@@ -107,7 +106,7 @@ def constraint_of(
 
 
 def one_call_of(body: Mapping[str, Any]) -> Asked | None:
-    """What of an OpenAI request asks for one call at most."""
+    """Return the field of an OpenAI request that asks for at most one call."""
     field = "parallel_tool_calls"
     asked = body.get(field)
     if asked is not None and not isinstance(asked, bool):
@@ -140,7 +139,7 @@ def _format(field: str, value: Any) -> Schema | None:
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
-    """Each tool, and whether it is strict."""
+    """Return each tool, and whether it is strict."""
     read = []
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
@@ -160,7 +159,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[tuple[Tool, bool]]:
 
 
 def _choice(choice: Any, names: set[str]) -> tuple[set[str] | None, Calls]:
-    """(the tools that may be called, None for all; whether one has to be)."""
+    """Return (the tools that may be called, None: all; whether a call is required)."""
     if choice in (None, "auto", "none"):
         return None, "auto"
     if choice in ("required", "any"):
@@ -187,7 +186,7 @@ _MODES: Final = ("auto", "required")
 
 
 def _forces_one(choice: Any) -> bool:
-    """It names the function to call: that one, once, as OpenAI has it ("exactly one")."""
+    """Return whether it names one function, which OpenAI calls exactly once."""
     return isinstance(choice, Mapping) and choice.get("type") != "allowed_tools"
 
 
