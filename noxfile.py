@@ -289,7 +289,7 @@ ISOLATED = {
     "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
     "TOKENIZERS_PARALLELISM": "false",
 }
-OF_CORE = ("tests/core", "tests/packaging", "tests/attack")
+OF_CORE = ("tests/core", "tests/packaging")
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -950,19 +950,6 @@ def ranks(session: nox.Session) -> None:
     report_versions(session, learning_python())
     options = ["-m", "ranks", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("ranks"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def attack(session: nox.Session) -> None:
-    """Send a million hostile requests, half to a training's gateway, half to `serve`: an hour.
-
-    After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
-    measures how long others wait meanwhile.
-    """
-    python = learning_python()
-    report_versions(session, python)
-    program = ("-m", "tests.attack", *session.posargs)
-    session.run(python, *program, env={**TESTING, "PYTHONPATH": str(ROOT)}, external=True)
 
 
 # --- programs -------------------------------------------------------------------------------

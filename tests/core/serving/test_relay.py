@@ -168,7 +168,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
 ) -> None:
     """Which samples no further if nobody comes back; who asks again under the same id asks for the
     same call, and a finished one is not sampled again."""
-    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.1)
+    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.1)
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:
@@ -180,11 +180,11 @@ async def test_who_leaves_leaves_at_the_gateway_too(
         headers = {c.HEADER_CALL_ID: "call-1"}
         first = asyncio.create_task(place.said(claim, headers=headers))
         await gate.reached.wait()
-        [account] = run.gateway.terms.accounts()
-        assert account.is_busy
+        [session] = run.gateway.access.sessions()
+        assert session.is_busy
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        while account.is_busy or place.served.server._relay.inside:  # noqa: ASYNC110
+        while session.is_busy or place.served.server._relay.inside:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         gate.open()
         for _ in range(3):

@@ -179,25 +179,6 @@ async def test_sizes_that_are_only_said_keep_out_nobody(tmp_path: Path, path: st
                 assert answer.status == 200
 
 
-async def test_where_few_files_may_be_opened_who_waits_leaves_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many runners are idle: the rest are told to come again, and others get in."""
-    monkeypatch.setattr("lightspan.serving.store.server.most_connections", lambda: 8)
-    with serving(lambda: SQLiteStore(tmp_path / "store.db")) as served:
-        waits = packed(run_ids=["run-1"], timeout_s=30.0)
-        wait = partial(ask, served.url, "/store/v1/await_work", waits)
-        idle = [asyncio.create_task(asyncio.to_thread(wait)) for _ in range(4)]
-        while served.server._idle.inside < 4:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
-        assert (await asyncio.to_thread(wait)).status == 429
-        answer = await asyncio.to_thread(ask, served.url, "/store/v1/count", packed())
-        assert answer.status == 200
-        async with open_store(served.url) as store:
-            await store.enqueue([make_rollout("ro-1", run_id="run-1")])
-        assert [(await each).status for each in idle] == [200] * 4
-
-
 async def test_a_long_answer_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

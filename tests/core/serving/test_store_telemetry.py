@@ -499,8 +499,8 @@ def test_records_of_what_was_said(served: Served, url: str) -> None:
     assert send(served, body(*SPANS[:2], call, SPANS[3]))[0] == 200
     _, attempt, spans = asyncio.run(stored(url))
     [state] = [found.rollout for found in read_recorded(url)]
-    _, settled = gathered(state, attempt, spans)
-    [call_span] = [span for span in settled if span.kind is SpanKind.LLM]
-    assert len(settled) == 4
+    _, wait_done = gathered(state, attempt, spans)
+    [call_span] = [span for span in wait_done if span.kind is SpanKind.LLM]
+    assert len(wait_done) == 4
     assert messages.asked_of(call_span.attributes)[-1] == {"role": "user", "content": "Where?"}
     assert [m["content"] for m in messages.answers_of(call_span.attributes)] == ["Here."]

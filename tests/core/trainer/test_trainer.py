@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import stat
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightspan import LLM, VLLM, LoRA, Optimizer, PolicyLoss, Torch, Trainer
 from lightspan.errors import ConfigError, EngineError, UnsupportedError
@@ -25,7 +23,6 @@ from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
-from lightspan.training.loop import TrainingLoop
 from lightspan.training.results import FitResult
 
 
@@ -540,23 +537,3 @@ def test_an_engine_that_has_died_ends_the_run(
     stopped = "the generation thread of policy policy stopped: the device is gone"
     with pytest.raises(EngineError, match=stopped):
         trainer.fit(apps.two, _questions(4))
-
-
-def test_a_training_is_passed_over_by_the_garbage_collector(
-    apps: Any, rl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once everything is built; what it makes from then on is collected, and all of it after it."""
-    frozen: list[int] = []
-    learn = TrainingLoop._learn
-
-    async def step(self: TrainingLoop) -> None:
-        models = [one for one in gc.get_objects() if isinstance(one, torch.nn.Module)]
-        frozen.append(gc.get_freeze_count() if not models else 0)
-        await learn(self)
-
-    monkeypatch.setattr(TrainingLoop, "_learn", step)
-    gc.unfreeze()
-    Trainer(rl(), steps=1, folder=tmp_path / "run").fit(apps.two, _questions(4))
-    assert frozen[0] > 10_000
-    assert gc.get_freeze_count() == 0
-    gc.freeze()

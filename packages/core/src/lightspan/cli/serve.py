@@ -143,7 +143,7 @@ def _check_kind(options: argparse.Namespace) -> None:
 
 
 def _serve_store(options: argparse.Namespace) -> None:
-    from lightspan.gateway.connections import raise_file_limit
+    from lightspan.gateway.http_server import raise_file_limit
     from lightspan.serving.store.process import StoreOptions, serve_store
 
     raise_file_limit()

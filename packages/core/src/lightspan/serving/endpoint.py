@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import check_port
-from lightspan.gateway.pauses import short_pauses
+from lightspan.gateway.http_server import check_port
 from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
@@ -188,10 +187,7 @@ def serve(
                 upstream=upstream,
             )
             async with gateway:
-                with (
-                    short_pauses(),
-                    stop_signals() as stopping,
-                ):  # before it is said that Ctrl-C stops it
+                with stop_signals() as stopping:  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):
                         lines.line(line)
                     if ready is not None:

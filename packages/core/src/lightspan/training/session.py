@@ -18,7 +18,6 @@ from lightspan.engines.protocol import ProbedEngine, TokenEngine
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
-from lightspan.gateway.pauses import short_pauses
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.verl.description import Verl
@@ -199,7 +198,6 @@ class Session:
         if self.settings.has_policies:
             await self._open_engine()
         await self._serve(self._engine, self.algorithm.routing())
-        self._stack.enter_context(short_pauses())
 
     async def open_without_models(self, routing: Routing) -> None:
         """Open the store, a gateway that serves no model of ours, and the runners (a dry run)."""

@@ -17,7 +17,7 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import TokenEngine
 from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import read_place
+from lightspan.gateway.http_server import read_place
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.ranks.torchrun import started

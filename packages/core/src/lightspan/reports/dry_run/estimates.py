@@ -17,8 +17,8 @@ import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import LightspanError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.refusal import ApiError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import Mode

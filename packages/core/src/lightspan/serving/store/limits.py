@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import check_port
+from lightspan.gateway.http_server import check_port
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.serving.loopback import is_loopback
 from lightspan.serving.signals import stop_signals

@@ -28,13 +28,12 @@ from yarl import URL
 
 from lightspan import __version__
 from lightspan.errors import StoreError
-from lightspan.gateway.bodies import received
-from lightspan.gateway.connections import most_connections
+from lightspan.gateway.access_policy import token_of
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError, openai_refusal
 from lightspan.gateway.dialects import DIALECTS
 from lightspan.gateway.http_server import go_on
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, openai_refusal
+from lightspan.gateway.request_body import received
 from lightspan.gateway.server import MAX_BODY
-from lightspan.gateway.terms import token_of
 from lightspan.schema import clock
 from lightspan.schema.conventions import (
     BUSY_RELAY,
@@ -87,8 +86,7 @@ class Relay:
     Args:
         store: where call tokens are known, and which gateway each belongs to.
         count: is told the status of each answer and the seconds that it took.
-        most: calls at once; None: `MOST_CALLS`, or half of the connections for which this process
-            may open files: runners, which extend leases, have the other half.
+        most: calls at once.
         max_body: bytes of a request at most.
     """
 
@@ -97,14 +95,12 @@ class Relay:
         store: Store,
         count: Callable[[int, float], None],
         *,
-        most: int | None = None,
+        most: int = MOST_CALLS,
         max_body: int = MAX_BODY,
     ) -> None:
         self._store = store
         self._count = count
         self._max_body = max_body
-        if most is None:
-            most = max(1, min(MOST_CALLS, most_connections() // 2))
         self._gate = Gate(most, MOST_BYTES)
         self._most_of_one = max(1, most // 8)
         self._of_attempts: Counter[str] = Counter()

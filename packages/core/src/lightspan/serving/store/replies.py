@@ -18,7 +18,7 @@ from lightspan.errors import (
     StoreError,
     StoreUnreachableError,
 )
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.schema.conventions import HEADER_PROTOCOL, HEADER_VERSION, PROTOCOL_VERSION
 from lightspan.serving.store.gate import COME_AGAIN_S, Full
 from lightspan.stores.remote.errors import Failure

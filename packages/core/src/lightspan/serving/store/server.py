@@ -23,12 +23,10 @@ from lightspan.errors import (
     StoreError,
     StoreFormatError,
 )
-from lightspan.gateway.bodies import received
-from lightspan.gateway.connections import Handler, most_connections
-from lightspan.gateway.http_server import HttpServer, go_on
-from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.terms import token_of
-from lightspan.gateway.workers import Workers
+from lightspan.gateway.access_policy import token_of
+from lightspan.gateway.api_errors import ApiError
+from lightspan.gateway.http_server import Handler, HttpServer, go_on
+from lightspan.gateway.request_body import received, to_thread_if_large
 from lightspan.schema import clock
 from lightspan.schema.conventions import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.schema.texts import clean_text
@@ -108,13 +106,9 @@ class StoreServer(HttpServer):
         self._store = store
         self._keys = keys
         self._gate = Gate(most_requests, 4 * max_body)
-        # who waits keeps a connection: a quarter of them is left to who comes to do something
-        room = most_connections()
-        self._waiting = Gate(max(1, min(4 * most_requests, room // 4)), 4 * max_body)
-        self._idle = Gate(max(1, min(4 * most_requests, room // 2)), 4 * max_body)
+        self._waiting = Gate(4 * most_requests, 4 * max_body)
+        self._idle = Gate(4 * most_requests, 4 * max_body)
         self._vital = Gate(most_requests, max_body)
-        self._reading = Workers("store-bodies")
-        self._answering = Workers("store-answers")
         self._telemetry = Telemetry(store)
         self._metrics = Metrics()
         self._relay = Relay(store, partial(self._metrics.count, "gateway"))
@@ -125,9 +119,6 @@ class StoreServer(HttpServer):
         self._stopping.set()
         await super().close()
         await self._relay.close()
-        self._telemetry.close()
-        self._reading.close()
-        self._answering.close()
 
     # --- routes ---------------------------------------------------------------------------
     def _routes(self) -> list[web.AbstractRouteDef]:
@@ -267,7 +258,7 @@ class StoreServer(HttpServer):
 
     async def _done(self, operation: Operation, role: Role, body: bytes) -> bytes:
         read = operation.read_arguments if role is not Role.RUNNER else partial(_read, operation)
-        arguments = await self._reading.run(read, body, size=len(body))
+        arguments = await to_thread_if_large(len(body), read, body)
         proofs = arguments.pop(PROOFS, [])
         if role is Role.RUNNER:
             await check_runner(self._store, operation, arguments, proofs)
@@ -275,7 +266,7 @@ class StoreServer(HttpServer):
         if role is Role.RUNNER:
             answer = shown_to_runner(operation.name, answer)
         if is_long(answer):
-            return await self._answering.run(operation.encode_answer, answer)
+            return await asyncio.to_thread(operation.encode_answer, answer)
         return operation.encode_answer(answer)
 
     async def _answer(self, operation: Operation, arguments: Arguments) -> Any:

@@ -6,16 +6,14 @@ Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
 from lightspan.errors import DataError, LightspanError, StoreError
-from lightspan.gateway.bodies import received, unpacked
-from lightspan.gateway.refusal import ApiError
-from lightspan.gateway.workers import Workers
+from lightspan.gateway.api_errors import ApiError
+from lightspan.gateway.request_body import received, to_thread_if_large, unpacked
 from lightspan.otel.arrivals import keep
 from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
@@ -57,12 +55,6 @@ class Telemetry:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._gate = Gate(MOST_SENDERS, 4 * MOST_BYTES)
-        # no body of the store's own is to wait for one of theirs
-        self._reading = Workers("store-traces", turn=threading.Lock())
-
-    def close(self) -> None:
-        """Decode nothing more. Idempotent."""
-        self._reading.close()
 
     async def answer(self, request: web.Request, role: Role | ApiError) -> web.Response:
         """What OTLP says that a request is answered with.
@@ -126,7 +118,7 @@ class Telemetry:
             place.add(unpacked_size)
         kind = request.content_type
         decode = decode_logs if request.path == LOGS else decode_request
-        decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
+        decoded = await to_thread_if_large(size, _decoded, parts, packing, kind, decode)
         place.add(-unpacked_size)
         return decoded
 

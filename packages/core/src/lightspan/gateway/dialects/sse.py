@@ -1,4 +1,4 @@
-"""Server-sent events: how chunks travel in a stream."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _LINE_ENDS: Final = {
 
 
 def event_of(payload: bytes) -> bytes:
-    """One event. Clients split lines where Unicode does, so JSON's raw line ends are escaped."""
+    """Return an event. Some clients split lines at U+0085, U+2028 and U+2029: these are escaped."""
     for raw, escaped in _LINE_ENDS.items():
         payload = payload.replace(raw, escaped)
     return b"data: " + payload + b"\n\n"
 
 
 class Events:
-    """A stream of nameless events."""
+    """A stream of events without names."""
 
     end = DONE
 
     def of(self, chunks: Iterable[Mapping[str, Any]]) -> bytes:
-        """The chunks as they are sent."""
+        """Return the events of chunks."""
         return b"".join(map(self.one, chunks))
 
     def one(self, chunk: Mapping[str, Any]) -> bytes:
-        """One chunk."""
+        """Return the event of a chunk."""
         return event_of(msgspec.json.encode(chunk))
 
 

@@ -1,4 +1,4 @@
-"""Calls that an endpoint answers: the gateway logs them and passes the answer on."""
+"""Calls that are forwarded to an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 from lightspan.engines.protocol import ChatEngine, EndpointRefused
 from lightspan.errors import EngineError
+from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.calls import CallInfo, CallLog, ServedCall
 from lightspan.gateway.dialects.chat import as_in_training
-from lightspan.gateway.dialects.events import DONE, event_of
-from lightspan.gateway.refusal import ApiError
+from lightspan.gateway.dialects.sse import DONE, event_of
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.call_attributes import StreamedAnswer, answer_attributes
 from lightspan.schema.spans import Attributes, Span
@@ -22,14 +22,14 @@ from lightspan.schema.tokens import Sampling
 _encode = msgspec.json.Encoder().encode
 
 
-class ForwardedCall(ServedCall):
-    """A call that an endpoint answers.
+class ProxiedCall(ServedCall):
+    """A call that is forwarded to an endpoint.
 
     Args:
         info: the call.
         engine: the endpoint.
         name: of the endpoint, for error messages.
-        log: is told what became of the call.
+        log: records the call.
         forced: the sampling of training, which a dry run asks of the endpoint.
 
     Raises:
@@ -61,7 +61,7 @@ class ForwardedCall(ServedCall):
         self._sent = {}
 
     def restore(self, span: Span) -> None:
-        """Take up what the store knows of an answered call."""
+        """Restore the answer of a recorded call."""
         completion = _completion(span)
         self._body, self._answer = _encode(completion), completion
         options = self.info.body.get("stream_options") or {}
@@ -81,7 +81,7 @@ class ForwardedCall(ServedCall):
         return self._body
 
     async def _begun(self) -> None:
-        """Wait while an earlier try is being logged: its payloads are not this try's."""
+        """Wait while an earlier try is being recorded: its payloads are not this try's."""
         while self.active and not self._cancellable:
             await self._pulse.wait()
 
@@ -128,7 +128,7 @@ class ForwardedCall(ServedCall):
 
 
 def _completion(span: Span) -> dict[str, Any]:
-    """The chat completion that a span tells of."""
+    """Return the chat completion that a span records."""
     known: Mapping[str, Any] = span.attributes
     answers = messages.answers_of(known)
     reasons = known.get(c.FINISH_REASONS, ())

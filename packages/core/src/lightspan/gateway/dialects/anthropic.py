@@ -1,6 +1,6 @@
-"""Anthropic's Messages dialect, `/v1/messages`: blocks in, blocks out. Pure.
+"""Anthropic's Messages API, `/v1/messages`. Pure.
 
-Everything is told to the engine as chat (`schema.message_blocks`): a conversation has the same
+Blocks are converted to chat messages (`schema.message_blocks`), so that a conversation has the same
 tokens in both dialects.
 """
 
@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Final, Self
 import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.gateway.dialects.constraints import Asked, constraint_of
-from lightspan.gateway.dialects.events import Events, TypedEvents, event_of
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import ApiError, bad_request
+from lightspan.gateway.dialects.base import (
     SHARED_TYPES,
     Answer,
     Choice,
@@ -30,7 +29,8 @@ from lightspan.gateway.dialects.shared import (
     template_options,
     unsupported,
 )
-from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.dialects.constraints import Asked, constraint_of
+from lightspan.gateway.dialects.sse import Events, TypedEvents, event_of
 from lightspan.schema import conventions as c
 from lightspan.schema.media import is_media
 from lightspan.schema.message_blocks import messages_of, tools_to_chat
@@ -42,7 +42,7 @@ HONOURED: Final = frozenset(
         *("model", "stream", "temperature", "top_p", "top_k", "max_tokens", "stop_sequences"),
         *("messages", "system", "tools", "tool_choice", "chat_template_kwargs"),
         *("output_config", "output_format", "thinking"),
-        "cache_control",  # says nothing of the answer
+        "cache_control",  # does not affect the answer
     }
 )
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -50,13 +50,13 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "mcp_servers": (None, []),
     "speed": ("standard", None),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
-_NOT_OURS_TO_OVERRIDE: Final = ("compaction", "container", "mcp_servers", "thread")
-"""Fields without which a request is another one: refused in training too."""
+"""Unsupported fields, with the values that mean the default."""
+_REFUSED: Final = ("compaction", "container", "mcp_servers", "thread")
+"""Fields that change what is asked: refused in training too."""
 _TOOL_FIELDS: Final = frozenset(
     {
         *("type", "name", "description", "input_schema", "strict"),
-        *("cache_control", "eager_input_streaming"),  # say nothing of the answer
+        *("cache_control", "eager_input_streaming"),  # do not affect the answer
     }
 )
 _NEUTRAL_TOOL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -91,10 +91,6 @@ class MessageRequest(ModelRequest):
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         options, named = self.template_options, self.asks_with
@@ -131,7 +127,7 @@ class MessageRequest(ModelRequest):
                 written = next(calls)["function"]["arguments"]
                 yield _start(number, {**block, "input": {}})
                 yield _delta(number, {"type": "input_json_delta", "partial_json": written})
-            elif not block["text"]:  # nothing was handed out, so nothing has begun
+            elif not block["text"]:  # no text was streamed, so no block has begun
                 yield from self.begin_text(base, choice.index)
             yield {"type": "content_block_stop", "index": number}
         usage = _usage(len(answer.prompts[0]), len(choice.token_ids))
@@ -148,7 +144,7 @@ def _delta(number: int, delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(base: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any]:
-    """A message that says nothing yet."""
+    """Return a message without content."""
     return {
         "id": base["id"],
         "type": "message",
@@ -162,7 +158,7 @@ def _message(base: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any
 
 
 def _content(choice: Choice) -> list[dict[str, Any]]:
-    """The blocks of an answer; an empty one has an empty text, which clients look for."""
+    """Return the blocks of an answer; an empty answer has an empty text, which clients expect."""
     calls = [_tool_use(call) for call in choice.message.get("tool_calls") or ()]
     text = choice.message.get("content") or ""
     return [{"type": "text", "text": text}, *calls] if text or not calls else calls
@@ -198,7 +194,7 @@ _KINDS: Final = {
 
 
 def message_refusal(error: ApiError, request_id: str | None) -> bytes:
-    """A refusal in Anthropic's error format; `details` are what its SDK shows as `error_code`."""
+    """Return an error in Anthropic's format; its SDK shows `details` as `error_code`."""
     kind = "invalid_request_error" if error.status < 500 else "api_error"
     told: dict[str, Any] = {"type": _KINDS.get(error.status, kind), "message": error.message}
     if error.code is not None:
@@ -207,7 +203,7 @@ def message_refusal(error: ApiError, request_id: str | None) -> bytes:
 
 
 def message_error_event(payload: bytes) -> bytes:
-    """A refusal in a stream: clients pass over an event without a name."""
+    """Return the event of an error; clients ignore events without a name."""
     return b"event: error\n" + event_of(payload)
 
 
@@ -215,7 +211,7 @@ def message_error_event(payload: bytes) -> bytes:
 def parse_message(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> MessageRequest:
-    """Understand a request; see `lightspan.gateway.dialects.chat.parse_chat`.
+    """Parse a request; see `lightspan.gateway.dialects.chat.parse_chat`.
 
     Raises:
         ApiError: 400 naming the field.
@@ -223,7 +219,7 @@ def parse_message(
     if body.get("max_tokens") is None:
         raise bad_request("'max_tokens' is missing: say how long an answer may be", "max_tokens")
     check_types(body, _TYPES)
-    for key in _NOT_OURS_TO_OVERRIDE:
+    for key in _REFUSED:
         if body.get(key):
             raise bad_request(f"'{key}' cannot be honoured by this endpoint; leave it out", key)
     messages = _messages(body)
@@ -238,7 +234,6 @@ def parse_message(
         constraint=constraint_of(
             format=_format(body),
             tools=tools,
-            tools_field="tools[{}].input_schema",
             choice=choice,
             one_call=one_call,
         ),
@@ -293,7 +288,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, Asked | None]:
-    """The choice as chat has it, and what asks for one call at most."""
+    """Return the choice as chat has it, and the field that asks for at most one call."""
     kind, field = choice.get("type"), "tool_choice.disable_parallel_tool_use"
     one_call = (field, True) if choice.get("disable_parallel_tool_use") is True else None
     if kind == "tool":
@@ -307,7 +302,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> tuple[Any, Asked | None]:
 
 
 def _format(body: Mapping[str, Any]) -> Asked:
-    """What asks for a format: `output_format` is the name that it had in the beta."""
+    """Return the field that asks for a format; `output_format` was its name in the beta."""
     config, beta = (body.get("output_config") or {}).get("format"), body.get("output_format")
     if config is not None and beta is not None:
         raise bad_request(
@@ -324,7 +319,7 @@ def _impossible(body: Mapping[str, Any]) -> dict[str, Any]:
             found[f"output_config.{key}"] = value
     thinking = body.get("thinking") or {}
     kind = thinking.get("type", "disabled")
-    if kind == "adaptive":  # the model decides, and ours decides not to
+    if kind == "adaptive":  # the model decides, and these models do not think
         found["thinking"] = thinking
     elif kind != "disabled":
         raise bad_request(

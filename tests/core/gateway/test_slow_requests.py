@@ -14,13 +14,9 @@ from tests.core.gateway.posting import ask, post
 
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.errors import UnsupportedError
-from lightspan.gateway import bodies, store_log
-from lightspan.gateway.bodies import letters_of
-from lightspan.gateway.calls import CallInfo
-from lightspan.gateway.store_log import call_span
+from lightspan.gateway import call_recorder, request_body
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
-from lightspan.schema.spans import Span
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan.testing.conditions import until
@@ -34,7 +30,6 @@ FORMAT = {
     "json_schema": {"name": "n", "schema": {"type": "object", "properties": {"a": {}}}},
 }
 OBJECT = {"type": "json_object"}
-DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a" * 1_100_000}}
 
 
 class Held:
@@ -87,9 +82,9 @@ async def test_others_are_answered_meanwhile(
         if what == "grammar":
             thing, name, body = rig.engine, "check_grammar", ask(response_format=FORMAT)
         elif what == "reading":
-            thing, name = bodies, "_decoded"
+            thing, name = request_body, "_decoded"
         elif what == "refusal":
-            thing, name = store_log, "request_attributes"
+            thing, name = call_recorder, "request_attributes"
         else:
             thing, name = rig.tokenizer, "render"
         if what == "count":
@@ -134,8 +129,8 @@ async def test_a_client_that_leaves_meanwhile_is_seen(
             )
             assert await asyncio.to_thread(step.begun.wait, 60)
             left.cancel()
-            await until(lambda: rig.account().sequence == 2)  # of a call that began and ended
-            await rig.gateway.terms.log.drain()
+            await until(lambda: rig.session().sequence == 2)  # of a call that began and ended
+            await rig.gateway.access.log.drain()
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == CallOutcome.CANCELLED
         assert c.CALL_REFUSED not in span.attributes
@@ -154,133 +149,6 @@ async def test_a_grammar_is_written_once(store: Store, monkeypatch: pytest.Monke
             assert (await post(rig, ask(response_format=FORMAT)))[0] == 200
         assert len(asked) == 1
         assert [request.grammar for request in rig.engine.requests] == asked * 3
-
-
-async def test_a_refused_grammar_is_not_remembered(store: Store) -> None:
-    async with make_rig(store, "ok", capabilities=ABLE) as rig:
-        wrong = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}
-        for _ in range(2):
-            status, body = await post(rig, ask(response_format=wrong))
-            assert (status, body["error"]["param"]) == (400, "response_format")
-            assert "no answer to it ends" in body["error"]["message"]
-
-
-# --- what is far too long -------------------------------------------------------------------
-HUGE = "a " * 20_000
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("chat/completions", {"messages": [{"role": "user", "content": HUGE}]}, "messages"),
-        ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 1_000}, "messages"),
-        (
-            "chat/completions",
-            {
-                "messages": [{"role": "user", "content": "a"}],
-                "tools": [{"type": "function", "function": {"name": "f", "description": HUGE}}],
-            },
-            "messages",
-        ),
-        (
-            "chat/completions",
-            {
-                "messages": [{"role": "user", "content": "a"}],
-                "chat_template_kwargs": {"documents": HUGE},
-            },
-            "messages",
-        ),
-        ("completions", {"prompt": HUGE}, "prompt"),
-        ("responses", {"input": HUGE}, "input"),
-        (
-            "messages",
-            {"messages": [{"role": "user", "content": HUGE}], "max_tokens": 5},
-            "messages",
-        ),
-        ("messages/count_tokens", {"messages": [{"role": "user", "content": HUGE}]}, "messages"),
-    ],
-)
-async def test_what_cannot_fit_is_not_tokenised(
-    store: Store, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, param: str
-) -> None:
-    async with make_rig(store, "ok") as rig:
-
-        def never(*arguments: Any, **options: Any) -> Any:
-            raise AssertionError("it is tokenised")
-
-        monkeypatch.setattr(rig.tokenizer, "render", never)
-        monkeypatch.setattr(rig.tokenizer, "encode", never)
-        status, answer = await post(rig, {"model": "policy", **body}, f"/v1/{path}")
-        assert status == 400
-        assert "at most 16,384 are read" in answer["error"]["message"]
-        assert f"'{param}'" in answer["error"]["message"]
-        if not path.startswith("messages"):
-            assert answer["error"]["param"] == param
-            assert answer["error"]["code"] == c.CONTEXT_OVERFLOW
-
-
-@pytest.mark.parametrize("letters", [400_000, 1_100_000])
-async def test_of_a_refused_request_of_megabytes_nothing_said_is_kept(
-    store: Store, letters: int
-) -> None:
-    """The store would be busy with it while others wait; its span says so."""
-    async with make_rig(store, "ok") as rig:
-        messages = [{"role": "user", "content": "a" * letters}]
-        status, _ = await post(rig, ask(messages=messages, max_tokens=7))
-        assert status == 400
-        [span] = await rig.spans()
-    assert c.CALL_REFUSED in span.attributes
-    assert span.attributes[c.REQUEST_MAX_TOKENS] == 7
-    is_kept = letters < 2**20
-    assert (c.INPUT_MESSAGES in span.attributes) == is_kept
-    assert (
-        span.status_message.endswith("(what it said is not kept: over 1,048,576 letters)")
-        != is_kept
-    )
-
-
-@pytest.mark.parametrize(
-    ("path", "field", "said"),
-    [
-        ("chat/completions", "messages", [{"role": "user", "content": "a" * 1_100_000}]),
-        (
-            "chat/completions",
-            "tools",
-            [{"type": "function", "function": {"name": "f" * 1_100_000}}],
-        ),
-        ("completions", "prompt", "a" * 1_100_000),
-        ("messages", "messages", [{"role": "user", "content": [DOCUMENT]}]),
-        ("responses", "input", "a" * 1_100_000),
-        ("responses", "instructions", "a" * 1_100_000),
-        ("messages", "system", "a" * 1_100_000),
-    ],
-)
-async def test_nor_is_it_worded(
-    store: Store, monkeypatch: pytest.MonkeyPatch, path: str, field: str, said: Any
-) -> None:
-    """That is a step for which all of Python waits. What is short is kept, of every dialect."""
-    asked: dict[str, Any] = {"model": "policy", "max_tokens": 7}
-    asked["messages"] = [{"role": "user", "content": "hi"}]
-    if path in ("completions", "responses"):
-        asked["prompt" if path == "completions" else "input"] = asked.pop("messages")
-    worded: list[int] = []
-
-    def seen(info: CallInfo, *others: Any, **more: Any) -> Span:
-        worded.append(letters_of(info.body))
-        return call_span(info, *others, **more)
-
-    monkeypatch.setattr(store_log, "call_span", seen)
-    async with make_rig(store, "ok") as rig:
-        status, _ = await post(rig, asked | {field: said}, f"/v1/{path}")
-        assert status == 400
-        [span] = await rig.spans()
-    assert max(worded) < 1_000
-    assert "over 1,048,576 letters" in span.status_message
-    assert span.attributes[c.OPERATION_NAME] == (
-        "text_completion" if path == "completions" else "chat"
-    )
-    assert (c.INPUT_MESSAGES in span.attributes) == (field == "tools")
-    assert c.TOOL_DEFINITIONS not in span.attributes
 
 
 @pytest.mark.parametrize("levels", [40, 125, 500, 5_000])

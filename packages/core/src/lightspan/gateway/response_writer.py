@@ -1,4 +1,4 @@
-"""From a call to the last byte of its answer: a body or a stream of events, and who got it."""
+"""Writes the answer of a call to its client, and notes whether it was delivered."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Final
 from aiohttp import web
 
 from lightspan.errors import LightspanError
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError, refusal_of
 from lightspan.gateway.calls import ServedCall
 from lightspan.gateway.dialects import Dialect
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, refusal_of
 from lightspan.schema import conventions as c
 
 _EVENT_STREAM: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 async def deliver(request: web.Request, call: ServedCall, dialect: Dialect) -> web.StreamResponse:
-    """Write the answer to the client, all of it, and note whether it arrived.
+    """Write the answer to the client, and note whether it was delivered.
 
     Raises:
         ApiError: the call failed before anything was written.
     """
-    call.join()
+    call.subscribe()
     try:
         send = _send_events(request, call, dialect) if call.streamed else _send_body(request, call)
         response = await send
-    except ConnectionError:  # the client left while we wrote: no failure of ours
-        call.missed()
+    except ConnectionError:  # the client disconnected
+        call.mark_undelivered()
         return web.Response(status=CLIENT_LEFT)
     except asyncio.CancelledError:
-        call.missed()
+        call.mark_undelivered()
         raise
     except LightspanError as error:
         raise refusal_of(error) from error
     finally:
-        call.leave()
+        call.unsubscribe()
     if call.answered:
-        await call.arrived()
+        await call.mark_delivered()
     return response
 
 
@@ -52,7 +52,7 @@ async def _send_body(request: web.Request, call: ServedCall) -> web.StreamRespon
 async def _send_events(
     request: web.Request, call: ServedCall, dialect: Dialect
 ) -> web.StreamResponse:
-    """A stream; an error before its first event is an ordinary refusal."""
+    """Write a stream; an error before its first event becomes an HTTP status."""
     response = web.StreamResponse(headers=_EVENT_STREAM)
     try:
         async with aclosing(call.events()) as events:

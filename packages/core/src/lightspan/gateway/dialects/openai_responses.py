@@ -1,8 +1,8 @@
-"""OpenAI's Responses dialect, `/v1/responses`: items in, items out. Pure.
+"""OpenAI's Responses API, `/v1/responses`. Pure.
 
-Everything is told to the engine as chat (`schema.response_items`): a conversation has the same
-tokens in both dialects. `previous_response_id` goes on from a response of the same attempt; as with
-OpenAI its instructions are not inherited.
+Items are converted to chat messages (`schema.response_items`), so that a conversation has the same
+tokens in both dialects. `previous_response_id` continues a response of the same attempt; as with
+OpenAI, its instructions are not inherited.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
-import msgspec
-
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
-from lightspan.gateway.dialects.events import Events, TypedEvents
-from lightspan.gateway.dialects.shared import (
+from lightspan.gateway.api_errors import bad_request
+from lightspan.gateway.dialects.base import (
     HONOURED_BY_ALL,
     NEUTRAL_IN_ALL,
     SHARED_TYPES,
@@ -37,7 +34,8 @@ from lightspan.gateway.dialects.shared import (
     token_logprobs,
     unsupported,
 )
-from lightspan.gateway.refusal import bad_request
+from lightspan.gateway.dialects.constraints import constraint_of, one_call_of
+from lightspan.gateway.dialects.sse import Events, TypedEvents
 from lightspan.schema import conventions as c, messages as genai
 from lightspan.schema.records import Mode
 from lightspan.schema.response_items import (
@@ -67,25 +65,23 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_logprobs": (0, None),
     "truncation": ("disabled", None),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean the default."""
 _NEUTRAL_INSIDE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "text": {"verbosity": ("medium", None)},
     "reasoning": {},
     "stream_options": {"include_obfuscation": (False, True, None)},
 }
-"""The same for the fields of a field; in `reasoning`, None and "none" ask for nothing."""
+"""The same for nested fields; in `reasoning`, None and "none" mean the default."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _REPEATED: Final = (
     *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "text"),
     *("tool_choice", "tools"),
 )
 """Fields that an answer repeats."""
-LARGEST_METADATA: Final = 16_384
-"""Bytes of `metadata` as JSON; OpenAI's own limits come to less."""
-_NOT_OURS_TO_OVERRIDE: Final = ("background", "conversation", "prompt")
-"""Fields without which a request is another one: refused in training too."""
+_REFUSED: Final = ("background", "conversation", "prompt")
+"""Fields that change what is asked: refused in training too."""
 _INCLUDED: Final = (_LOGPROBS, "reasoning.encrypted_content")
-"""What `include` may name; there is no reasoning that could be encrypted."""
+"""Supported values of `include`; there is no reasoning to encrypt."""
 
 _TYPES: Final[Types] = {
     **SHARED_TYPES,
@@ -102,7 +98,7 @@ _TYPES: Final[Types] = {
 
 
 class NumberedEvents(TypedEvents):
-    """A stream of events that have a number too."""
+    """A stream of numbered events."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -121,12 +117,12 @@ class ResponseRequest(ModelRequest):
     framing: ClassVar[type[Events]] = NumberedEvents
 
     asked: Mapping[str, Any]
-    """What an answer repeats of the request's body."""
+    """The fields of the body that an answer repeats."""
     given: list[Message]
     """The input, as messages."""
     instructions: list[Message] = field(default_factory=list)
     before: Conversation = field(default_factory=list)
-    """What was said up to the previous response."""
+    """The conversation up to the previous response."""
     tools: list[dict[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -136,16 +132,12 @@ class ResponseRequest(ModelRequest):
         return [*self.instructions, *self.before, *self.given]
 
     def after(self, before: Conversation) -> ResponseRequest:
-        """The request with what was said before it."""
+        """Return the request with the conversation before it."""
         return replace(self, before=[*before])
 
     def conversation(self, answer: Answer) -> Conversation:
-        """What a next request goes on from."""
+        """Return the conversation that a next request continues."""
         return [*self.before, *self.given, answer.choices[0].message]
-
-    @property
-    def said(self) -> Any:
-        return [self.messages, self.tools, self.template_options]
 
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
         plain = [plain_message(message, "input") for message in self.messages]
@@ -163,7 +155,7 @@ class ResponseRequest(ModelRequest):
         return known
 
     def without_prompt(self) -> Self:
-        """What was said stays: a next request may go on from it."""
+        """Keep the messages, which a next request may continue."""
         return replace(self, tools=None, template_options={})
 
     # --- answers --------------------------------------------------------------------------
@@ -203,7 +195,7 @@ class ResponseRequest(ModelRequest):
         }
 
     def _output(self, answer: Answer) -> list[tuple[dict[str, Any], int]]:
-        """Each item with its index."""
+        """Return each item with its index."""
         choice = answer.choices[0]
         calls = choice.message.get("tool_calls") or ()
         text = choice.message.get("content")
@@ -270,7 +262,7 @@ class ResponseRequest(ModelRequest):
         self, item: Mapping[str, Any], index: int, base: Mapping[str, Any]
     ) -> Iterator[dict[str, Any]]:
         part = item["content"][0]
-        if not part["text"]:  # nothing was handed out, so nothing has begun
+        if not part["text"]:  # no text was streamed, so no part has begun
             yield from self.begin_text(base, index)
         where = {"item_id": item["id"], "output_index": index, "content_index": 0}
         logprobs = part.get("logprobs", [])
@@ -314,7 +306,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _message_id(response_id: str) -> str:
-    """The same for every replay."""
+    """Return an id that every replay has."""
     return "msg_" + _digest(response_id)
 
 
@@ -326,13 +318,12 @@ def _digest(name: str) -> str:
 def parse_response(
     body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None
 ) -> ResponseRequest:
-    """Understand a request; see `lightspan.gateway.dialects.chat.parse_chat`.
+    """Parse a request; see `lightspan.gateway.dialects.chat.parse_chat`.
 
     Raises:
         ApiError: 400 naming the field.
     """
     check_types(body, _TYPES)
-    _check_metadata(body.get("metadata") or {})
     given = _given(body)
     tools = _tools(body)
     limited = {**body, "max_tokens": body.get("max_output_tokens"), "max_completion_tokens": None}
@@ -348,7 +339,6 @@ def parse_response(
         constraint=constraint_of(
             format=("text.format", (body.get("text") or {}).get("format")),
             tools=tools,
-            tools_field="tools[{}].parameters",
             choice=body.get("tool_choice"),
             one_call=one_call_of(body),
         ),
@@ -363,17 +353,8 @@ def parse_response(
     )
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    size = len(msgspec.json.encode(metadata))
-    if size > LARGEST_METADATA:
-        raise bad_request(
-            f"'metadata' has {size:,} bytes as JSON, and at most {LARGEST_METADATA:,} are kept",
-            "metadata",
-        )
-
-
 def _given(body: Mapping[str, Any]) -> list[Message]:
-    for key in _NOT_OURS_TO_OVERRIDE:
+    for key in _REFUSED:
         if body.get(key):
             raise bad_request(f"'{key}' cannot be honoured by this endpoint; leave it out", key)
     items = body.get("input")
@@ -414,7 +395,7 @@ def _impossible(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_conversation(span: Span) -> Conversation:
-    """What was said up to a response that another gateway process answered.
+    """Return the conversation up to a response that another gateway process answered.
 
     Raises:
         ApiError: 400, it was not answered.

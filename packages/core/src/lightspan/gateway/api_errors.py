@@ -1,4 +1,4 @@
-"""Refusals, and OpenAI's format of them."""
+"""Error responses, and OpenAI's format of them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from lightspan.errors import (
 from lightspan.schema import conventions as c
 
 CLIENT_LEFT: Final = 499
-"""The status of an answer that nobody reads."""
+"""Status of a request whose client disconnected (nginx's 499)."""
 
-LONGEST_MESSAGE: Final = 4_000
-"""Letters of a refusal."""
+MAX_MESSAGE_LENGTH: Final = 4_000
 
 
 class ApiError(Exception):
-    """A refusal: HTTP status, message, and what clients look at."""
+    """An error response: HTTP status, message, and OpenAI's `param` and `code`."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> None:
-        if len(message) > LONGEST_MESSAGE:  # it quotes what was asked, whatever its size
-            message = f"{message[:LONGEST_MESSAGE]}…"
+        if len(message) > MAX_MESSAGE_LENGTH:  # it may quote a field of any size
+            message = f"{message[:MAX_MESSAGE_LENGTH]}…"
         super().__init__(message)
         self.status = status
         self.message = message
@@ -39,24 +38,24 @@ class ApiError(Exception):
 
 
 def openai_refusal(error: ApiError, request_id: str | None = None) -> bytes:
-    """The JSON body of a refusal, which does not name the request."""
+    """Return the JSON body of an error; the format has no request id."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": told})
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """HTTP 400 naming the field."""
+    """Return HTTP 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
 
 
 def no_model(message: str) -> ApiError:
-    """HTTP 404: the request asks for a model that is not here."""
+    """Return HTTP 404 for an unknown model."""
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def refusal_of(error: LightspanError) -> ApiError:
-    """What a client is told of a call that failed."""
+    """Return the error response of a failed call."""
     match error:
         case ContextOverflowError():
             return bad_request(str(error), "messages", c.CONTEXT_OVERFLOW)

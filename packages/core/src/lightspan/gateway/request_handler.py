@@ -1,4 +1,4 @@
-"""From an HTTP request to the call that answers it: who asks, where that goes, what is asked."""
+"""Turns HTTP requests into calls: authentication, routing, parsing, grammar and prompt."""
 
 from __future__ import annotations
 
@@ -20,19 +20,25 @@ from lightspan.engines.protocol import (
     TokenEngine,
 )
 from lightspan.errors import ConfigError, NotFoundError
-from lightspan.gateway.bodies import NOTHING, Body, digest_of, read_body
-from lightspan.gateway.calls import Account, CallInfo, Past, ServedCall
+from lightspan.gateway.access_policy import AccessPolicy
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
+from lightspan.gateway.calls import CallerSession, CallInfo, RecordedCall, ServedCall
 from lightspan.gateway.dialects import Parse
+from lightspan.gateway.dialects.anthropic import parse_message
+from lightspan.gateway.dialects.base import Conversation, ModelRequest, cannot_honour
 from lightspan.gateway.dialects.chat import parse_chat
-from lightspan.gateway.dialects.messages import parse_message
-from lightspan.gateway.dialects.responses import ID_PREFIX, recorded_conversation
-from lightspan.gateway.dialects.shared import Conversation, ModelRequest, cannot_honour
-from lightspan.gateway.forwards import ForwardedCall
-from lightspan.gateway.generations import GeneratedCall
-from lightspan.gateway.preparation import Preparation
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError, bad_request, no_model
-from lightspan.gateway.terms import Terms
-from lightspan.gateway.workers import SMALL, Workers
+from lightspan.gateway.dialects.openai_responses import ID_PREFIX, recorded_conversation
+from lightspan.gateway.generated_call import GeneratedCall
+from lightspan.gateway.grammars import GrammarCache
+from lightspan.gateway.proxied_call import ProxiedCall
+from lightspan.gateway.request_body import (
+    NOTHING,
+    SMALL,
+    Body,
+    digest_of,
+    read_body,
+    to_thread_if_large,
+)
 from lightspan.schema import conventions as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, new_id
@@ -42,17 +48,17 @@ from lightspan.schema.tokens import CallOutcome, Sampling, TokenRecord
 
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-LONGEST_NAME: Final = 1_000
+MAX_NAME_LENGTH: Final = 1_000
+"""Characters of a model's name, which is matched with the patterns of agents."""
 RELAYED_S: Final = 30.0
-"""How long a relayed call is worked on when its connection is lost: a server that died is started
-again meanwhile, and the retry gets the answer. Cut short it would have to be sampled anew, as only
-its end is handed out, and what is sampled anew favours short answers: it is not learned from."""
-"""Of a model, in letters: it is compared with the patterns of agents."""
+"""How long a call relayed by the store's server goes on without a client: if that server dies, it
+is restarted meanwhile, and the retry gets the answer. A cancelled call would be resampled, which
+favours short answers and is not trained."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
 
 
 class _Prepared(NamedTuple):
-    """A request that only has to be asked."""
+    """What a generated call needs."""
 
     asked: ModelRequest
     prompts: list[list[int]]
@@ -60,92 +66,90 @@ class _Prepared(NamedTuple):
     tokenizer: ChatTokenizer
 
 
-class Intake:
-    """Turns requests into calls.
+class RequestHandler:
+    """Turn requests into calls.
 
     Args:
-        terms: who may call, and where a call goes.
+        access: authenticates callers, routes and records their calls.
         engine: serves the policies; None if every agent is served by an endpoint.
     """
 
-    def __init__(self, terms: Terms, engine: TokenEngine | None) -> None:
-        self._terms = terms
+    def __init__(self, access: AccessPolicy, engine: TokenEngine | None) -> None:
+        self._access = access
         self._engine = engine
         self._endpoints: dict[bytes, OpenAIEngine] = {}
-        self._preparation = Preparation()
-        self._reading = Workers("requests")
+        self._grammars = GrammarCache()
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
-        self._preparation.close()
-        self._reading.close()
+        self._grammars.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
 
     def check_engine(self) -> None:
-        """Raise the `EngineError` that the engine has died of."""
+        """Raise the `EngineError` of an engine that has failed."""
         if self._engine is not None:
             self._engine.usage()
 
     def policies(self) -> dict[str, int]:
-        """What the engine serves: policy → version."""
+        """Return the engine's policies and their versions."""
         return self._engine.policies() if self._engine is not None else {}
 
     async def call(self, parse: Parse, request: web.Request) -> ServedCall:
-        """The call that a request asks for: a new one, or the one that it tries again.
+        """Return the call of a request: a new one, or the one that the request retries.
 
-        A refusal is a call of the account too, and logged.
+        A refused call is recorded too.
 
         Raises:
             ApiError: the request is refused.
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
-        account = await self._terms.admit(request)
+        session = await self._access.authenticate(request)
         agent, read = _named_agent(request), NOTHING
         try:
-            read = await read_body(request, self._reading)
-            path, target = self._who(account, agent, read.fields)
+            read = await read_body(request)
+            path, target = self._who(session, agent, read.fields)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent
-            target = self._terms.target(account, path)
-            info = _call_info(request, account, read, path, target)
-            await self._terms.log.refuse(info, error)
+            target = self._access.target(session, path)
+            info = _call_info(request, session, read, path, target)
+            await self._access.log.refuse(info, error)
             raise
-        info = _call_info(request, account, read, path, target)
+        info = _call_info(request, session, read, path, target)
         try:
             return await self._call(info, parse)
         except ApiError as error:
-            if info.call_id not in account.calls:
-                await self._terms.log.refuse(info, error)
+            if info.call_id not in session.calls:
+                await self._access.log.refuse(info, error)
             raise
         except asyncio.CancelledError:
-            if info.call_id not in account.calls:
+            if info.call_id not in session.calls:
                 gone = ApiError(CLIENT_LEFT, "the client left before a model was asked")
-                self._terms.log.background(self._terms.log.refuse(info, gone))
+                self._access.log.background(self._access.log.refuse(info, gone))
             raise
         except Exception as error:  # ours: the call is seen all the same
             failed = ApiError(500, f"the gateway failed: {type(error).__name__}")
-            await self._terms.log.refuse(info, failed)
+            await self._access.log.refuse(info, failed)
             raise
 
     async def count(self, parse: Parse, request: web.Request) -> int:
-        """How many tokens the prompt of a request has. Nothing is asked of a model, or logged.
+        """Count the tokens of a request's prompt; nothing is generated or recorded.
 
         Raises:
             ApiError: the request is refused.
         """
         _check_protocol(request.headers.get(c.HEADER_PROTOCOL))
-        account = await self._terms.admit(request)
-        read = await read_body(request, self._reading)
-        path, target = self._who(account, _named_agent(request), read.fields)
-        info = _call_info(request, account, read, path, target)
+        session = await self._access.authenticate(request)
+        read = await read_body(request)
+        path, target = self._who(session, _named_agent(request), read.fields)
+        info = _call_info(request, session, read, path, target)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
-        mode, body = account.claim.rollout.mode, {**read.fields, "max_tokens": 1}
+        mode, body = session.claim.rollout.mode, {**read.fields, "max_tokens": 1}
         asked = await self._parsed(parse, body, read.size, mode, target.forced(mode))
         tokenizer = _tokenizer(self._engine_for(info), info.policy)
-        prompts = await self._preparation.prompts(asked, tokenizer, size=read.size)
+        prompts = await to_thread_if_large(read.size, asked.prompts, tokenizer)
         return sum(map(len, prompts))
 
     async def _parsed(
@@ -156,18 +160,20 @@ class Intake:
         mode: Mode,
         forced: Sampling | None,
     ) -> ModelRequest:
-        return await self._reading.run(partial(parse, body, mode=mode, forced=forced), size=size)
+        return await to_thread_if_large(size, partial(parse, body, mode=mode, forced=forced))
 
     def _who(
-        self, account: Account, agent: str | None, body: Mapping[str, Any]
+        self, session: CallerSession, agent: str | None, body: Mapping[str, Any]
     ) -> tuple[str, Target]:
-        """Who calls and where that goes: by the shim's header, the URL, or the model's name."""
+        """Return the agent and its target, by the shim's header, the URL, or the model's name."""
         if agent is not None:
-            return agent, self._terms.target(account, agent)
+            return agent, self._access.target(session, agent)
         model = body.get("model") or ""
-        if not isinstance(model, str) or len(model) > LONGEST_NAME:
-            raise bad_request(f"'model' must be a text of at most {LONGEST_NAME} letters", "model")
-        return self._terms.by_model(account, model, self.policies())
+        if not isinstance(model, str) or len(model) > MAX_NAME_LENGTH:
+            raise bad_request(
+                f"'model' must be a text of at most {MAX_NAME_LENGTH} letters", "model"
+            )
+        return self._access.by_model(session, model, self.policies())
 
     async def _call(self, info: CallInfo, parse: Parse) -> ServedCall:
         llm = info.target.endpoint if info.target.route is Route.ENDPOINT else None
@@ -175,45 +181,47 @@ class Intake:
             raise _chat_only(info, llm, parse)
         endpoint = None if llm is None else await self._endpoint(llm)
         ready = None
-        if endpoint is None and info.call_id not in info.account.calls:
+        if endpoint is None and info.call_id not in info.session.calls:
             ready = await self._prepared(info, parse)
-        # after the waiting: another try of the same call may have come meanwhile
-        call = info.account.calls.get(info.call_id)
+        # a retry of the same call may have arrived during the awaits above
+        call = info.session.calls.get(info.call_id)
         if call is None:
             if endpoint is not None:
                 call = self._forwarded(info, endpoint)
             else:
-                assert ready is not None  # nothing was waited for since the call was looked for
+                assert ready is not None  # no await since the call was looked up
                 call = self._generated(info, ready)
-            if not self._terms.log.needs_bodies:
+            if not self._access.log.needs_bodies:
                 info.body, call.overrides = {}, dict.fromkeys(call.overrides)
-            info.account.add(call)
+            info.session.add(call)
         elif call.info.body_hash != info.body_hash:
             raise _another_request(info)
         return call
 
     # --- calls that our engine generates --------------------------------------------------
     async def _prepared(self, info: CallInfo, parse: Parse) -> _Prepared:
-        """What is asked, with its grammar, and the ids of its prompts."""
-        account, engine = info.account, self._engine_for(info)
-        mode = account.claim.rollout.mode
+        """Parse the request, compile its grammar and render its prompts."""
+        session, engine = info.session, self._engine_for(info)
+        mode = session.claim.rollout.mode
         forced = info.target.forced(mode)
         asked, size = await self._parsed(parse, info.body, info.size, mode, forced), info.size
         if asked.previous is not None:
-            asked = asked.after(_conversation(account, asked.previous))
-            size += SMALL + 1  # what was said before may be of any length
+            asked = asked.after(_conversation(session, asked.previous))
+            size += SMALL + 1  # the earlier conversation may have any length
         _check_supported(asked.sampling, engine.capabilities)
         tokenizer = _tokenizer(engine, info.policy)
-        grammar = await self._preparation.grammar(asked, engine, info.policy, tokenizer)
-        asked = replace(asked, grammar=grammar)
+        if asked.constraint is not None:
+            parser = tokenizer.tool_parser
+            grammar = self._grammars.grammar(asked.constraint, engine, info.policy, parser)
+            asked = replace(asked, grammar=await grammar)
         past = _past_of(info)
         prompts = _known_prompts(past.records if past is not None else [], asked)
-        prompts = prompts or await self._preparation.prompts(asked, tokenizer, size=size)
+        prompts = prompts or await to_thread_if_large(size, asked.prompts, tokenizer)
         asked = replace(asked, sampling=self._sampling(asked, prompts, tokenizer))
         return _Prepared(asked, prompts, engine, tokenizer)
 
     def _generated(self, info: CallInfo, ready: _Prepared) -> GeneratedCall:
-        call = GeneratedCall(info, *ready, self._terms.log)
+        call = GeneratedCall(info, *ready, self._access.log)
         past = _past_of(info)
         _begin(info, past)
         if past is not None:
@@ -223,7 +231,7 @@ class Intake:
 
     def _engine_for(self, info: CallInfo) -> TokenEngine:
         if info.target.route is Route.APP:
-            raise self._terms.not_ours(info.agent_path)
+            raise self._access.not_ours(info.agent_path)
         if self._engine is None:
             raise ApiError(404, f"this gateway serves no policy {info.policy!r}: it has no engine")
         return self._engine
@@ -231,7 +239,7 @@ class Intake:
     def _sampling(
         self, asked: ModelRequest, prompts: Sequence[list[int]], tokenizer: ChatTokenizer
     ) -> Sampling:
-        """The sampling with `max_tokens` set: to what the context leaves, or less."""
+        """Return the sampling with `max_tokens` limited to the rest of the context."""
         context = tokenizer.context_length
         longest = max(map(len, prompts))
         if longest >= context:
@@ -242,14 +250,14 @@ class Intake:
                 c.CONTEXT_OVERFLOW,
             )
         left = context - min(map(len, prompts))  # the engine stops a longer prompt's answer sooner
-        limit = asked.sampling.max_tokens or self._terms.max_tokens or left
+        limit = asked.sampling.max_tokens or self._access.max_tokens or left
         return msgspec.structs.replace(asked.sampling, max_tokens=min(limit, left))
 
     # --- calls that an endpoint answers ---------------------------------------------------
-    def _forwarded(self, info: CallInfo, engine: OpenAIEngine) -> ForwardedCall:
+    def _forwarded(self, info: CallInfo, engine: OpenAIEngine) -> ProxiedCall:
         past = _past_of(info)
         forced = info.target.sampling  # of a dry run; frozen agents have none
-        call = ForwardedCall(info, engine, engine.llm.base_url, self._terms.log, forced=forced)
+        call = ProxiedCall(info, engine, engine.llm.base_url, self._access.log, forced=forced)
         _begin(info, past)
         if past is not None and past.span.attributes.get(c.CALL_OUTCOME) in _ANSWERED:
             if past.span.attributes.get(c.KEYS_REPLACED):
@@ -269,7 +277,7 @@ class Intake:
         return self._endpoints[key]
 
 
-# --- what a request says --------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------
 def _check_protocol(version: str | None) -> None:
     """Refuse a shim of another protocol version, naming both and the fix."""
     if version is not None and version != str(c.PROTOCOL_VERSION):
@@ -281,7 +289,7 @@ def _check_protocol(version: str | None) -> None:
 
 
 def _named_agent(request: web.Request) -> str | None:
-    """The path of the agent that the shim's header or the URL names."""
+    """Return the path of the agent that the shim's header or the URL names."""
     names = request.headers.get(c.HEADER_AGENT)
     if names is None and "agent" in request.match_info:
         raw = request.rel_url.raw_path  # still encoded: a name may hold a slash
@@ -292,15 +300,15 @@ def _named_agent(request: web.Request) -> str | None:
 
 
 def _call_info(
-    request: web.Request, account: Account, read: Body, path: str, target: Target
+    request: web.Request, session: CallerSession, read: Body, path: str, target: Target
 ) -> CallInfo:
     trace_id, parent_id = _parent(request.headers.get(c.HEADER_PARENT))
     call_id = request.headers.get(c.HEADER_CALL_ID)
     if not call_id and request.headers.get(_RETRIES, "0") != "0":
-        call_id = account.undelivered(read.digest)  # without the shim
+        call_id = session.undelivered(read.digest)  # without the shim
     call_id = call_id or new_id("call")
     return CallInfo(
-        account=account,
+        session=session,
         call_id=call_id,
         agent_path=path,
         target=target,
@@ -308,17 +316,17 @@ def _call_info(
         body_hash=read.digest,
         size=read.size,
         policy=BASE_POLICY if target.route is Route.BASE else target.policy,
-        # the same for every try of a call: writing it again changes nothing
-        span_id=digest_of(f"{account.attempt_id}/{call_id}".encode(), 8),
+        # equal for every retry, so that recording it again is idempotent
+        span_id=digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
         parent_id=parent_id,
         trace_id=trace_id,
         start_ns=now_ns(),
-        patience_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not account.shared else 0.0,
+        patience_s=RELAYED_S if c.HEADER_RELAYED in request.headers and not session.shared else 0.0,
     )
 
 
 def _parent(header: str | None) -> tuple[str, str | None]:
-    """(trace id, parent span id) of a `traceparent`."""
+    """Return (trace id, parent span id) of a `traceparent`."""
     parts = _TRACEPARENT.fullmatch(header or "")
     if parts is None:
         return new_trace_id(), None
@@ -326,10 +334,10 @@ def _parent(header: str | None) -> tuple[str, str | None]:
     return trace_id, None if parent_id == c.NO_PARENT else parent_id
 
 
-# --- what is known of a call ----------------------------------------------------------------
-def _past_of(info: CallInfo) -> Past | None:
-    """What the store knows of this call, if it is the same request."""
-    past = info.account.past.get(info.call_id)
+# --- earlier calls ----------------------------------------------------------------
+def _past_of(info: CallInfo) -> RecordedCall | None:
+    """Return this call as the store has it; refuse another request with its id."""
+    past = info.session.past.get(info.call_id)
     if past is not None and past.body_hash != info.body_hash:
         raise _another_request(info)
     return past
@@ -339,26 +347,26 @@ def _another_request(info: CallInfo) -> ApiError:
     return bad_request(f"call id {info.call_id} was used for another request")
 
 
-def _begin(info: CallInfo, past: Past | None) -> None:
-    """Number the call; one that goes on keeps its number."""
+def _begin(info: CallInfo, past: RecordedCall | None) -> None:
+    """Number the call; one that is continued keeps its number."""
     known = past.span.sequence_start if past is not None else None
-    info.sequence_start = known or info.account.next_sequence()
+    info.sequence_start = known or info.session.next_sequence()
 
 
 def _known_prompts(records: Sequence[TokenRecord], asked: ModelRequest) -> list[list[int]]:
-    """The prompts as they were recorded; empty if one of them was not."""
+    """Return the recorded prompts; empty unless all of them were recorded."""
     known = {record.choice // asked.n: record.prompt_ids for record in records}
     return [known[number] for number in range(asked.count)] if len(known) == asked.count else []
 
 
-def _conversation(account: Account, response_id: str) -> Conversation:
-    """What was said up to a response of this account, the answer included."""
+def _conversation(session: CallerSession, response_id: str) -> Conversation:
+    """Return the conversation up to a response of this session, its answer included."""
     call_id = response_id.removeprefix(ID_PREFIX)
     said = None
-    if call_id in account.calls:
-        said = account.calls[call_id].conversation()
-    elif call_id in account.past:
-        said = recorded_conversation(account.past[call_id].span)
+    if call_id in session.calls:
+        said = session.calls[call_id].conversation()
+    elif call_id in session.past:
+        said = recorded_conversation(session.past[call_id].span)
     if said is None:
         raise bad_request(
             f"there is no answered response {response_id!r} in this attempt",
@@ -369,7 +377,7 @@ def _conversation(account: Account, response_id: str) -> Conversation:
 
 
 def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
-    """An endpoint is asked for chat completions only, and this is something else."""
+    """Return the refusal of another dialect than chat completions for an endpoint."""
     if info.target.sampling is not None:  # frozen agents have none
         return bad_request(
             f"a dry run asks {llm.base_url} for chat completions only: `dev` with the model on "
@@ -389,7 +397,7 @@ def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
     )
 
 
-# --- what an engine can do ------------------------------------------------------------------
+# --- engines ------------------------------------------------------------------
 def _tokenizer(engine: TokenEngine, policy: str) -> ChatTokenizer:
     try:
         return engine.tokenizer(policy)
@@ -398,7 +406,7 @@ def _tokenizer(engine: TokenEngine, policy: str) -> ChatTokenizer:
 
 
 def _check_supported(sampling: Sampling, capabilities: EngineCapabilities) -> None:
-    """Refuse what the engine does not declare."""
+    """Refuse sampling options that the engine does not declare."""
     asked = {
         "stop": (bool(sampling.stop), capabilities.stop_strings, list(sampling.stop)),
         "top_p": (sampling.top_p < 1, capabilities.top_p, sampling.top_p),

@@ -445,8 +445,6 @@ def _one(rng: random.Random, host: str, token: str) -> Hostile:
     kind = "odd values" if what < 0.75 else "valid body"
     if rng.random() < 0.15:
         data, kind = _spoil(data, rng), "no json"
-    elif rng.random() < 0.0003:
-        data, kind = _large(rng), "large"
     path = rng.choice([f"/v1/{dialect}", f"/agents/writer/v1/{dialect}"])
     http = Http(path, data)
     http.set("Host", host)
@@ -466,18 +464,3 @@ def _one(rng: random.Random, host: str, token: str) -> Hostile:
         end = rng.randrange(len(wire))
         return Hostile("cut off", wire[:end], is_answered=False, is_framed=False)
     return Hostile(kind, wire, is_framed=kind != "odd http")
-
-
-def _large(rng: random.Random) -> bytes:
-    """Megabytes, of what costs most to read."""
-    count = rng.choice([100_000, 1_000_000])
-    large: list[Callable[[], Json]] = [
-        lambda: {"stop": ["a"] * count},
-        lambda: {"metadata": {f"k{n}": "v" for n in range(count // 4)}},
-        lambda: {"metadata": {"k": "v" * 10 * count}},
-        lambda: {"messages": [{"role": "user", "content": "a"}] * (count // 10)},
-        lambda: {"messages": [[]] * count},
-        lambda: {"prompt": list(range(count))},
-        lambda: {"input": "a," * 5 * count},
-    ]
-    return json.dumps({"model": "policy", "max_tokens": 2, **rng.choice(large)()}).encode()

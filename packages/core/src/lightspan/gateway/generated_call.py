@@ -1,4 +1,4 @@
-"""Calls that our engine generates: from sampled tokens to text, in a dialect's words."""
+"""Calls that the engine generates: tokens, their text, and the answer in the client's dialect."""
 
 from __future__ import annotations
 
@@ -8,47 +8,44 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer, GenerationRequest, TokenChunk, TokenEngine
 from lightspan.engines.tokenizer import IncrementalDecoder, StopWatcher
 from lightspan.gateway.calls import CallInfo, CallLog, ServedCall
-from lightspan.gateway.dialects.shared import Answer, Choice, ModelRequest, head
-from lightspan.gateway.token_records import ChoiceTokens
+from lightspan.gateway.dialects.base import Answer, Choice, ModelRequest, head
+from lightspan.gateway.token_collector import TokenCollector
 from lightspan.gateway.tools import ParsedCall, tool_parser
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import answer_attributes
 from lightspan.schema.spans import Attributes
 from lightspan.schema.tokens import CallOutcome, FinishReason, TokenRecord
 
-BYTES_A_PROMPT_TOKEN: Final = 4
-"""Of JSON, about."""
 
-
-class Said(NamedTuple):
-    """What a choice says."""
+class ParsedChoice(NamedTuple):
+    """A finished choice as an OpenAI message."""
 
     message: dict[str, Any]
     calls_tools: bool
 
 
 @dataclass(slots=True)
-class ChoiceRun(ChoiceTokens):
-    """One choice while it is generated: its tokens, and the text that they make."""
+class ChoiceRun(TokenCollector):
+    """A choice while it is generated: its tokens and their text."""
 
     decoder: IncrementalDecoder = field(kw_only=True)
     text: str = ""
     stop: str | None = None
-    """The stop string that it was trimmed at."""
-    said: Said | None = None
-    """Once it is finished."""
+    """The stop string that ended it."""
+    parsed: ParsedChoice | None = None
+    """Set when the choice is finished."""
     streamed: int = 0
-    """Characters of `text` handed out as deltas."""
+    """Characters of `text` that were emitted as deltas."""
 
     def extend(self, chunk: TokenChunk) -> None:
-        """Take up a chunk's tokens and their text, which is trimmed when it ends."""
+        """Append the tokens of a chunk and their text, which is trimmed at the end."""
         self.add(chunk)
         self.text += self.decoder.push(chunk.ids)
 
@@ -62,15 +59,15 @@ class Delta:
 
 
 class GeneratedCall(ServedCall):
-    """A call that our engine generates.
+    """A call that the engine generates.
 
     Args:
         info: the call.
-        request: what is asked, `max_tokens` set.
+        request: parsed, with `max_tokens` set.
         prompts: token ids of each prompt; a chat has one.
-        engine: samples.
+        engine: generates.
         tokenizer: of the policy.
-        log: is told what became of the call.
+        log: records the call.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class GeneratedCall(ServedCall):
         ]
         self.created = int(time.time())
         self.resampled = False
-        """Sampled anew after a try whose tokens are gone."""
+        """Whether it was sampled again after a try whose tokens are lost."""
         self.deltas: list[Delta] = []
         self._prompts = prompts
         self._engine = engine
@@ -101,25 +98,20 @@ class GeneratedCall(ServedCall):
 
     @property
     def response_id(self) -> str:
-        """The id that its client gets."""
+        """The id in the answer."""
         return f"{self.request.id_prefix}{self.info.call_id}"
 
     @property
     def model(self) -> str:
-        """The model that its client is told."""
+        """The model in the answer."""
         return self.request.model or self.info.policy
 
     @property
     def outcome(self) -> CallOutcome:
         return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
 
-    @property
-    def kept_bytes(self) -> int:
-        body = self.info.size if self.info.body else 0
-        return max(body, BYTES_A_PROMPT_TOKEN * sum(map(len, self._prompts)))
-
     def restore(self, records: Sequence[TokenRecord], *, resampled: bool) -> None:
-        """Take up what the store knows of this call: an answer to replay, or a part of one."""
+        """Restore a recorded answer, or the recorded part of one."""
         self.tries = 1
         self.resampled = resampled
         self.lost = any(record.outcome is CallOutcome.UNDELIVERED for record in records)
@@ -129,7 +121,7 @@ class GeneratedCall(ServedCall):
             choice.text = choice.decoder.push(choice.ids)
             if record.finish_reason is not FinishReason.CANCELLED:
                 self._end(choice, record.finish_reason)
-            self._hand_out(choice)
+            self._emit(choice)
         self.answered = all(choice.finish is not None for choice in self.choices)
 
     # --- sampling -------------------------------------------------------------------------
@@ -158,7 +150,7 @@ class GeneratedCall(ServedCall):
                 finish = chunk.finish_reason if stop is None else FinishReason.STOP
                 if finish is not None:
                     self._end(choice, finish)
-                self._hand_out(choice)
+                self._emit(choice)
                 if stop is not None:
                     return
 
@@ -176,11 +168,11 @@ class GeneratedCall(ServedCall):
             sampling=sampling,
             grammar=self.request.grammar,
             answered=len(choice.ids),
-            rollout="" if self.info.account.shared else self.info.account.attempt_id,
+            rollout="" if self.info.session.shared else self.info.session.attempt_id,
         )
 
     def _watcher(self, choice: ChoiceRun) -> StopWatcher | None:
-        """Watches a choice that is continued for a stop string that began before.
+        """Return a watcher for a stop string that began before the choice was interrupted.
 
         The engine ends at stop strings itself, but sees only what it samples in this try.
         """
@@ -193,18 +185,18 @@ class GeneratedCall(ServedCall):
     def _end(self, choice: ChoiceRun, finish: FinishReason) -> None:
         choice.text, choice.stop = self._trim(choice.text + choice.decoder.flush())
         choice.finish = finish
-        choice.said = self._read(choice)
+        choice.parsed = self._read(choice)
 
     # --- text -----------------------------------------------------------------------------
     # An engine ends the ids with the token that completes a stop string. Where the text ends, and
     # how much of it may be shown before that is known, is decided here alone.
     def _trim(self, text: str) -> tuple[str, str | None]:
-        """The text up to the first stop string, and that."""
+        """Return the text up to the first stop string, and that string."""
         found = [(text.find(stop), stop) for stop in self.request.sampling.stop if stop in text]
         position, stop = min(found, default=(len(text), None))
         return text[:position], stop
 
-    def _hand_out(self, choice: ChoiceRun) -> None:
+    def _emit(self, choice: ChoiceRun) -> None:
         if not self.streamed:
             return
         end = self._visible(choice)
@@ -214,20 +206,20 @@ class GeneratedCall(ServedCall):
             self._beat()
 
     def _visible(self, choice: ChoiceRun) -> int:
-        if choice.said is not None:
+        if choice.parsed is not None:
             # a tool call never shows as text; a malformed one does, as the model wrote it
-            message, calls_tools = choice.said
+            message, calls_tools = choice.parsed
             return len(message["content"] or "") if calls_tools else len(choice.text)
         text, _ = self._trim(choice.text)
         held = max((len(stop) for stop in self.request.sampling.stop), default=1) - 1
         text = text[: max(0, len(choice.text) - held)]
         return len(text) if self._tools is None else self._tools.visible_length(text)
 
-    def _read(self, choice: ChoiceRun) -> Said:
-        """The choice as an OpenAI message."""
+    def _read(self, choice: ChoiceRun) -> ParsedChoice:
+        """Return the choice as an OpenAI message."""
         parsed = None if self._tools is None else self._tools.parse(choice.text)
         if parsed is None or not parsed.calls or not self._are_offered(parsed.calls):
-            return Said({"role": "assistant", "content": choice.text}, calls_tools=False)
+            return ParsedChoice({"role": "assistant", "content": choice.text}, calls_tools=False)
         calls = [
             {
                 "id": _tool_call_id(self.info.call_id, choice.index, number),
@@ -237,17 +229,17 @@ class GeneratedCall(ServedCall):
             for number, call in enumerate(parsed.calls)
         ]
         message = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
-        return Said(message, calls_tools=True)
+        return ParsedChoice(message, calls_tools=True)
 
     def _are_offered(self, calls: Sequence[ParsedCall]) -> bool:
-        """Whether calls are such; in a format, other names are those of an answer."""
+        """Return whether the names are tools; beside a format, another name is an answer's."""
         constraint = self.request.constraint
         if constraint is None or constraint.format is None:
             return True
         return {call.name for call in calls} <= {tool.name for tool in constraint.tools}
 
     def _answer(self) -> Answer:
-        """The finished answer."""
+        """Return the finished answer."""
         return Answer(
             response_id=self.response_id,
             created=self.created,
@@ -257,7 +249,7 @@ class GeneratedCall(ServedCall):
         )
 
     def _choice(self, choice: ChoiceRun) -> Choice:
-        message, calls_tools = choice.said or self._read(choice)
+        message, calls_tools = choice.parsed or self._read(choice)
         reason = "length" if choice.finish is FinishReason.LENGTH else "stop"
         wanted = self.request.logprobs
         return Choice(
@@ -272,14 +264,14 @@ class GeneratedCall(ServedCall):
         )
 
     def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Where the text of each token begins."""
+        """Return where the text of each token begins."""
         decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
         for token in ids:
             offsets.append(length)
             length += len(decoder.push([token]))
         return offsets
 
-    # --- what it delivers -----------------------------------------------------------------
+    # --- answer -----------------------------------------------------------------
     async def events(self) -> AsyncGenerator[bytes, None]:
         asked = self.request
         base = head(self.response_id, self.created, self.model, asked.chunk_object)
@@ -302,14 +294,14 @@ class GeneratedCall(ServedCall):
         await self._wait()
         return msgspec.json.encode(self.request.body(self._answer()))
 
-    # --- what is logged of it -------------------------------------------------------------
+    # --- record -------------------------------------------------------------
     def conversation(self) -> list[dict[str, Any]] | None:
         return self.request.conversation(self._answer()) if self.answered else None
 
     def attributes(self) -> Attributes:
         choices = [
             {
-                "message": (choice.said or self._read(choice)).message,
+                "message": (choice.parsed or self._read(choice)).message,
                 "finish_reason": "cancelled" if choice.finish is None else choice.finish.value,
             }
             for choice in self.choices
@@ -342,6 +334,6 @@ class GeneratedCall(ServedCall):
 
 
 def _tool_call_id(call_id: str, choice: int, number: int) -> str:
-    """The same for every replay, and as long as OpenAI's own (it refuses ids beyond 40)."""
+    """Return an id that every replay has; OpenAI refuses more than 40 characters."""
     name = f"{call_id}/{choice}/{number}".encode()
     return "call_" + hashlib.blake2b(name, digest_size=12).hexdigest()

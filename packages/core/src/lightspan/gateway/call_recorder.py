@@ -1,22 +1,19 @@
-"""Calls written to the store: one LLM span each, with the token records of what was sampled."""
+"""Records calls in the store: an LLM span each, and the token records of its choices."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.errors import DataError
-from lightspan.gateway.bodies import letters_of
-from lightspan.gateway.calls import Account, CallInfo, CallLog, ServedCall
-from lightspan.gateway.refusal import CLIENT_LEFT, ApiError
-from lightspan.gateway.workers import Workers
+from lightspan.gateway.api_errors import CLIENT_LEFT, ApiError
+from lightspan.gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
+from lightspan.gateway.request_body import to_thread_if_large
 from lightspan.schema import conventions as c
 from lightspan.schema.call_attributes import request_attributes
 from lightspan.schema.content import without_keys
-from lightspan.schema.media import holds_bytes
 from lightspan.schema.messages import dump_json
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
@@ -31,20 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 90.0
-"""A store behind HTTP, or in a database, is asked again for a minute while it is started again, and
-may take half a minute to answer: who waited less would give up what is recorded a moment later."""
-LONGEST_REFUSED: Final = 2**20
-"""Letters of what a refused request said, or of its tools, that are kept. The store writes call
-after call, and an answer waits for its own: 15 MB that no model read held up others for 0.5 s."""
-_SAID: Final = {
-    **dict.fromkeys(("messages", "input", "prompt", "instructions", "system"), c.INPUT_MESSAGES),
-    "tools": c.TOOL_DEFINITIONS,
-}
-"""Field of a request → where a span says it."""
+"""Remote stores retry for a minute while their server restarts, and may take half a minute to
+answer."""
 
 
-class StoreLog(CallLog):
-    """Writes calls to the store.
+class CallRecorder(CallLog):
+    """Write calls to the store.
 
     Args:
         store: where they go.
@@ -57,26 +46,25 @@ class StoreLog(CallLog):
         self._store = store
         self._patience_s = patience_s
         self._closing = asyncio.Event()
-        self._wording = Workers("spans")
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         info = call.info
-        end = info.account.next_sequence()
+        end = info.session.next_sequence()
         records = []
         if outcome is not CallOutcome.ERROR:
             try:
                 records = call.token_records(outcome, end)
             except DataError as error:
-                self._damaged(info.account, f"call {info.call_id} has unusable tokens: {error}")
+                self._damaged(info.session, f"call {info.call_id} has unusable tokens: {error}")
         attributes = call.attributes()
         if call.overrides:
             attributes[c.SAMPLING_OVERRIDES] = dump_json(call.overrides)
         span = await self._span(info, outcome, attributes, end, str(call.error or ""))
-        await self._write(info.account, span, records)
+        await self._write(info.session, span, records)
 
     async def refuse(self, info: CallInfo, error: ApiError) -> None:
-        info.sequence_start = info.account.next_sequence()
-        end = info.account.next_sequence()
+        info.sequence_start = info.session.next_sequence()
+        end = info.session.next_sequence()
         outcome, attributes = CallOutcome.ERROR, Attributes()
         if error.status == CLIENT_LEFT:
             outcome = CallOutcome.CANCELLED
@@ -84,37 +72,36 @@ class StoreLog(CallLog):
             attributes[c.ERROR_TYPE] = error.code or str(error.status)
             if error.status < 500:
                 attributes[c.CALL_REFUSED] = error.param or ""
-        make = partial(_refused_span, info, outcome, attributes, end=end, message=error.message)
-        span = await self._wording.run(make, size=info.size)
-        await self._write(info.account, span, [])
+        span = await self._span(info, outcome, attributes, end, error.message)
+        await self._write(info.session, span, [])
 
     async def _span(
         self, info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
     ) -> Span:
         make = partial(call_span, info, outcome, attributes, end=end, message=message)
-        return await self._wording.run(make, size=info.size)
+        return await to_thread_if_large(info.size, make)
 
-    async def _write(self, account: Account, span: Span, records: list[TokenRecord]) -> None:
-        """Wait for the store's acknowledgement, as long as patience lasts."""
-        stored = StoredCall(span=span, records=records, epoch=account.claim.attempt.epoch)
+    async def _write(self, session: CallerSession, span: Span, records: list[TokenRecord]) -> None:
+        """Wait for the store's acknowledgement, at most `patience_s`."""
+        stored = StoredCall(span=span, records=records, epoch=session.claim.attempt.epoch)
         task = self.background(self._store.add_calls([stored]))
         done, _ = await asyncio.wait([task], timeout=self._patience_s)
         if not done:
-            self._damaged(account, f"the store took over {self._patience_s:g} s for a call")
-            task.add_done_callback(_look_at)
+            self._damaged(session, f"the store took over {self._patience_s:g} s for a call")
+            task.add_done_callback(_retrieve_error)
         elif (error := task.exception()) is not None:
-            self._damaged(account, f"the store refused a call: {error}")
+            self._damaged(session, f"the store refused a call: {error}")
 
     async def mark(self, info: CallInfo, outcome: CallOutcome) -> None:
-        attempt_id, call_id = info.account.attempt_id, info.call_id
+        attempt_id, call_id = info.session.attempt_id, info.call_id
         try:
             await self._store.mark_call(attempt_id, call_id, outcome)
         except Exception as error:
-            self._damaged(info.account, f"call {call_id} could not be marked {outcome}: {error}")
+            self._damaged(info.session, f"call {call_id} could not be marked {outcome}: {error}")
 
-    def _damaged(self, account: Account, reason: str) -> None:
-        log.warning("attempt %s is damaged: %s", account.attempt_id, reason)
-        self.background(self._mark_damaged(account.attempt_id, reason))
+    def _damaged(self, session: CallerSession, reason: str) -> None:
+        log.warning("attempt %s is damaged: %s", session.attempt_id, reason)
+        self.background(self._mark_damaged(session.attempt_id, reason))
 
     async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
         for pause in (0.0, *PAUSES_S):
@@ -126,36 +113,14 @@ class StoreLog(CallLog):
                 log.warning("attempt %s could not be marked damaged: %s", attempt_id, error)
 
     async def drain(self) -> None:
-        """Wait for writes under way; what fails now is not tried again later."""
+        """Wait for the running writes; from now on a failed mark is retried without a pause."""
         self._closing.set()
         await super().drain()
         self._closing.clear()
 
 
-def _refused_span(
-    info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
-) -> Span:
-    """The LLM span of a refused call, without what is too long to be kept. It says so."""
-    # Not worded first: 15 MB of line ends are two steps of 0.1 s, for which all of Python waits.
-    shown, left = dict(info.body), set[str]()
-    for field, attribute in _SAID.items() if info.size > LONGEST_REFUSED else ():
-        if letters_of(info.body.get(field), but=holds_bytes) > LONGEST_REFUSED:
-            shown[field] = type(info.body[field])()  # that it is there tells dialects apart
-            left.add(attribute)
-    span = call_span(replace(info, body=shown), outcome, attributes, end=end, message=message)
-    kept: Attributes = {
-        key: value
-        for key, value in span.attributes.items()
-        if not (isinstance(value, str) and len(value) > LONGEST_REFUSED) and key not in left
-    }
-    if kept == span.attributes and not left:
-        return span
-    said = f"{span.status_message} (what it said is not kept: over {LONGEST_REFUSED:,} letters)"
-    return span.replace(attributes=kept, status_message=said)
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Its error was reported as damage already."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error, which was reported as damage already."""
     if not task.cancelled():
         task.exception()
 
@@ -163,16 +128,16 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 def call_span(
     info: CallInfo, outcome: CallOutcome, attributes: Attributes, *, end: int, message: str
 ) -> Span:
-    """The LLM span of a call.
+    """Return the LLM span of a call.
 
     Args:
         info: the call.
-        outcome: what became of it.
-        attributes: what is known beside what the request says.
+        outcome: of the call.
+        attributes: further ones than those of the request.
         end: its last sequence number.
         message: what failed.
     """
-    account = info.account
+    session = info.session
     known: Attributes = {
         c.CALL_ID: info.call_id,
         c.AGENT_PATH: info.agent_path,
@@ -190,8 +155,8 @@ def call_span(
         parent_id=info.parent_id,
         name=f"{known[c.OPERATION_NAME]} {model}".rstrip(),
         kind=SpanKind.LLM,
-        rollout_id=account.claim.rollout.rollout_id,
-        attempt_id=account.attempt_id,
+        rollout_id=session.claim.rollout.rollout_id,
+        attempt_id=session.attempt_id,
         start_ns=info.start_ns,
         end_ns=now_ns(),
         status=SpanStatus.ERROR if outcome is CallOutcome.ERROR else SpanStatus.OK,

@@ -12,9 +12,7 @@ import aiohttp
 import pytest
 from tests.core.gateway.posting import ask, post
 
-from lightspan.gateway import bodies
-from lightspan.gateway.bodies import MOST_MARKS
-from lightspan.gateway.workers import LARGE
+from lightspan.gateway import request_body
 from lightspan.schema import conventions as c
 from lightspan.stores.protocol import Store
 from lightspan.testing.gateway_suite import Rig, make_rig
@@ -23,31 +21,14 @@ BODY = json.dumps(ask()).encode()
 
 
 # --- what tells one body from another -------------------------------------------------------
-def test_large_bodies_are_told_apart_by_all_that_they_say() -> None:
+def test_bodies_are_told_apart_by_all_that_they_say() -> None:
     def digest(text: str, dialect: str = "chat/completions", **fields: Any) -> str:
         body = json.dumps({"model": "m", "messages": [{"content": text}], **fields}).encode()
-        assert len(body) > LARGE
-        return bodies._decoded([body], "", dialect, 2**24).digest
+        return request_body._decoded(body, "", dialect, 2**24).digest
 
-    text = "a" * LARGE
-    assert digest(text) == digest(text)
-    others = [
-        digest(text + "a"),
-        digest("b" + text[1:]),
-        digest(text, n=2),
-        digest(text, user=text),
-        digest(text, dialect="responses"),
-    ]
-    assert len({digest(text), *others}) == 6
-
-
-def test_fields_in_another_order_are_the_same_body() -> None:
-    long = "a" * LARGE
-    first, second = (
-        bodies._decoded([json.dumps(body).encode()], "", "chat/completions", 2**24).digest
-        for body in ({"user": long, "n": 1}, {"n": 1, "user": long})
-    )
-    assert first == second
+    assert digest("a", n=2, user="b") == digest("a", user="b", n=2)
+    others = [digest("b"), digest("a", n=2), digest("a", dialect="responses")]
+    assert len({digest("a"), *others}) == 4
 
 
 # --- how a body is packed -------------------------------------------------------------------
@@ -57,7 +38,6 @@ def test_fields_in_another_order_are_the_same_body() -> None:
         ("gzip", gzip.compress(BODY, mtime=0)),
         ("GZIP", gzip.compress(BODY, mtime=0)),
         ("deflate", zlib.compress(BODY)),
-        ("deflate", zlib.compress(BODY, wbits=-zlib.MAX_WBITS)),
         ("identity", BODY),
     ],
 )
@@ -71,7 +51,6 @@ async def test_packed_bodies_are_read(store: Store, packing: str, data: bytes) -
     [
         ("gzip", BODY, 400, "is no gzip"),
         ("gzip", gzip.compress(BODY, mtime=0)[:-9], 400, "ends too early"),
-        ("gzip", gzip.compress(BODY, mtime=0) + b"more", 400, "or too late"),
         ("deflate", b"", 400, "ends too early"),
         ("br", BODY, 415, "in Content-Encoding 'br' is not read here"),
         (
@@ -134,38 +113,6 @@ async def test_a_whole_number_of_any_size_is_a_number_all_the_same(store: Store)
             status, body = await post(rig, data)
             assert (status, body["error"]["param"]) == (400, field)
             assert len(body["error"]["message"]) < 5_000
-
-
-# --- what costs too much --------------------------------------------------------------------
-DENSE: dict[str, Any] = {
-    "stop": ["a"] * 400_000,
-    "metadata": {f"k{number}": "v" for number in range(200_000)},
-    "messages": [[]] * 400_000,
-}
-
-
-@pytest.mark.parametrize("field", DENSE)
-async def test_values_without_end_are_not_decoded(
-    store: Store, monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
-    async with make_rig(store, "ok") as rig:
-
-        def never(data: bytes) -> Any:
-            raise AssertionError("it is decoded")
-
-        data = json.dumps({**ask(), field: DENSE[field]}).encode()
-        monkeypatch.setattr(bodies.msgspec.json, "decode", never)
-        status, body = await post(rig, data)
-    assert status == 400
-    assert "no model reads so many values" in body["error"]["message"]
-
-
-def test_marks_in_a_text_are_no_values() -> None:
-    marks = '"[{,\\' * MOST_MARKS
-    assert not bodies._has_too_many(json.dumps([marks, marks]).encode())
-    assert not bodies._has_too_many(b'"' + b'\\"' * MOST_MARKS)
-    assert bodies._has_too_many(json.dumps([marks, *[0] * MOST_MARKS]).encode())
-    assert bodies._has_too_many(b"[" * (MOST_MARKS + 1))
 
 
 # --- headers and paths ----------------------------------------------------------------------

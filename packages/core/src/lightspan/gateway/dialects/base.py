@@ -1,4 +1,4 @@
-"""What the dialects share: requests as understood, answers, and how fields are read. Pure."""
+"""What the dialects share: parsed requests, answers, and validation of fields. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ContextOverflowError, ModelError
+from lightspan.gateway.api_errors import ApiError, bad_request
 from lightspan.gateway.dialects.constraints import CONSTRAINING, Constraint
-from lightspan.gateway.dialects.events import Events
-from lightspan.gateway.refusal import ApiError, bad_request
+from lightspan.gateway.dialects.sse import Events
 from lightspan.schema import conventions as c
 from lightspan.schema.media import is_media
 from lightspan.schema.records import Mode
@@ -21,13 +21,11 @@ from lightspan.schema.tokens import Sampling
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 64
-"""Stop strings: each is looked for at every token."""
-LONGEST_STOP: Final = 1_000
-"""Letters of one: so many of an answer are looked at again at every token."""
+"""Stop strings: each is searched for at every token."""
 HONOURED_BY_ALL: Final = frozenset(
     {"model", "stream", "stream_options", "temperature", "top_p", "top_k", "stop"}
 )
-"""Fields that every dialect has and understands."""
+"""Fields that every dialect supports."""
 NEUTRAL_IN_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
     "frequency_penalty": (0, None),
     "presence_penalty": (0, None),
@@ -35,11 +33,11 @@ NEUTRAL_IN_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
     "min_p": (0, None),
     "seed": (None,),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean the default."""
 IGNORED: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
-"""Fields that say nothing of the answer."""
+"""Fields that do not affect the answer."""
 STEERING: Final = frozenset(
     {
         *("reasoning_effort", "verbosity"),
@@ -50,10 +48,10 @@ STEERING: Final = frozenset(
 )
 """Fields that steer the newest models of one provider: chat's, the Responses and Messages API's.
 
-Frameworks send them by themselves for the model name that an app was written with; no open model
-has them, and none of them says how to sample. So they are set aside in every mode and shown as
-overrides, where a field that says how to sample is refused in validation."""
-OURS_TO_RENDER: Final = frozenset(
+Frameworks send them for the model name that an app was written with; no open model has them, and
+none affects sampling. So they are ignored in every mode and shown as overrides, where an
+unsupported sampling field is refused in validation."""
+FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
@@ -71,12 +69,12 @@ OURS_TO_RENDER: Final = frozenset(
         "truncation",
     }
 )
-"""Template options that no request sets: a template of its own would run in the gateway, a
-truncated prompt would not be what the app said."""
+"""Template options that a request must not set: its own template would run in the gateway, and a
+truncated prompt would not be the app's."""
 
 Message = dict[str, Any]
 Conversation = list[Message]
-"""What was said, without instructions."""
+"""Messages without instructions."""
 
 
 # --- requests and answers -------------------------------------------------------------------
@@ -98,14 +96,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A finished call; a retry is answered from it."""
+    """The answer of a finished call, for its clients and their retries."""
 
     response_id: str
     created: int
     model: str
     choices: tuple[Choice, ...]
     prompts: Sequence[Sequence[int]]
-    """Ids of each prompt; the choices of one stand together."""
+    """Ids of each prompt; the choices of a prompt are adjacent."""
 
     def usage(self) -> dict[str, int]:
         prompt = sum(map(len, self.prompts))
@@ -116,22 +114,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(ABC):
-    """A request that asks a model, understood; it knows how its dialect words the answer."""
+    """A parsed request, which formats the answer in its dialect."""
 
     asks_with: ClassVar[str]
     """The field that holds the prompt."""
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str] = "chatcmpl-"
-    """What a response id begins with, before the call id."""
+    """Prefix of the response id, before the call id."""
     framing: ClassVar[type[Events]] = Events
-    """How the chunks of a stream travel."""
+    """Formats the chunks of a stream."""
 
     model: str
     sampling: Sampling
     constraint: Constraint | None = None
-    """What an answer has to be; None for anything."""
+    """What the answer must be; None: anything."""
     grammar: str = ""
-    """The grammar of the constraint, for the model that answers."""
+    """The constraint's grammar for the model that answers."""
     parse_tools: bool = False
     include_usage: bool = False
     n: int = 1
@@ -139,23 +137,18 @@ class ModelRequest(ABC):
     logprobs: bool = False
     token_ids: bool = False
     overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Field → (what the app asked, what is used)."""
+    """Field → (requested value, used value)."""
     previous: str | None = None
-    """The response that it goes on from, in a dialect that has such."""
+    """The id of the response that it continues, in a dialect that has these."""
 
     @property
     def count(self) -> int:
-        """How many prompts there are."""
+        """The number of prompts."""
         return 1
-
-    @property
-    @abstractmethod
-    def said(self) -> Any:
-        """What prompts are made of."""
 
     @abstractmethod
     def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """The token ids of each prompt. It may take long: the gateway asks from other threads.
+        """Return the token ids of each prompt; called in a thread, since it may take long.
 
         Raises:
             ApiError: 400 naming the field.
@@ -163,50 +156,50 @@ class ModelRequest(ABC):
 
     @abstractmethod
     def without_prompt(self) -> Self:
-        """The request as it is kept: without what only its prompts, which are made, needed."""
+        """Return the request without what only rendering needs, to free memory."""
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]:
-        """The unstreamed answer, with no field that was not asked for."""
+        """Return the unstreamed answer."""
 
     def opening(
         self, base: Mapping[str, Any], index: int, prompt: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """What a stream begins with, for a choice and the ids of its prompt."""
+        """Yield the first chunks of a choice's stream."""
         return iter(())
 
     def begin_text(self, base: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        """What comes before the first text of a choice."""
+        """Yield the chunks before the first text of a choice."""
         return iter(())
 
     @abstractmethod
     def delta(self, base: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
-        """A chunk with new text of a choice."""
+        """Return a chunk with new text of a choice."""
 
     @abstractmethod
     def last(self, answer: Answer, base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What can only be said at the end."""
+        """Yield the chunks after the last text."""
 
     def attributes(self) -> dict[str, Any]:
-        """What its span says of the request beside what the body says."""
+        """Return span attributes beyond those of the body."""
         return {}
 
     def after(self, before: Conversation) -> ModelRequest:
-        """The request with what was said up to `previous`."""
+        """Return the request with the conversation up to `previous`."""
         return self
 
     def conversation(self, answer: Answer) -> Conversation | None:
-        """What a next request that names this answer as its `previous` goes on from."""
+        """Return the conversation that a request with this answer as its `previous` continues."""
         return None
 
 
 def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any]:
-    """What a completion and its chunks begin with."""
+    """Return the first fields of a completion and its chunks."""
     return {"id": response_id, "object": kind, "created": created, "model": model}
 
 
 def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
-    """What chats and responses say of each token."""
+    """Return the log-probabilities of a choice as chats and responses have them."""
     return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(choice.token_texts, choice.logprobs, strict=True)
@@ -215,7 +208,7 @@ def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
 
 # --- sampling -------------------------------------------------------------------------------
 def asked_sampling(body: Mapping[str, Any], *, stop: str = "stop") -> Sampling:
-    """The sampling that a request asks for.
+    """Return the sampling that a request asks for.
 
     Args:
         body: the request.
@@ -239,10 +232,6 @@ def _stop(stop: Any, field: str) -> tuple[str, ...]:
         raise bad_request(f"'{field}' must be a non-empty string or an array of them", field)
     if len(several) > MAX_STOPS:
         raise bad_request(f"'{field}' has {len(several):,} strings; at most {MAX_STOPS}", field)
-    if (longest := max(map(len, several), default=0)) > LONGEST_STOP:
-        raise bad_request(
-            f"'{field}' has one of {longest:,} letters; at most {LONGEST_STOP:,}", field
-        )
     return tuple(several)
 
 
@@ -253,7 +242,7 @@ def decide_sampling(
     mode: Mode,
     forced: Sampling | None,
 ) -> tuple[Sampling, dict[str, tuple[Any, Any]]]:
-    """The sampling to use, and what of the request it overrides.
+    """Return the sampling to use, and what it overrides of the request.
 
     Args:
         body: the request.
@@ -301,7 +290,7 @@ def _sampling_overrides(
 def unsupported(
     body: Mapping[str, Any], honoured: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """Fields that ask for what cannot be honoured, with their values."""
+    """Return the unsupported fields that have another value than the default."""
     return {
         key: value
         for key, value in body.items()
@@ -312,7 +301,7 @@ def unsupported(
 
 
 def cannot_honour(key: str, value: Any) -> ApiError:
-    """The refusal of a field that says what sampling cannot do."""
+    """Return the refusal of an unsupported field."""
     return bad_request(f"'{key}' = {value!r} cannot be honoured by this engine; leave it out", key)
 
 
@@ -327,8 +316,7 @@ SHARED_TYPES: Final[Types] = {
     **dict.fromkeys(("stream_options", "logit_bias"), (dict,)),
     "model": (str,),
 }
-"""Also of fields that cannot be honoured: training sets them aside, but not what is no value of
-theirs."""
+"""Also of unsupported fields: training ignores their values, but not invalid ones."""
 _LARGEST: Final = 2**63 - 1
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),
@@ -347,11 +335,10 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "max_completion_tokens": (1, _LARGEST),
     "max_output_tokens": (1, _LARGEST),
 }
-_BIAS: Final = (-100, 100)
 
 
 def check_types(body: Mapping[str, Any], fields: Types) -> None:
-    """Refuse fields of another type, or out of range."""
+    """Refuse fields of a wrong type, or out of range."""
     for key, types in fields.items():
         value = body.get(key)
         if value is None:
@@ -363,24 +350,10 @@ def check_types(body: Mapping[str, Any], fields: Types) -> None:
         low, high = _RANGES.get(key, (float("-inf"), float("inf")))
         if isinstance(value, int | float) and not low <= value <= high:
             raise bad_request(f"'{key}' must be between {low:g} and {high:g}, not {value!r}", key)
-    if "logit_bias" in fields:
-        _check_bias(body.get("logit_bias") or {})
-
-
-def _check_bias(biases: Mapping[str, Any]) -> None:
-    low, high = _BIAS
-    for token, bias in biases.items():
-        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
-        if not (token.isascii() and token.isdigit() and is_number and low <= bias <= high):
-            raise bad_request(
-                f"'logit_bias' must give a number from {low} to {high} to token ids, not "
-                f"{bias!r} to {token!r}",
-                "logit_bias",
-            )
 
 
 def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What every dialect reads alike."""
+    """Return the fields that every dialect reads alike."""
     options = body.get("stream_options") or {}
     return {
         "model": body.get("model") or "",
@@ -391,13 +364,13 @@ def shared_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a request gives to the chat template (`chat_template_kwargs`).
+    """Return the options of the chat template (`chat_template_kwargs`).
 
     Raises:
-        ApiError: one that is not for a request to set.
+        ApiError: 400, a forbidden one.
     """
     options: Mapping[str, Any] = body.get("chat_template_kwargs") or {}
-    for key in sorted(options.keys() & OURS_TO_RENDER):
+    for key in sorted(options.keys() & FORBIDDEN_TEMPLATE_OPTIONS):
         field = f"chat_template_kwargs.{key}"
         raise bad_request(f"'{field}' is not for a request to set; leave it out", field)
     return options
@@ -405,10 +378,10 @@ def template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # --- messages -------------------------------------------------------------------------------
 def plain_message(message: Any, where: str) -> dict[str, Any]:
-    """A message as chat templates expect it: plain text, arguments of tool calls as objects."""
+    """Return a message as chat templates expect it: text, and tool arguments as objects."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
-    # OpenAI's newer name of it, which templates of other models pass over in silence, or refuse
+    # OpenAI's newer name, which templates of other models ignore or refuse
     role = "system" if message["role"] == "developer" else message["role"]
     content = _content(message.get("content"), f"{where}.content")
     plain = {**message, "role": role, "content": content}
@@ -429,7 +402,7 @@ def rendered(
     *,
     asked_with: str,
 ) -> list[int]:
-    """The ids of plain messages, as the model's chat template has them.
+    """Render plain messages by the model's chat template.
 
     Raises:
         ApiError: 400 naming the field `asked_with`: the template refuses them, or they are far
@@ -445,7 +418,7 @@ def rendered(
 
 
 def too_long(error: ContextOverflowError, field: str) -> ApiError:
-    """The refusal of a prompt that does not fit, with the field that has it."""
+    """Return the refusal of a prompt that does not fit, which names its field."""
     return bad_request(f"{error}; shorten the {field}", field, c.CONTEXT_OVERFLOW)
 
 

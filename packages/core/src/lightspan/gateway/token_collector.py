@@ -1,4 +1,4 @@
-"""The exact tokens of a choice, gathered as they are sampled, and the record made of them."""
+"""Collects the exact tokens of a choice while they are sampled, and makes its token record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightspan.schema.tokens import CallOutcome, FinishReason, Sampling, TokenRe
 
 
 @dataclass(slots=True)
-class ChoiceTokens:
+class TokenCollector:
     """The tokens of one choice, streamed or not."""
 
     index: int
@@ -18,11 +18,11 @@ class ChoiceTokens:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """Policy version, and how many tokens in a row it sampled."""
+    """Run lengths: (policy version, number of tokens)."""
     finish: FinishReason | None = None
 
     def add(self, chunk: TokenChunk) -> None:
-        """Take up a chunk's tokens."""
+        """Append the tokens of a chunk."""
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
         if not chunk.ids:
@@ -34,7 +34,7 @@ class ChoiceTokens:
             self.versions.append((chunk.version, len(chunk.ids)))
 
     def cut(self, length: int) -> None:
-        """Forget the tokens after the first `length`."""
+        """Truncate to `length` tokens."""
         del self.ids[length:], self.logprobs[length:]
         kept: list[tuple[int, int]] = []
         for version, count in self.versions:
@@ -45,7 +45,7 @@ class ChoiceTokens:
         self.versions = kept
 
     def restore(self, record: TokenRecord) -> None:
-        """Take up the tokens that the store knows."""
+        """Restore the tokens of a stored record."""
         self.ids, self.logprobs = record.response_ids, record.logprobs
         self.versions = [(version, count) for version, count in record.versions]
 
@@ -57,7 +57,7 @@ class ChoiceTokens:
         sequence_end: int,
         **constrained: str,
     ) -> TokenRecord:
-        """What the store keeps of them.
+        """Return the token record.
 
         Args:
             constrained: `grammar` and `grammar_library` of the record.
@@ -70,7 +70,7 @@ class ChoiceTokens:
             response_ids=self.ids,
             logprobs=self.logprobs,
             versions=self.versions,
-            attempt_id=info.account.attempt_id,
+            attempt_id=info.session.attempt_id,
             call_id=info.call_id,
             choice=self.index,
             policy=info.policy,
