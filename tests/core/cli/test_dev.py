@@ -80,13 +80,12 @@ def test_with_a_model(project: Path, tiny: Path) -> None:
     report = json.loads((project / "report.json").read_text())
     assert (report["app"], report["models"]) == ("my_app:answer", {"policy": str(tiny)})
     assert (report["tasks"], report["group_size"], report["rollouts"]) == (2, 2, 4)
-    assert report["exact"] is True
     assert report["agents"][0]["trained"] == 4
     assert report["costs"]["rollouts"] == 3 * 16 * 8
-    assert report["memory"]["host_bytes"] > 0
+    assert report["memory"]["total_bytes"] > 0
     assert report["time"]["total_s"] > 0
     assert done.stdout.startswith(f"dry run of my_app:answer: lightning_rl on {tiny}, 2 tasks")
-    assert "\n\nMEMORY (forecast, cpu)\n" in done.stdout
+    assert "\n\nMEMORY (estimate)\n" in done.stdout
     assert sorted(path.name for path in project.iterdir() if path.suffix) == [
         "my_app.py",
         "report.json",
@@ -112,8 +111,8 @@ def test_with_an_endpoint_and_json_alone_on_the_output(project: Path) -> None:
     report = json.loads(done.stdout)
     assert report["answered_by"] == "endpoint"
     assert report["missing"] == [
-        "rows: the tokenizer of the model to train is needed (--model)",
-        "memory: the configuration of the model to train is needed (--model)",
+        "memory: the model to train is needed (--model)",
+        "rows: the token ids of an endpoint's answers",
         "time: an endpoint's speed says nothing of a model trained here",
     ]
     assert report["warnings"] == [

@@ -94,14 +94,13 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     from lightspan.errors import LightspanError
     from lightspan.progress import say
-    from lightspan.reports.dry_run.output import shown
 
     try:
         report = _report(options)
     except KeyboardInterrupt:
         print("lightspan: stopped; nothing was trained", file=sys.stderr)
         raise
-    text = shown(report, options.json)
+    text = report.write(options.json)
     if not report.failure:
         return text
     say(text)
@@ -112,7 +111,7 @@ def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
     from lightspan.errors import ConfigError, DataError
     from lightspan.progress import PlainReporter
-    from lightspan.reports.dry_run.output import check_writable
+    from lightspan.reports.dry_run.report import check_writable
     from lightspan.reports.dry_run.run import NO_MODEL
     from lightspan.runners.app import load_app
 

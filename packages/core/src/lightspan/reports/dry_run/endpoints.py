@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -121,43 +121,27 @@ def described(endpoint: LLM) -> str:
 
 
 # --- who answers a call -----------------------------------------------------------------------
-class Endpoint(NamedTuple):
-    """Who answers a call that is not ours."""
-
-    host: str
-    model: str
-
-    def __str__(self) -> str:
-        return f"{self.model or 'a model'} at {self.host or 'an unknown host'}"
-
-
-def endpoint_of(call: Call, target: Target) -> Endpoint:
-    """Where a frozen call goes, as the target or its span says."""
-    attributes = call.span.attributes if call.span is not None else {}
-    model = c.model_of(attributes) or ""
-    if target.endpoint is not None:
-        return Endpoint(host_of(target.endpoint.base_url), target.endpoint.model or model)
-    host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
-    return Endpoint(f"{host}:{port}" if port else host, model)
-
-
-def host_of(url: str) -> str:
-    """Host and port of a URL, without a key that may stand before them."""
-    return urlsplit(url).netloc.rpartition("@")[2]
-
-
 def destination(call: Call, target: Target) -> str:
-    """Who answers the call in `fit`."""
+    """Return who answers the call in `fit`."""
     names = {
         Route.POLICY: f"policy {target.policy}",
         Route.BASE: "the starting weights",
         Route.SHARED: f"policy {target.policy}, untrained",
     }
-    return names.get(target.route) or str(endpoint_of(call, target))
+    return names.get(target.route) or endpoint_of(call, target)
 
 
-def answerer(call: Call, target: Target, endpoint: LLM | None) -> str:
-    """Who answered the call in the dry run."""
-    if endpoint is not None and target.route not in PAID:
-        target = Target(route=Route.ENDPOINT, endpoint=endpoint)
-    return destination(call, target)
+def endpoint_of(call: Call, target: Target) -> str:
+    """Return where a frozen call goes, `model at host`, as the target or its span says."""
+    attributes = call.span.attributes if call.span is not None else {}
+    model = c.model_of(attributes) or "a model"
+    if target.endpoint is not None:
+        host = host_of(target.endpoint.base_url)
+        return f"{target.endpoint.model or model} at {host}"
+    host, port = str(attributes.get(c.SERVER_ADDRESS, "")), attributes.get(c.SERVER_PORT)
+    return f"{model} at {(f'{host}:{port}' if port else host) or 'an unknown host'}"
+
+
+def host_of(url: str) -> str:
+    """Return host and port of a URL, without a key that may stand before them."""
+    return urlsplit(url).netloc.rpartition("@")[2]
