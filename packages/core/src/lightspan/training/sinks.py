@@ -256,27 +256,6 @@ def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
     }
 
 
-def send_metrics(
-    lines: Sequence[Mapping[str, Json]],
-    run: SinkRun,
-    sink: str | MetricSink,
-) -> None:
-    """Send the metrics of a finished run to a sink, beginning with its first.
-
-    Raises:
-        ConfigError: an unknown sink, or its package is not installed.
-        LightspanError: the sink failed, so that not everything arrived.
-    """
-    failures: list[str] = []
-    sinks = Sinks([sink], failures.append)
-    sinks.open(run)
-    for line in lines:
-        sinks.add(line)
-    sinks.close()
-    if failures:
-        raise LightspanError(f"not all metrics were sent: {failures[0]}")
-
-
 def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
     """What was given as `sinks=`, once it is known to be usable; a single name makes a list of one.
 

@@ -52,7 +52,7 @@ from lightspan.schema.conventions import UNNAMED_AGENT
 from lightspan.schema.origins import frameworks_of, requests_of
 from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Route, Routing
-from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.spans import Span, SpanKind
 
 MAX_EXAMPLES: Final = 2
 """Breaks of one cause in the report."""
@@ -341,7 +341,6 @@ def read_costs(
             ToolReport(
                 name=name,
                 calls=len(spans),
-                failed=sum(span.status is SpanStatus.ERROR for span in spans),
                 expected_calls=len(spans) * scale,
             )
             for name, spans in sorted(tools.items())

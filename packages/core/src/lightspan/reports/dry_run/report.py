@@ -155,7 +155,6 @@ class ToolReport(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    failed: int
     expected_calls: float
     """In a whole `fit`."""
 
