@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lightspan.cli import main
 from lightspan.training.sinks import MLflow, SinkRun, Sinks, TensorBoard, Trackio, WandB
 
 LINES: list[dict[str, Any]] = [

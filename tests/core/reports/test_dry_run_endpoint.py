@@ -129,15 +129,19 @@ def test_memory_is_estimated_and_rows_and_time_are_not(
     ]
 
 
-def test_token_counts_are_the_endpoints(
-    dry_apps: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_counts_are_the_endpoints(dry_apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of the hub that is not here: nothing is fetched, and the report says what lacks."""
     with ScriptedServer("1") as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
+        monkeypatch.delenv("OPENAI_MODEL", raising=False)
         trainer = Trainer(LightningRL("nobody/nothing"), steps=1, reporter=SilentReporter())
-        report = trainer.dev(dry_apps.says, [{"q": "three words here"}], group_size=2)
+        report = trainer.dev(
+            dry_apps.says,
+            [{"q": "three words here"}],
+            group_size=2,
+            endpoint=environment_endpoint(),
+        )
         assert {request.body["model"] for request in server.requests} == {"any"}
     assert (report.rows, report.memory, report.time) == (None, None, None)
     assert report.endpoint is not None
@@ -300,28 +304,3 @@ def test_the_endpoint_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     where: dict[str, Any] = {"model": "m", "api_key_env": "OPENAI_API_KEY"}
     assert named_endpoint("http://here/v1", "m") == LLM(base_url="http://here/v1", **where)
     assert named_endpoint(None, "m") == LLM(base_url="https://api.openai.com/v1", **where)
-
-
-def test_a_model_that_is_here_is_used_before_the_environments_endpoint(
-    dry_apps: Any, rl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lightspan.reports.dry_run import DryRun
-    from lightspan.runners.app import as_app
-
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    options: dict[str, Any] = {"agents": None, "count": 1, "group_size": 1, "endpoint": None}
-    where = []
-    for local in (None, True, False):
-        run = DryRun(
-            Trainer(rl()).settings,
-            as_app(dry_apps.says),
-            [{"q": "a"}],
-            None,
-            local=local,
-            folder=None,
-            **options,
-        )
-        where.append(run.endpoint)
-    assert where[:2] == [None, None]
-    assert where[2] is not None
-    assert where[2].base_url == "http://127.0.0.1:9/v1"

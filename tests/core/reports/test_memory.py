@@ -79,7 +79,9 @@ def test_servers_of_vllm(tiny: Path) -> None:
     assert "key-value cache" not in VLLM(python="p").memory(size)
     assert VLLM(addresses=["http://127.0.0.1:8000"]).memory(size) == {}
     _, missing = estimated(tiny, engine=VLLM(python="p"))
-    assert missing == "memory: the key-value cache, whose size the engine's servers choose themselves"
+    assert (
+        missing == "memory: the key-value cache, whose size the engine's servers choose themselves"
+    )
 
 
 def test_an_engine_of_ones_own_is_not_estimated(tiny: Path) -> None:

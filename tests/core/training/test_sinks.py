@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightspan import LightningRL, Trainer
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import (

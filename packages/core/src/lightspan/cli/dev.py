@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightspan.reports.dry_run.report import DevReport
@@ -52,14 +52,6 @@ def add(commands: Any) -> None:
         choices=["base", "shared"],
         help="who answers for the other agents: the starting weights, or the moving ones (whoever "
         "the app points at)",
-    )
-    parser.add_argument(
-        "--task", choices=["file", "environment"], help="where the program finds its task (file)"
-    )
-    parser.add_argument(
-        "--reward",
-        choices=["last_line", "exit"],
-        help="how the program tells its reward (last_line)",
     )
     parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
@@ -151,31 +143,21 @@ def _report(options: argparse.Namespace) -> DevReport:
         count=options.count,
         group_size=options.group_size,
         endpoint=endpoint,
-        local=endpoint is None,
         folder=options.folder,
     )
 
 
-_OF_COMMANDS: Final = ("task", "reward")
-"""Options that apply only to an app that is a program."""
-
-
 def _app(options: argparse.Namespace) -> str:
-    """The reference of the app."""
+    """Return the reference of the app."""
     from lightspan.errors import ConfigError
     from lightspan.runners.command import Command
 
     if not options.command:
-        for name in _OF_COMMANDS:
-            if getattr(options, name):
-                raise ConfigError(f"--{name} is for programs: give --command too")
         return str(options.app)
-    choices = {name: getattr(options, name) for name in _OF_COMMANDS if getattr(options, name)}
     try:
-        words = shlex.split(options.app)
+        return Command(shlex.split(options.app)).reference
     except ValueError as error:
         raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
-    return Command(words, **choices).reference
 
 
 def _endpoint(options: argparse.Namespace) -> Any:

@@ -101,9 +101,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             )
         return tuple(f"cuda:{number}" for number in range(ranks))
 
-    def memory(
-        self, parameters: int, lora: int, *, device: str, reference: bool
-    ) -> dict[str, int]:
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
         """Return part → bytes of all ranks, each of which has the whole model.
 
         Args:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 
 

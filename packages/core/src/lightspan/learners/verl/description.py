@@ -101,9 +101,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             )
         return tuple(f"cuda:{number}" for number in range(self.ranks))
 
-    def memory(
-        self, parameters: int, lora: int, *, device: str, reference: bool
-    ) -> dict[str, int]:
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
         """Return part → bytes of all ranks together, which hold shards in float32.
 
         Args:
@@ -112,9 +110,7 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
             device: the trainer's.
             reference: whether there is a KL term.
         """
-        return training_memory(
-            parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference
-        )
+        return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)
 
 
 def _check_ray(ray: object) -> None:

@@ -12,9 +12,7 @@ from typing import Final
 import msgspec
 
 from lightspan.lightning.advantages import groups_without_variance
-from lightspan.lightning.air import AIR, Shaping, shape, signal_name
 from lightspan.lightning.breaks import Break, Decode, Exchange, Merging, read_merging
-from lightspan.lightning.credit import Credit
 from lightspan.lightning.detours import asked, fix_of, host_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.health import (
@@ -29,8 +27,7 @@ from lightspan.lightning.health import (
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rows import merge
 from lightspan.lightning.selection import CallCoverage, Coverage, Rejection, Verdict
-from lightspan.lightning.states import key_of, state_of
-from lightspan.lightning.transitions import Transition, trained_transitions, turn_depths
+from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.progress import many
 from lightspan.reports.dry_run.endpoints import PAID, destination, endpoint_of
 from lightspan.reports.dry_run.report import (
@@ -163,7 +160,9 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
 def read_frameworks(findings: Findings) -> dict[str, list[str]]:
     """Return the frameworks with their agents, by name."""
     return {
-        f"{each.name} {each.version or '(version not known)'}, told by {each.told_by}": sorted(paths)
+        f"{each.name} {each.version or '(version not known)'}, told by {each.told_by}": sorted(
+            paths
+        )
         for each, paths in sorted(frameworks_of(findings.spans()).items())
     }
 
@@ -247,36 +246,6 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
         failures.update(f"damaged: {reason[:LONGEST_DAMAGE]}" for reason in episode.damage)
     total = len(episodes)
     return [f"{text} ({count} of {total} rollouts)" for text, count in failures.most_common()]
-
-
-def read_air(findings: Findings, air: AIR, credit: Credit) -> tuple[dict[str, int], bool]:
-    """Return (signal → its observations, whether a call is credited otherwise).
-
-    Raises:
-        ConfigError: a signal's function failed, or returned no finite number.
-    """
-    pairs = zip(findings.episodes, findings.coverages, strict=True)
-    shapings: list[Shaping] = [shape(air, credit, episode, cover) for episode, cover in pairs]
-    seen = {
-        name: sum(len(shaping.seen.get(name, ())) for shaping in shapings)
-        for name in map(signal_name, air.signals)
-    }
-    return seen, any(any(shaping.credits.values()) for shaping in shapings)
-
-
-def check_states(findings: Findings, credit: Credit) -> None:
-    """Call the credit rule's key, if it has one, for every selected call, as `fit` would.
-
-    Raises:
-        ConfigError: it failed, or its value cannot be compared.
-    """
-    key = getattr(credit, "key", None)
-    if key is None:
-        return
-    for episode, coverage in zip(findings.episodes, findings.coverages, strict=True):
-        calls = [entry.call for entry in coverage.selected]
-        for call, turn in zip(calls, turn_depths(calls), strict=True):
-            key_of(key, state_of(call, episode.task_id, turn))
 
 
 # --- rows -------------------------------------------------------------------------------------

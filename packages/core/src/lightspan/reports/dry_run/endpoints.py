@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.engines.hub import is_here
 from lightspan.errors import ConfigError, EngineError
 from lightspan.lightning.episode import Call
 from lightspan.schema import conventions as c
@@ -65,27 +63,6 @@ def named_endpoint(base_url: str | None, model: str | None) -> LLM | None:
         raise ConfigError(
             f"--endpoint-model {model} names no endpoint: give --base-url, or set OPENAI_BASE_URL "
             "or OPENAI_API_KEY"
-        )
-    return endpoint
-
-
-def default_endpoint(models: Sequence[str], local: bool | None) -> LLM | None:
-    """Who answers where the caller names no endpoint: None for the models themselves.
-
-    Args:
-        models: those to train.
-        local: as `Trainer.dev` takes it, and not True.
-
-    Raises:
-        ConfigError: `local=False`, and the environment names no endpoint.
-    """
-    if local is None and all(is_here(model, "config.json") for model in models):
-        return None
-    endpoint = environment_endpoint()
-    if endpoint is None and local is False:
-        raise ConfigError(
-            "local=False needs an endpoint: give endpoint=LLM(...), or set OPENAI_BASE_URL or "
-            "OPENAI_API_KEY"
         )
     return endpoint
 

@@ -110,8 +110,6 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     by_batch: bool
     """Whether rollouts are compared with the batch or a critic, not with their group."""
     failures: list[str]
-    air: dict[str, int] | None = None
-    """Signal of `air=` → its observations; None without `air=`."""
 
     @property
     def unscored(self) -> int:

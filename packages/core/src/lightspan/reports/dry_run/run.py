@@ -31,7 +31,6 @@ from lightspan.reports.dry_run import analysis, measurements
 from lightspan.reports.dry_run.analysis import Findings
 from lightspan.reports.dry_run.endpoints import (
     check_reachable,
-    default_endpoint,
     described,
     endpoint_routing,
 )
@@ -39,7 +38,6 @@ from lightspan.reports.dry_run.report import (
     AgentReport,
     DevReport,
     MemoryReport,
-    RewardReport,
     RowReport,
     TimeReport,
 )
@@ -85,8 +83,7 @@ class DryRun:
     count: int
     group_size: int | None
     endpoint: LLM | None
-    """Who answers; None: the algorithm's own models, or as `local` says."""
-    local: bool | None
+    """Who answers; None: the algorithm's own models."""
     folder: Path | None
     selection: Sequence[Json] | None = None
 
@@ -96,8 +93,6 @@ class DryRun:
             raise ConfigError(
                 f"count={self.count}, group_size={self.group_size}: both must be at least 1"
             )
-        if endpoint is not None and self.local:
-            raise ConfigError("local=True runs the algorithm's own model: leave endpoint= out")
         if folder is not None and folder.resolve() == self.settings.run_folder.path.resolve():
             raise ConfigError(f"{folder} is the trainer's own folder: give the dry run another")
         if folder is not None and RunFolder(folder).is_used:
@@ -105,19 +100,15 @@ class DryRun:
                 f"{folder} holds a run already, whose rollouts nothing would lead to any more: "
                 "give the dry run another folder, or delete this one"
             )
-        if not self.settings.has_policies and (endpoint is not None or self.local is not None):
+        if endpoint is not None and not self.settings.has_policies:
             raise ConfigError(
-                f"endpoint= and local= say who answers in place of a model to train, and "
-                f"{algorithm.name} trains none: leave them out, the app's calls go where it points "
-                "them"
+                f"endpoint= says who answers in place of a model to train, and {algorithm.name} "
+                "trains none: leave it out, the app's calls go where it points them"
             )
         self._algorithm = algorithm
         self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
-        if endpoint is None and self.local is not True and self.settings.has_policies:
-            models = [spec.model for spec in algorithm.policies().values()]
-            self.endpoint = default_endpoint(models, self.local)
-        if self.endpoint is not None:
-            check_url(self.endpoint.base_url, "the endpoint's base URL")
+        if endpoint is not None:
+            check_url(endpoint.base_url, "the endpoint's base URL")
         self._missing: list[str] = []
         self._problems: list[str] = []
         """What would keep `fit` from working, beside what the report's sections show."""
@@ -206,9 +197,7 @@ class DryRun:
         transitions = findings.transitions()
         rows = analysis.read_rows(findings, transitions, decode)
         runner_bytes = measurements.runner_bytes(session.runners)
-        practice = measurements.practice_rows(
-            transitions, self._algorithm.batch_config.max_length
-        )
+        practice = measurements.practice_rows(transitions, self._algorithm.batch_config.max_length)
         token_s = None
         if not self.settings.is_our_learner:
             self._missing.append("time: learner= is your own, and a dry run does not train it")
@@ -226,21 +215,6 @@ class DryRun:
         return _Models(rows, token_s, measurements.peak_bytes(), runner_bytes)
 
     # --- the sections ---------------------------------------------------------------------
-    def _rewards(self, findings: Findings) -> RewardReport:
-        config = self._algorithm.batch_config
-        by_batch = config.estimator in OF_THE_BATCH
-        rewards = analysis.read_rewards(findings, by_batch=by_batch)
-        try:
-            analysis.check_states(findings, config.credit)
-            if config.air:
-                seen, is_shaped = analysis.read_air(findings, config.air, config.credit)
-                rewards = msgspec.structs.replace(rewards, air=seen)
-                if not is_shaped:
-                    self._problems.append("AIR credits no selected call: air= would change nothing")
-        except ConfigError as error:
-            self._problems.append(f"fit would stop: {error}")
-        return rewards
-
     @property
     def _models(self) -> dict[str, str]:
         """Policy → its model; none where it is not known."""
@@ -296,7 +270,8 @@ class DryRun:
         rollouts, updates, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
-        rewards = self._rewards(findings)
+        by_batch = self._algorithm.batch_config.estimator in OF_THE_BATCH
+        rewards = analysis.read_rewards(findings, by_batch=by_batch)
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
         is_ours = self._models and self.settings.is_our_learner
         choices = self._algorithm.choices() if is_ours else []

@@ -157,10 +157,11 @@ def _rewards(rewards: RewardReport) -> Iterator[str]:
     counts |= {"damaged": rewards.damaged}
     others = "".join(f", {count} {what}" for what, count in counts.items() if count)
     groups = many(len(rewards.groups), "group")
-    vary = "not compared inside" if rewards.by_batch else None
+    varying = f"{rewards.varying} of {groups} vary"
+    groups = f"{groups}, not compared inside" if rewards.by_batch else varying
     yield (
         f"  mean {_number(rewards.mean)}; {rewards.scored} of {rewards.rollouts} rollouts scored"
-        f"{others}; {f'{groups}, {vary}' if vary else f'{rewards.varying} of {groups} vary'}"
+        f"{others}; {groups}"
     )
     rows = [_group(group, by_batch=rewards.by_batch) for group in rewards.groups[:MAX_ITEMS]]
     yield from _table([["task", "mean", "", "rewards"], *rows], left=1, last=2)
@@ -169,9 +170,6 @@ def _rewards(rewards: RewardReport) -> Iterator[str]:
     yield from (f"  {failure}" for failure in rewards.failures[:MAX_ITEMS])
     if len(rewards.failures) > MAX_ITEMS:
         yield f"  and {len(rewards.failures) - MAX_ITEMS} other failures"
-    if rewards.air is not None:
-        seen = ", ".join(f"{name} saw {count}" for name, count in rewards.air.items())
-        yield f"  AIR: {seen}"
 
 
 def _group(group: GroupReport, *, by_batch: bool) -> list[str]:
