@@ -202,6 +202,17 @@ def test_a_hanging_app_ends_at_the_limit(project: Path, listening: str) -> None:
     assert "! fit would stop: no model call was seen: all 1 rollouts failed" in done.stdout
 
 
+def test_a_report_that_cannot_be_written_is_printed(project: Path, listening: str) -> None:
+    options = [listening, "--count=1", "--group-size=1", "--json=nowhere/x.json"]
+    done = run(project, "my_app:answer", "tasks.jsonl", *options)
+    assert done.returncode == 1
+    assert done.stdout.startswith("dry run of my_app:answer: ")
+    assert done.stderr.splitlines()[-1] == (
+        "lightspan: --json nowhere/x.json cannot be written: No such file or directory; give "
+        "another path"
+    )
+
+
 def test_ctrl_c_ends_with_one_line(project: Path, listening: str) -> None:
     (project / "my_app.py").write_text(HANGS)
     command = "import sys; from lightspan.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -286,10 +297,6 @@ def test_a_report_in_any_language(project: Path, listening: str) -> None:
         (
             ["my_app:answer", "tasks.jsonl", "--base-url=foo"],
             "the endpoint's base URL 'foo' is no http or https URL: write it as in",
-        ),
-        (
-            ["my_app:answer", "tasks.jsonl", "--json=/nonexistent/x.json"],
-            "--json /nonexistent/x.json cannot be written: there is no folder /nonexistent",
         ),
         (
             ["my_app:answer", "tasks.jsonl", "--model=./nowhere", "--device=tpu"],

@@ -103,11 +103,9 @@ def _report(options: argparse.Namespace) -> DevReport:
     from lightspan import LightningRL, LocalRunners, LoRA, Trainer
     from lightspan.errors import ConfigError, DataError
     from lightspan.progress import PlainReporter
-    from lightspan.reports.dry_run.report import check_writable
     from lightspan.reports.dry_run.run import NO_MODEL
     from lightspan.runners.app import load_app
 
-    check_writable(options.json)
     if os.path.isdir(options.tasks) or not os.path.exists(options.tasks):  # it may be a pipe
         raise DataError(f"there is no tasks file {options.tasks}: give one with a JSON per line")
     if not options.timeout > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -311,21 +310,7 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
             except (OSError, UnicodeError) as error:
                 say(self.text())
                 reason = getattr(error, "strerror", None) or str(error)
-                raise _unwritable(path, reason) from error
+                raise DataError(
+                    f"--json {path} cannot be written: {reason}; give another path"
+                ) from error
         return self.text()
-
-
-def check_writable(path: Path | None) -> None:
-    """Raise `DataError` where the JSON cannot be written, before the tasks run."""
-    if path is None or path == STDOUT:
-        return
-    if path.is_dir():
-        raise _unwritable(path, "it is a folder")
-    if not path.parent.is_dir():
-        raise _unwritable(path, f"there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _unwritable(path, "permission denied")
-
-
-def _unwritable(path: Path, reason: str) -> DataError:
-    return DataError(f"--json {path} cannot be written: {reason}; give another path")
