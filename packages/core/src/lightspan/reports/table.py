@@ -91,10 +91,16 @@ def _shown(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
 
 
 def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Return id → the shortest end of it, of a few characters or more, that is no other id's."""
+    """Return id → an end of it of a few characters or more, that is no other id's."""
     names = set(ids)
-    for length in range(_MIN_LENGTH, max(map(len, names), default=0) + 1):
-        short = {name: name[-length:] for name in names}
-        if len(set(short.values())) == len(names):
-            return short
-    return {name: name for name in names}
+    longest = max(map(len, names), default=0)
+    lengths = range(_MIN_LENGTH, longest)
+    length = next((n for n in lengths if len({name[-n:] for name in names}) == len(names)), longest)
+    return {name: _end(name, length) for name in names}
+
+
+def _end(name: str, length: int) -> str:
+    """Return the end of an id; a longer one where it would be read as an option (`-0-1`)."""
+    while length < len(name) and name[-length] == "-":
+        length += 1
+    return name[-length:]
