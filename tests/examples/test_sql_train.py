@@ -187,7 +187,7 @@ def test_the_dry_run_of_the_small_model(
     report = capsys.readouterr().out
     assert "4 tasks x 4 rollouts" in report
     assert "; nothing was trained\n" in report
-    for title in ("AGENTS", "MEMORY (forecast, cpu)", "TIME (forecast)"):
+    for title in ("AGENTS", "MEMORY (estimate)", "TIME (estimate)"):
         assert f"\n{title}\n" in report
     trained, frozen = re.findall(r"^  (write_query|check_query) +(\S+) +16 ", report, re.MULTILINE)
     assert {trained, frozen} == {("write_query", "policy"), ("check_query", "-")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightspan.reports.dry_run.output import STDOUT
+from lightspan.reports.dry_run.report import STDOUT
 from lightspan.training.sinks import SINKS
 
 

@@ -86,25 +86,6 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.ranks
-def test_a_dry_run_forecasts_each_rank(
-    apps: Any, tiny: Path, tmp_path: Path, ask: Callable[..., Any], lines: Any
-) -> None:
-    """It measures updates on the ranks too, and ends them."""
-    algorithm = LightningRL(tiny, optimize="writer", group_size=2, tasks_per_step=2)
-    trainer = Trainer(algorithm, steps=1, runners=1, learner=Torch(ranks=2), reporter=lines)
-    report = trainer.dev(apps.spell, ask(2), count=1, local=True)
-    assert report.memory is not None
-    sizes = {part.name: part.bytes for part in report.memory.parts}
-    learner = ("learner weights", "optimiser", "gradients", "activations", "logits")
-    assert sizes["rank 1: learner"] == sum(sizes[name] for name in learner)
-    assert sizes["rank 1: process"] == sizes["process"] > 0
-    assert "rank 1: learner" in report.text()
-    assert report.time is not None
-    assert "starting 2 ranks of the learner: cpu, cpu" in lines.texts
-    assert not ranks_of(os.getpid())
-
-
 def kill_rank_before(step: int) -> Callable[[int], None]:
     """What kills the rank of this process before a step."""
 

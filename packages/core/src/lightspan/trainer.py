@@ -179,7 +179,6 @@ class Trainer:
         count: int = 4,
         group_size: int | None = None,
         endpoint: LLM | None = None,
-        local: bool | None = None,
         folder: str | Path | None = None,
     ) -> DevReport:
         """A dry run: a few tasks, nothing trained, and a report of what `fit` would do.
@@ -192,10 +191,8 @@ class Trainer:
             agents: every agent path, where it is known: those never called are in the report.
             count: tasks, the first that `fit` would take.
             group_size: rollouts per task; None for the algorithm's, at most 4.
-            endpoint: who answers for the agents that would be trained. Token ids stay unknown.
-            local: True: the algorithm's own model, in this process. None: that too if the model
-                is on this machine, else the endpoint of `OPENAI_BASE_URL` and `OPENAI_API_KEY` if
-                one of them is set, else the model after all.
+            endpoint: who answers for the agents that would be trained, whose token ids stay
+                unknown then. None: the algorithm's own model, in this process.
             folder: where to keep the rollouts for `lightspan inspect`; None keeps nothing. The
                 trainer's own folder is never touched.
 
@@ -220,7 +217,6 @@ class Trainer:
             count=count,
             group_size=group_size,
             endpoint=endpoint,
-            local=local,
             folder=None if folder is None else Path(folder),
         )
         with joined(self.settings.described, self.settings.device):

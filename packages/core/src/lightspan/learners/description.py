@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.learners.memory import training_memory
 from lightspan.schema.checks import (
     LONGEST_S,
     check_choice,
@@ -16,6 +17,7 @@ from lightspan.schema.checks import (
 )
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 class Torch(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,3 +100,22 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
                 f'as Torch(devices=["{device}", …]), or device="cuda" for the first {ranks} GPUs'
             )
         return tuple(f"cuda:{number}" for number in range(ranks))
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of all ranks, each of which has the whole model.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        devices = self.placed(device)
+        narrow = lora and devices[0] != "cpu"  # as `models.default_dtype`
+        parts = training_memory(
+            parameters,
+            lora,
+            weight_bytes=_BYTES[self.dtype or ("bfloat16" if narrow else "float32")],
+            reference=reference,
+        )
+        return {name: size * len(devices) for name, size in parts.items()}

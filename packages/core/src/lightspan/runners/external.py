@@ -37,7 +37,7 @@ class ExternalRunners:
     the app's environment. The trainer says how, and waits for the first one; they may come and go.
 
     Args:
-        slots: attempts at once that are expected of them all, for the forecasts of `dev`.
+        slots: attempts at once that are expected of them all; `dev` reports it.
         timeout_s: seconds without any runner after which training stops; None waits for ever.
     """
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lightspan.errors import ConfigError, LightspanError
+from lightspan.errors import ConfigError
 from lightspan.schema.records import Json
 
 
@@ -254,27 +254,6 @@ def metric_values(line: Mapping[str, Json]) -> dict[str, float]:
         for name, value in line.items()
         if name != "step" and isinstance(value, int | float) and math.isfinite(value)
     }
-
-
-def send_metrics(
-    lines: Sequence[Mapping[str, Json]],
-    run: SinkRun,
-    sink: str | MetricSink,
-) -> None:
-    """Send the metrics of a finished run to a sink, beginning with its first.
-
-    Raises:
-        ConfigError: an unknown sink, or its package is not installed.
-        LightspanError: the sink failed, so that not everything arrived.
-    """
-    failures: list[str] = []
-    sinks = Sinks([sink], failures.append)
-    sinks.open(run)
-    for line in lines:
-        sinks.add(line)
-    sinks.close()
-    if failures:
-        raise LightspanError(f"not all metrics were sent: {failures[0]}")
 
 
 def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:

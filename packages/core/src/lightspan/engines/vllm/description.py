@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lightspan.engines.protocol import ToolParserName
+from lightspan.engines.sizes import ModelSize
 from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.checks import (
     check_choice,
@@ -53,6 +54,8 @@ OURS: Final[Mapping[str, str]] = {
 PARALLEL: Final = ("--tensor-parallel-size", "-tp")
 """How many devices share the model of a server."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+CPU_CACHE: Final = "VLLM_CPU_KVCACHE_SPACE"
+"""GiB of keys and values of a server on a CPU."""
 MOST_SERVERS: Final = 1024
 """Of one policy: each is a process with a copy of the model."""
 # how each is written, for those who wrote something else
@@ -197,6 +200,22 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     def tensor_parallel(self) -> int:
         """How many devices share the model of a server."""
         return int(self.flag(*PARALLEL) or 1)
+
+    def memory(self, size: ModelSize) -> dict[str, int]:
+        """Return part → bytes of the servers of one model. Its key-value cache is among them only
+        where the environment says how large it is: on a GPU vLLM fills what is left.
+
+        Args:
+            size: of the model.
+        """
+        if self.addresses:  # not on this machine
+            return {}
+        width = {None: size.weight_bytes, "float32": 4}.get(self.dtype, 2)
+        parts = {"engine weights": self.servers * size.parameters * width}
+        cache = self.environment.get(CPU_CACHE, os.environ.get(CPU_CACHE, ""))
+        if cache.isdecimal() and int(cache):
+            parts["key-value cache"] = self.servers * int(cache) * 2**30
+        return parts
 
     @property
     def link(self) -> Link | None:

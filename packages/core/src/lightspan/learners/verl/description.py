@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.learners.memory import FLOAT32_BYTES, training_memory
 from lightspan.schema.checks import check_choice, check_number, check_whole
 
 DTYPES: Final = ("float32", "bfloat16")
@@ -99,6 +100,17 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
                 f"for the first {self.ranks} GPUs, or ranks=1"
             )
         return tuple(f"cuda:{number}" for number in range(self.ranks))
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of all ranks together, which hold shards in float32.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        return training_memory(parameters, lora, weight_bytes=FLOAT32_BYTES, reference=reference)
 
 
 def _check_ray(ray: object) -> None:
