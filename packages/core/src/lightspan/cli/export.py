@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from lightspan import plugins
 from lightspan.cli._query import add_query, read_query
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import many, say
 from lightspan.schema.records import Mode
 from lightspan.stores import public_url
-from lightspan.training.sinks import SINKS
 
 _CALLS: Final = ("transitions", "messages")
 _FILES: Final = ("spans", *_CALLS, "tasks")
@@ -89,7 +89,7 @@ def add(commands: Any) -> None:
     add_query(parser)
     parser.add_argument(
         "--to",
-        choices=list(SINKS),
+        choices=list(plugins.installed("sinks")),
         help="where metrics go",
     )
     parser.add_argument(
