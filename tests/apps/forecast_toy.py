@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toy_apps import two  # type: ignore[import-not-found]
 
-from lightspan import LightningRL, LoRA, Trainer
+from lightspan import LightningRL, LoRA, Trainer, Transformers
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run.measurements import peak_bytes
 
@@ -40,7 +40,7 @@ def main(
         runners=int(runners),
         steps=int(steps),
         folder=folder,
-        engine_options={"num_blocks": 64},
+        engine=Transformers(num_blocks=64),
         reporter=SilentReporter(),
     )
     train = [{"q": f"question {number} {'and more ' * 20}"} for number in range(16)]

@@ -7,7 +7,9 @@ template and parses tool calls. `ChatEngine`: an OpenAI-compatible server that d
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -218,6 +220,55 @@ class TokenEngine(Protocol):
             EngineError: the engine has died, and every request would fail: a run ends here.
         """
         ...
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer has an engine serve."""
+
+    models: Mapping[str, Any]
+    """Policy → model: a name, a folder, or one that is loaded."""
+    lora: Mapping[str, int]
+    """Policy → rank of its LoRA; 0 for starting weights that are served beside a LoRA."""
+    device: str = "cpu"
+    seed: int = 0
+    folder: Path = Path()
+    """The run's, for logs."""
+
+    def shares_model(self, policy: str) -> bool:
+        """Return whether another policy with LoRA starts from the same model."""
+        model = self.models[policy]
+        name = _model_name(model)
+        others = [self.models[other] for other in self.lora if other != policy]
+        return any(
+            other is model or (name is not None and _model_name(other) == name) for other in others
+        )
+
+
+@runtime_checkable
+class EngineSpec(Protocol):
+    """An engine in words, which a trainer builds (entry points of `lightspan.engines`)."""
+
+    def build(self, request: EngineRequest) -> TokenEngine:
+        """Build the engine, not started.
+
+        Raises:
+            ConfigError: something that it cannot honour.
+            ModelError: a model cannot be loaded.
+        """
+        ...
+
+    def describe(self, folder: Path) -> str:
+        """Return a line for a person who waits for it to start; empty for none.
+
+        Args:
+            folder: the run's.
+        """
+        ...
+
+
+def _model_name(model: Any) -> str | None:
+    """Return the name of a model that is loaded by name; None for a loaded one."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else None
 
 
 @runtime_checkable

@@ -8,12 +8,12 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.engines.protocol import ToolParserName
+from lightspan.engines.protocol import EngineRequest, ToolParserName
 from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.checks import (
     check_choice,
@@ -22,6 +22,9 @@ from lightspan.schema.checks import (
     check_url,
     check_whole,
 )
+
+if TYPE_CHECKING:
+    from lightspan.engines.vllm.engine import VLLMEngine
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 TRANSFERS: Final = ("files", "gloo", "nccl")
@@ -203,16 +206,19 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """How weights are sent; None where servers read files of ours."""
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
-    def waiting(self, logs: Path) -> str:
-        """What a person is told who waits for the servers.
+    def build(self, request: EngineRequest) -> VLLMEngine:
+        """See `EngineSpec.build`."""
+        from lightspan.engines.vllm.engine import VLLMEngine
 
-        Args:
-            logs: the folder of what they say.
-        """
+        lora = {} if self.merge else request.lora
+        return VLLMEngine(self, request.models, lora=lora, logs=request.folder, seed=request.seed)
+
+    def describe(self, folder: Path) -> str:
+        """See `EngineSpec.describe`."""
         if self.addresses:
             every = dict.fromkeys(address for each in self._lists for address in each)
             return f"looking for the vLLM servers at {', '.join(every)}"
-        return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
+        return f"starting vLLM, which takes a minute or more; what it says: {folder}/vllm-*.log"
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:
