@@ -12,7 +12,8 @@ import noxfile
 import pytest
 from tests.frameworks import matrix
 
-from lightspan.cli.commands import COMMANDS, _parser
+from lightspan import plugins
+from lightspan.cli.commands import _parser
 from lightspan.errors import how_to_install
 
 ROOT = Path(__file__).parents[2]
@@ -299,7 +300,7 @@ def test_pages_that_install_packages_say_from_where(page: Path) -> None:
 
 
 # --- commands -------------------------------------------------------------------------------
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", plugins.installed("commands"))
 def test_every_argument_of_a_command_says_what_it_is(command: str) -> None:
     [parsers] = [each.choices for each in _parser()._actions if isinstance(each.choices, dict)]
     parser = parsers[command]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.training.sinks import MLflow, SinkRun, Sinks, TensorBoard, Trackio, WandB
+from lightspan.reports.sinks import MLflow, TensorBoard, Trackio, WandB
+from lightspan.training.sinks import SinkRun, Sinks
 
 LINES: list[dict[str, Any]] = [
     {"kind": "eval", "step": 0, "mean": 0.25, "n": 4},

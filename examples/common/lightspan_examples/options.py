@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightspan import plugins
 from lightspan.reports.dry_run.report import STDOUT
-from lightspan.training.sinks import SINKS
 
 
 def add_options(
@@ -71,7 +71,7 @@ def add_options(
         "--sink",
         action="append",
         default=[],
-        choices=list(SINKS),
+        choices=list(plugins.installed("sinks")),
         help="send metrics there too; may be repeated",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")

@@ -162,8 +162,6 @@ def test_there_is_no_model_to_serve_or_export(
         ({"device": "cuda"}, "device='cuda'"),
         ({"engine": object()}, "engine=<object"),
         ({"learner": object()}, "learner=<object"),
-        ({"engine_options": {"dtype": "bfloat16"}}, "engine_options={'dtype': 'bfloat16'}"),
-        ({"learner_options": {"dtype": "float32"}}, "learner_options={'dtype': 'float32'}"),
         ({"validate_temperature": 0.0}, "validate_temperature=0.0"),
         ({"keep": "best", "validate_every": 1}, "keep='best'"),
     ],

@@ -12,12 +12,12 @@ import pytest
 from lightspan import LightningRL, Trainer
 from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
+from lightspan.reports.sinks import TensorBoard
 from lightspan.training.folder import RunFolder
 from lightspan.training.sinks import (
     MetricSink,
     SinkRun,
     Sinks,
-    TensorBoard,
     metric_values,
 )
 

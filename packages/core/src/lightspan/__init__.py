@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         operation,
         tool,
     )
+    from lightspan.engines.config import Transformers
     from lightspan.engines.vllm.description import VLLM
     from lightspan.learners.description import Torch
     from lightspan.learners.protocol import Critic, LoRA, Optimizer, PolicyLoss
@@ -78,6 +79,7 @@ _HOME = {
     "RayRunners": "lightspan.runners.cluster",
     "SFT": "lightspan.algorithms.sft",
     "Torch": "lightspan.learners.description",
+    "Transformers": "lightspan.engines.config",
     "Verl": "lightspan.learners.verl.description",
     "Trainer": "lightspan.trainer",
     "VLLM": "lightspan.engines.vllm.description",
@@ -127,6 +129,7 @@ __all__ = [
     "RayRunners",
     "Torch",
     "Trainer",
+    "Transformers",
     "Verl",
     "__version__",
     "agent",

@@ -8,7 +8,6 @@ from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, short_constructor, short_tracebacks
-from lightspan.learners.ranks.torchrun import joined
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
@@ -54,15 +53,14 @@ class Trainer:
         validate_temperature: what the agents that learn are sampled at in evaluations; None for
             what the app asks. 0 is greedy: the likeliest token each time.
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
-        engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
-            started and ended with the run.
-        learner: None for torch in this process; `Torch(ranks=2)` for several devices of this
-            machine, or for others than the engine's (`docs/devices.md`); `Verl(python=…)` for
-            verl's FSDP2, in an environment of its own (`docs/verl.md`).
+        engine: None for transformers in this process, `Transformers(…)` for its settings;
+            `VLLM(python=…)` for vLLM servers, which are started and ended with the run; the name of
+            a plugin (entry point of `lightspan.engines`), or an engine of your own.
+        learner: None for torch in this process, `Torch(…)` for its settings; `Verl(python=…)` for
+            verl's FSDP2, in an environment of its own, on several devices (`docs/verl.md`); the
+            name of a plugin (entry point of `lightspan.learners`), or a learner of your own.
         store: URL; None for a SQLite file in the folder.
-        device: of engine and learner, such as `"cuda"`; `Torch(devices=…)` has its own.
-        engine_options: further arguments of the embedded engine.
-        learner_options: further arguments of the embedded learner.
+        device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.
         metric: what the reward is called where people read it.
         cluster: a key of the held-out tasks that names what they share (`"db"`, `"document"`), such
             that those with one value are alike. Intervals then say that so many clusters were seen,
@@ -146,8 +144,7 @@ class Trainer:
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._fit(chosen, splits, agents, resume))
+        return run_sync(self._fit(chosen, splits, agents, resume))
 
     @short_tracebacks
     def evaluate(
@@ -164,8 +161,7 @@ class Trainer:
         clusters_of(held_out, self.settings.cluster)
         chosen = self._served(as_app(app))
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._evaluate(chosen, held_out, resume))
+        return run_sync(self._evaluate(chosen, held_out, resume))
 
     @short_tracebacks
     def dev(
@@ -219,8 +215,7 @@ class Trainer:
             endpoint=endpoint,
             folder=None if folder is None else Path(folder),
         )
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(plan.report())
+        return run_sync(plan.report())
 
     async def _fit(
         self,
@@ -234,7 +229,9 @@ class Trainer:
             finished = session.prepare(resume=resume)
             if finished is not None:
                 return finished
-            if self.settings.is_our_learner:  # one of the user's own has an optimiser of its own
+            if (
+                self.settings.learner_spec is not None
+            ):  # one of the user's own has an optimiser of its own
                 for choice in self.algorithm.choices():
                     self.reporter.line(choice)
             await session.open()

@@ -21,6 +21,7 @@ from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
 from lightspan.engines.protocol import ChatTokenizer
 from lightspan.errors import ConfigError, DataError, short_constructor, short_tracebacks
+from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
@@ -90,7 +91,7 @@ class SFT:
         lora: adapters instead of full weights.
         device: such as `"cuda"`.
         seed: for the order of the demonstrations.
-        learner_options: further arguments of the torch learner.
+        learner: settings of the torch learner, `Torch(…)`.
         from_store: the URL of a store that production wrote.
         min_reward: the least score of a call that is imitated; None takes unscored ones too.
         service: only calls of this service.
@@ -114,7 +115,7 @@ class SFT:
     lora: LoRA | None = None
     device: str = "cpu"
     seed: int = 0
-    learner_options: Mapping[str, Any] | None = None
+    learner: Torch | None = None
     from_store: str | os.PathLike[str] | None = None
     min_reward: float | None = None
     service: str | None = None
@@ -210,7 +211,7 @@ class SFT:
             lora=self.lora,
             device=self.device,
             seed=self.seed,
-            **(self.learner_options or {}),
+            **(self.learner or Torch()).options(),
         )
         target = Path(folder)
         unfinished = Unfinished(target)

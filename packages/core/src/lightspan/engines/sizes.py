@@ -5,29 +5,15 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from lightspan.engines.hub import TIMEOUT_S, cached_folder, check_model_path
+from lightspan.engines.protocol import ModelSize
 from lightspan.errors import ModelError
 
 LARGEST_HEADER: Final = 100_000_000
 """Bytes, as safetensors itself bounds it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSize:
-    """What the memory of a model depends on."""
-
-    parameters: int
-    weight_bytes: int
-    """Bytes of a parameter as it is saved."""
-    cache_values: int
-    """Numbers that the key-value cache keeps of a token."""
-    lora_values: int
-    """Parameters of a LoRA of rank 1 on all linear layers but the head."""
-    context: int
 
 
 def model_size(model: str) -> ModelSize:

@@ -424,3 +424,56 @@ class Learner(Protocol):
     def state(self) -> dict[str, Any]:
         """What `config.json` should say of this learner."""
         ...
+
+
+class LearnerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer has a learner train."""
+
+    models: Mapping[str, Any]
+    """Policy → model: a name, a folder, or one that is loaded."""
+    lora: Mapping[str, LoRA | None]
+    """Policy → its adapters; None for whole weights."""
+    optimizer: Optimizer
+    critic: Critic | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+
+@runtime_checkable
+class LearnerSpec(Protocol):
+    """A learner in words, which a trainer builds (entry points of `lightspan.learners`).
+
+    A learner with a method `close` has it called when the run ends.
+    """
+
+    def check(self, device: str) -> None:
+        """Raise `ConfigError` for a device of the trainer's that it cannot use."""
+        ...
+
+    def build(self, request: LearnerRequest) -> Learner:
+        """Build the learner.
+
+        Raises:
+            ConfigError: something that it cannot honour.
+            ModelError: a model cannot be loaded.
+        """
+        ...
+
+    def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
+        """Return part → bytes of the learner.
+
+        Args:
+            parameters: of a policy's model.
+            lora: parameters of LoRA beside them; 0: the model's own are trained.
+            device: the trainer's.
+            reference: whether there is a KL term.
+        """
+        ...
+
+    def describe(self, device: str) -> str:
+        """Return a line for a person who waits for it to be built; empty for none.
+
+        Args:
+            device: the trainer's.
+        """
+        ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from lightspan.engines.config import Transformers
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
 from lightspan.gateway.http_server import check_port
@@ -22,7 +23,7 @@ from lightspan.serving.model_folder import is_model_folder, neither, served_mode
 from lightspan.serving.signals import stop_signals
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
-from lightspan.training.embedded import uses_base
+from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import Served, is_own, printable, read_served
 
@@ -53,8 +54,7 @@ class ServeOptions:
     """The variable with the upstream's key."""
     allow_upstreams: Sequence[str] = ()
     """Endpoints of a run that this user did not train here, which may be asked all the same."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the embedded engine."""
+    engine: Transformers = field(default_factory=Transformers)
 
     def key(self) -> str | None:
         """What callers must send.
@@ -264,7 +264,8 @@ class _Models:
         return TransformersEngine(
             self.sources,
             device=options.device,
-            **{"dtype": dtype, "versions": self.versions, **options.engine_options},
+            versions=self.versions,
+            **{**options.engine.options(), "dtype": dtype},
         )
 
     async def merge(self, engine: TokenEngine, reporter: Reporter) -> None:

@@ -8,13 +8,12 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.engines.protocol import ToolParserName
-from lightspan.engines.sizes import ModelSize
+from lightspan.engines.protocol import EngineRequest, ModelSize, ToolParserName
 from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.schema.checks import (
     check_choice,
@@ -23,6 +22,9 @@ from lightspan.schema.checks import (
     check_url,
     check_whole,
 )
+
+if TYPE_CHECKING:
+    from lightspan.engines.vllm.engine import VLLMEngine
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 TRANSFERS: Final = ("files", "gloo", "nccl")
@@ -201,13 +203,13 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """How many devices share the model of a server."""
         return int(self.flag(*PARALLEL) or 1)
 
-    def memory(self, size: ModelSize) -> dict[str, int]:
-        """Return part → bytes of the servers of one model. Its key-value cache is among them only
-        where the environment says how large it is: on a GPU vLLM fills what is left.
+    def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
+        """See `EngineSpec.copies`."""
+        return [(name,) for name in request.models] if self.merge else request.copies()
 
-        Args:
-            size: of the model.
-        """
+    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+        """See `EngineSpec.memory`: on a GPU vLLM's key-value cache fills what is left."""
+        del device
         if self.addresses:  # not on this machine
             return {}
         width = {None: size.weight_bytes, "float32": 4}.get(self.dtype, 2)
@@ -222,16 +224,19 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """How weights are sent; None where servers read files of ours."""
         return None if self.transfer == "files" else Link(self.transfer, self.trainer_host)
 
-    def waiting(self, logs: Path) -> str:
-        """What a person is told who waits for the servers.
+    def build(self, request: EngineRequest) -> VLLMEngine:
+        """See `EngineSpec.build`."""
+        from lightspan.engines.vllm.engine import VLLMEngine
 
-        Args:
-            logs: the folder of what they say.
-        """
+        lora = {} if self.merge else request.lora
+        return VLLMEngine(self, request.models, lora=lora, logs=request.folder, seed=request.seed)
+
+    def describe(self, folder: Path) -> str:
+        """See `EngineSpec.describe`."""
         if self.addresses:
             every = dict.fromkeys(address for each in self._lists for address in each)
             return f"looking for the vLLM servers at {', '.join(every)}"
-        return f"starting vLLM, which takes a minute or more; what it says: {logs}/vllm-*.log"
+        return f"starting vLLM, which takes a minute or more; what it says: {folder}/vllm-*.log"
 
     @property
     def _lists(self) -> list[tuple[str, ...]]:

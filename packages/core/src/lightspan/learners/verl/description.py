@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from lightspan.errors import ConfigError, short_tracebacks
 from lightspan.learners.memory import FLOAT32_BYTES, training_memory
+from lightspan.learners.protocol import LearnerRequest
 from lightspan.schema.checks import check_choice, check_number, check_whole
+
+if TYPE_CHECKING:
+    from lightspan.learners.verl.learner import VerlLearner
 
 DTYPES: Final = ("float32", "bfloat16")
 
@@ -70,13 +74,35 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Verl: start_s", self.start_s, above=0)
         check_number("Verl: timeout_s", self.timeout_s, above=0)
 
-    @property
-    def where(self) -> str:
-        """Where ranks are started, in words; empty for the usual place."""
+    def check(self, device: str) -> None:
+        """See `LearnerSpec.check`."""
+        self.placed(device)
+
+    def build(self, request: LearnerRequest) -> VerlLearner:
+        """See `LearnerSpec.build`."""
+        from lightspan.learners.verl.learner import described
+
+        return described(
+            self,
+            request.models,
+            device=request.device,
+            optimizer=request.optimizer,
+            lora=request.lora,
+            critic=request.critic,
+            seed=request.seed,
+        )
+
+    def describe(self, device: str) -> str:
+        """See `LearnerSpec.describe`."""
+        devices = self.placed(device)
+        ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
+        text = f"starting {ranks} of the learner: {', '.join(devices)}"
         if not self.ray:
-            return ""
-        own = "in a Ray cluster on this machine"
-        return own if self.ray is True else f"in the Ray cluster {self.ray}"
+            return text
+        own = self.ray is True
+        return (
+            f"{text} in {'a Ray cluster on this machine' if own else f'the Ray cluster {self.ray}'}"
+        )
 
     def placed(self, device: str) -> tuple[str, ...]:
         """The device of each rank.

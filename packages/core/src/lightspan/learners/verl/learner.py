@@ -320,7 +320,7 @@ class VerlLearner(Learner):
                     f"LoRA(target_modules={lora.target_modules!r}) adapts {name}, which is no "
                     "linear layer: an engine that serves LoRA beside the model's own weights "
                     "takes none of that. Leave it out, or have the policy served merged "
-                    "(engine_options={'lora': {}}, VLLM(merge=True))"
+                    "(Transformers(merge_lora=True), VLLM(merge=True))"
                 )
         return LoRAWeights(rank=lora.rank, scale=lora.alpha / lora.rank, layers=layers)
 

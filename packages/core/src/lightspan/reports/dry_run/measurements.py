@@ -7,19 +7,18 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from lightspan.engines.sizes import ModelSize, model_size
+from lightspan.engines.sizes import model_size
 from lightspan.errors import ModelError
-from lightspan.learners.description import Torch
 from lightspan.learners.protocol import PolicyLoss
 from lightspan.lightning.rows import Row, build_rows
 from lightspan.lightning.transitions import Transition
 from lightspan.reports.dry_run.report import MemoryReport
 from lightspan.runners.protocol import Runners
-from lightspan.training.embedded import server_groups
+from lightspan.training.backends import engine_request
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
 
@@ -95,22 +94,18 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
     weights, gradients, optimiser states and reference copy. Policies that are LoRA beside the same
     weights share these.
     """
-    learner: Any = settings.learner or Torch()
-    engine: Any = settings.engine
-    is_described = hasattr(learner, "memory") and (engine is None or hasattr(engine, "memory"))
-    if not is_described:
+    learner, engine = settings.learner_spec, settings.engine_spec
+    if learner is None or engine is None:
         return None, "memory: engine= or learner= is your own"
     parts: Counter[str] = Counter()
     specs, loss = settings.algorithm.policies(), settings.algorithm.loss
     reference = isinstance(loss, PolicyLoss) and loss.kl != 0
     try:
-        for policies in server_groups(settings):
+        for policies in engine.copies(engine_request(settings)):
             trained_specs = [specs[name] for name in policies if name in specs]
             model = trained_specs[0].model if trained_specs else settings.algorithm.base_model
             size = model_size(model)
-            parts += Counter(
-                _embedded_memory(settings, size) if engine is None else engine.memory(size)
-            )
+            parts += Counter(engine.memory(size, settings.device))
             if trained_specs:
                 ranks = sum(spec.lora.rank for spec in trained_specs if spec.lora is not None)
                 parts += Counter(
@@ -130,18 +125,6 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
     if "key-value cache" in parts:
         return report, ""
     return report, "memory: the key-value cache, whose size the engine's servers choose themselves"
-
-
-def _embedded_memory(settings: TrainerSettings, size: ModelSize) -> Mapping[str, int]:
-    from lightspan.engines.transformers import cache_tokens
-
-    options = settings.engine_options or {}
-    context = min(size.context, options.get("context_length") or size.context)
-    tokens = cache_tokens(settings.device, context, options.get("num_blocks"))
-    return {
-        "engine weights": size.parameters * size.weight_bytes,
-        "key-value cache": tokens * size.cache_values * size.weight_bytes,
-    }
 
 
 def free_bytes(device: str) -> int | None:

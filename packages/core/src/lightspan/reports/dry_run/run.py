@@ -199,7 +199,7 @@ class DryRun:
         runner_bytes = measurements.runner_bytes(session.runners)
         practice = measurements.practice_rows(transitions, self._algorithm.batch_config.max_length)
         token_s = None
-        if not self.settings.is_our_learner:
+        if not self.settings.learner_spec is not None:
             self._missing.append("time: learner= is your own, and a dry run does not train it")
         elif not practice:
             self._missing.append("time: no call could be trained, so the learner was not measured")
@@ -273,7 +273,7 @@ class DryRun:
         by_batch = self._algorithm.batch_config.estimator in OF_THE_BATCH
         rewards = analysis.read_rewards(findings, by_batch=by_batch)
         costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
-        is_ours = self._models and self.settings.is_our_learner
+        is_ours = self._models and self.settings.learner_spec is not None
         choices = self._algorithm.choices() if is_ours else []
         try:
             choices += self._algorithm.look(findings.episodes)

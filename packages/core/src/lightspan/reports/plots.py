@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lightspan.training.folder import RunFolder
+from lightspan.training.listeners import RunEvent
+
 HELD_OUT: Final = "tab:blue"
 TRAINING: Final = "0.55"
 SELECTION: Final = "tab:olive"
@@ -15,6 +18,15 @@ LABELLED: Final = 12
 """Held-out points that are labelled one by one; of more, the first, the best and the last."""
 
 Line = Mapping[str, Any]
+
+
+def draw(event: RunEvent) -> None:
+    """Draw the learning curve into the folder of a run that trains weights (a listener)."""
+    if not event.trains_weights or event.kind == "step":
+        return
+    folder = RunFolder(event.folder)
+    title = f"{event.folder.name}: {event.algorithm}"
+    learning_curve(folder.metrics(), folder.curve, title=title, metric=event.metric)
 
 
 def learning_curve(
