@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightspan import plugins
+from lightspan.plugins import installed_plugins
 from lightspan.reports.dry_run.report import STDOUT
 
 
@@ -71,7 +71,7 @@ def add_options(
         "--sink",
         action="append",
         default=[],
-        choices=list(plugins.installed("sinks")),
+        choices=list(installed_plugins("sinks")),
         help="send metrics there too; may be repeated",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")

@@ -40,7 +40,7 @@ _EXTRAS: Final[dict[tuple[str, str], str]] = {
 
 
 @functools.cache
-def installed(kind: str) -> dict[str, EntryPoint]:
+def installed_plugins(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points of a kind by name, sorted; the first one of a name counts."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=f"lightspan.{kind}"):
@@ -48,18 +48,18 @@ def installed(kind: str) -> dict[str, EntryPoint]:
     return dict(sorted(points.items()))
 
 
-def load(kind: str, name: str) -> Any:
+def load_plugin(kind: str, name: str) -> Any:
     """Load a plugin.
 
     Raises:
         ConfigError: no distribution that is installed has one of this name, or it needs a module
             that is not installed.
     """
-    point = installed(kind).get(name)
+    point = installed_plugins(kind).get(name)
     extra = _EXTRAS.get((kind, name))
     if point is None:
         remedy = f": {how_to_install(extra)}" if extra else ""
-        names = ", ".join(installed(kind)) or "none"
+        names = ", ".join(installed_plugins(kind)) or "none"
         raise ConfigError(
             f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}{remedy}"
         )

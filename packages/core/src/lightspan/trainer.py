@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, short_constructor, short_tracebacks
 from lightspan.lightning.selection import check_agents
+from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter
-from lightspan.reports.dry_run import DevReport, DryRun
 from lightspan.runners.app import App, as_app
 from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
@@ -26,7 +26,10 @@ from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings, takes
 
-__all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
+if TYPE_CHECKING:
+    from lightspan.reports.dry_run import DevReport
+
+__all__ = ["Data", "Evaluation", "FitResult", "Trainer"]
 
 Data = Iterable[Json] | str | Path
 
@@ -203,7 +206,7 @@ class Trainer:
             None if val is None else load_distinct(val, "val"),
             selection,
         )
-        plan = DryRun(
+        plan = load_plugin("api", "DryRun")(
             self.settings,
             chosen,
             splits.train,
@@ -215,7 +218,8 @@ class Trainer:
             endpoint=endpoint,
             folder=None if folder is None else Path(folder),
         )
-        return run_sync(plan.report())
+        report: DevReport = run_sync(plan.report())
+        return report
 
     async def _fit(
         self,

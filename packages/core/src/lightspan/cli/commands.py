@@ -7,8 +7,9 @@ import io
 import sys
 from collections.abc import Sequence
 
-from lightspan import __version__, plugins
+from lightspan import __version__
 from lightspan.errors import LightspanError, how_to_install
+from lightspan.plugins import installed_plugins
 from lightspan.progress import say
 from lightspan.schema.texts import without_keys
 
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lightspan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, point in plugins.installed("commands").items():
+    for name, point in installed_plugins("commands").items():
         try:
             point.load().add(commands)
         except Exception as error:  # a broken plugin must not take the other commands with it

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from lightspan import plugins
+from lightspan.plugins import installed_plugins
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Listeners:
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._listeners: dict[str, Listener] = {}
-        for name, point in plugins.installed("listeners").items():
+        for name, point in installed_plugins("listeners").items():
             try:
                 self._listeners[name] = point.load()
             except Exception as error:  # a broken plugin must not end a training

@@ -14,7 +14,6 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from lightspan import plugins
 from lightspan.engines.protocol import ProbedEngine, TokenEngine
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.learners.protocol import Learner
@@ -22,6 +21,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.plugins import load_plugin
 from lightspan.production import outlet
 from lightspan.runners.app import App
 from lightspan.runners.external import RunnerWatch
@@ -221,7 +221,7 @@ class Session:
 
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
         host, port = self.settings.gateway_place
-        gateway = plugins.load("gateway", "default")(self.store, engine, host=host, port=port)
+        gateway = load_plugin("gateway", "default")(self.store, engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
         routing = routing.naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
@@ -293,7 +293,7 @@ class Session:
     async def _start_runners(self) -> Runners:
         given = self.settings.runners
         if isinstance(given, str):
-            given = plugins.load("runners", given)()
+            given = load_plugin("runners", given)()
         runners = LocalRunners(given) if isinstance(given, int) else given
         plan = RunnerPlan(
             store_url=self.store.url,

@@ -13,12 +13,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
-from lightspan import plugins
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.engines.protocol import EngineSpec, TokenEngine
 from lightspan.errors import ConfigError
-from lightspan.gateway.http_server import read_place
 from lightspan.learners.protocol import Learner, LearnerSpec
+from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
 from lightspan.schema.checks import (
@@ -27,6 +26,7 @@ from lightspan.schema.checks import (
     check_device_name,
     check_number,
     check_whole,
+    parse_gateway_address,
 )
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
@@ -115,7 +115,7 @@ class TrainerSettings:
         if self.engine is None or self.learner_spec is not None:
             check_device_name(self.device)
         if self.gateway is not None:
-            read_place(self.gateway)
+            parse_gateway_address(self.gateway)
         self._check_policies()
         if self.learner_spec is not None:
             self.learner_spec.check(self.device)
@@ -129,7 +129,7 @@ class TrainerSettings:
     @property
     def gateway_place(self) -> tuple[str, int]:
         """Interface and port of the gateway; port 0 is a free one."""
-        return ("127.0.0.1", 0) if self.gateway is None else read_place(self.gateway)
+        return ("127.0.0.1", 0) if self.gateway is None else parse_gateway_address(self.gateway)
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
@@ -157,7 +157,7 @@ class TrainerSettings:
         if part is None and not self.has_policies:
             return None
         if part is None or isinstance(part, str):
-            return plugins.load(kind, part or default)()
+            return load_plugin(kind, part or default)()
         return part if callable(getattr(part, "build", None)) else None
 
     def _check_parts(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from lightspan import plugins
 from lightspan.errors import ConfigError
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema.records import Json
 
 
@@ -141,9 +141,9 @@ def checked_sinks(sinks: Any) -> tuple[str | MetricSink, ...]:
 
 def _sink(sink: str | MetricSink) -> MetricSink:
     if isinstance(sink, str):
-        if sink not in plugins.installed("sinks"):
+        if sink not in installed_plugins("sinks"):
             raise ConfigError(f"sinks: {sink!r} is unknown; use one of {_names()}")
-        made: MetricSink = plugins.load("sinks", sink)()
+        made: MetricSink = load_plugin("sinks", sink)()
         return _checked(made)
     if isinstance(sink, type):
         raise ConfigError(f"sinks: {sink.__name__} is a class; give a sink, {sink.__name__}(…)")
@@ -165,7 +165,7 @@ def _checked(sink: MetricSink) -> MetricSink:
 
 
 def _names() -> str:
-    return ", ".join(plugins.installed("sinks"))
+    return ", ".join(installed_plugins("sinks"))
 
 
 _METHODS: Final = ("open", "log", "close")
