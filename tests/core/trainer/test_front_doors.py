@@ -70,13 +70,11 @@ WRONG: dict[str, list[Callable[[], object]]] = {
         lambda: SFT("a/model", from_store="mongodb://somewhere"),
     ],
     "Torch": [
-        lambda: lightspan.Torch(ranks=0),
-        lambda: lightspan.Torch(ranks=2, devices=("cpu",)),
-        lambda: lightspan.Torch(devices=("tpu",)),
+        lambda: lightspan.Torch(token_budget=0),
+        lambda: lightspan.Torch(device="tpu"),
     ],
     "Trainer": [
         lambda: Trainer(LightningRL("a/model"), steps=-1),
-        lambda: Trainer(LightningRL("a/model"), learner=lightspan.Torch(ranks=2), device="cuda:1"),
         fitted("fit", []),
         fitted("fit", "nowhere.jsonl"),
         fitted("evaluate", []),

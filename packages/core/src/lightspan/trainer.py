@@ -8,7 +8,6 @@ from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
 from lightspan.errors import ConfigError, short_constructor, short_tracebacks
-from lightspan.learners.ranks.torchrun import joined
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
@@ -56,11 +55,11 @@ class Trainer:
         checkpoint_every: steps between checkpoints; there is one after the last step in any case.
         engine: None for transformers in this process; `VLLM(python=…)` for vLLM servers, which are
             started and ended with the run.
-        learner: None for torch in this process; `Torch(ranks=2)` for several devices of this
-            machine, or for others than the engine's (`docs/devices.md`); `Verl(python=…)` for
-            verl's FSDP2, in an environment of its own (`docs/verl.md`).
+        learner: None for torch in this process; `Torch(device="cuda:1")` for another device than
+            the engine's; `Verl(python=…)` for verl's FSDP2 on several devices, in an environment of
+            its own (`docs/verl.md`).
         store: URL; None for a SQLite file in the folder.
-        device: of engine and learner, such as `"cuda"`; `Torch(devices=…)` has its own.
+        device: of engine and learner, such as `"cuda"`; `Torch(device=…)` has its own.
         engine_options: further arguments of the embedded engine.
         learner_options: further arguments of the embedded learner.
         metric: what the reward is called where people read it.
@@ -146,8 +145,7 @@ class Trainer:
         if agents is not None:
             check_agents(self.algorithm.routing(), agents)
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._fit(chosen, splits, agents, resume))
+        return run_sync(self._fit(chosen, splits, agents, resume))
 
     @short_tracebacks
     def evaluate(
@@ -164,8 +162,7 @@ class Trainer:
         clusters_of(held_out, self.settings.cluster)
         chosen = self._served(as_app(app))
         resume = self._checked(resume)
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(self._evaluate(chosen, held_out, resume))
+        return run_sync(self._evaluate(chosen, held_out, resume))
 
     @short_tracebacks
     def dev(
@@ -223,8 +220,7 @@ class Trainer:
             local=local,
             folder=None if folder is None else Path(folder),
         )
-        with joined(self.settings.described, self.settings.device):
-            return run_sync(plan.report())
+        return run_sync(plan.report())
 
     async def _fit(
         self,

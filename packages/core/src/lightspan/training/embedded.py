@@ -37,12 +37,19 @@ def make_learner(settings: TrainerSettings) -> Learner:
         from lightspan.learners.verl.learner import described as of_verl
 
         return of_verl(given, models, device=settings.device, **options)
-    if given is not None:
-        from lightspan.learners.ranks.learner import described
-
-        return described(given, models, device=settings.device, **options)
     from lightspan.learners.torch import TorchLearner
 
+    if given is not None:
+        import torch
+
+        return TorchLearner(
+            models,
+            device=given.device or settings.device,
+            dtype=None if given.dtype is None else getattr(torch, given.dtype),
+            token_budget=given.token_budget,
+            share_prefixes=given.share_prefixes,
+            **options,
+        )
     own = settings.learner_options or {}
     _check_options("learner_options", own, TorchLearner, beside={*options, "device"})
     return TorchLearner(models, device=settings.device, **options, **own)
@@ -67,11 +74,10 @@ def _check_options(
 
 
 def close_learner(learner: Learner) -> None:
-    """End the processes of a learner that `make_learner` described."""
-    from lightspan.learners.ranks.learner import RanksLearner
+    """End the processes of a learner that `make_learner` started."""
     from lightspan.learners.verl.learner import VerlLearner
 
-    if isinstance(learner, RanksLearner | VerlLearner):
+    if isinstance(learner, VerlLearner):
         learner.close()
 
 

@@ -19,7 +19,6 @@ from lightspan.engines.vllm.description import VLLM
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.gateway import Gateway
 from lightspan.gateway.pauses import short_pauses
-from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
 from lightspan.learners.verl.description import Verl
 from lightspan.lightning.advantages import Explanation
@@ -275,16 +274,15 @@ class Session:
         await self.publish()
 
     async def _open_learner(self) -> None:
-        described = isinstance(self.settings.learner, Torch | Verl)
-        devices = self.settings.learner_devices if described else ()
-        if len(devices) > 1 or isinstance(self.settings.learner, Verl):
-            where = getattr(self.settings.learner, "where", "")
+        described = self.settings.learner
+        if isinstance(described, Verl):
+            devices, where = self.settings.learner_devices, described.where
             ranks = "1 rank" if len(devices) == 1 else f"{len(devices)} ranks"
             self.reporter.line(
                 f"starting {ranks} of the learner: {', '.join(devices)}{where and ' '}{where}"
             )
         self._learner = await self.learn(partial(make_learner, self.settings))
-        if described:
+        if isinstance(described, Verl):
             self._stack.push_async_callback(asyncio.to_thread, close_learner, self._learner)
 
     async def _open_engine(self) -> None:

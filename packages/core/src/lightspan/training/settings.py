@@ -20,7 +20,6 @@ from lightspan.errors import ConfigError
 from lightspan.gateway.connections import read_place
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner
-from lightspan.learners.ranks.torchrun import started
 from lightspan.learners.verl.description import Verl
 from lightspan.progress import Reporter, default_reporter, many
 from lightspan.runners.protocol import Runners
@@ -130,7 +129,8 @@ class TrainerSettings:
             check_device_name(self.device)
         if self.gateway is not None:
             read_place(self.gateway)
-        self._check_ranks()
+        if isinstance(self.learner, Verl):
+            self.learner.placed(self.device)
         self._check_policies()
         self._check_parts()
         if self.reward is not None:
@@ -154,10 +154,10 @@ class TrainerSettings:
 
     @property
     def learner_devices(self) -> tuple[str, ...]:
-        """The device of each rank of a learner that the trainer makes."""
+        """Return the device of each rank of a learner that the trainer makes."""
         if isinstance(self.learner, Verl):
             return self.learner.placed(self.device)
-        return self.described.placed(self.device, started=started())
+        return (self.described.device or self.device,)
 
     @property
     def described(self) -> Torch:
@@ -173,19 +173,6 @@ class TrainerSettings:
             if isinstance(given, type | str | bool) or not callable(getattr(given, method, None)):
                 kinds = " or ".join(_SHOWN_KINDS[name])
                 raise ConfigError(f"{name}={given!r:.80}: give {kinds}")
-
-    def _check_ranks(self) -> None:
-        if isinstance(self.learner, Torch):
-            self.learner.placed(self.device, started=started())
-            return
-        if isinstance(self.learner, Verl):
-            self.learner.placed(self.device)
-        if started():
-            raise ConfigError(
-                f"torchrun has started {started()} processes, and this learner needs one: give "
-                "learner=Torch() to the Trainer, a rank for each process, or start the script "
-                "without torchrun"
-            )
 
     def _check_policies(self) -> None:
         """Without policies there are no weights: what is said of them is refused."""
