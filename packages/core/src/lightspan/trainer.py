@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError, short_constructor, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.lightning.selection import check_agents
 from lightspan.progress import Reporter
 from lightspan.reports.dry_run import DevReport, DryRun
@@ -31,7 +31,6 @@ __all__ = ["Data", "DevReport", "Evaluation", "FitResult", "Trainer"]
 Data = Iterable[Json] | str | Path
 
 
-@short_constructor
 class Trainer:
     """Trains the models behind an app's agents.
 
@@ -102,7 +101,6 @@ class Trainer:
         """Where progress goes."""
         return self.settings.progress
 
-    @short_tracebacks
     def fit(
         self,
         app: App | Callable[..., Any] | str,
@@ -147,7 +145,6 @@ class Trainer:
         resume = self._checked(resume)
         return run_sync(self._fit(chosen, splits, agents, resume))
 
-    @short_tracebacks
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
@@ -164,7 +161,6 @@ class Trainer:
         resume = self._checked(resume)
         return run_sync(self._evaluate(chosen, held_out, resume))
 
-    @short_tracebacks
     def dev(
         self,
         app: App | Callable[..., Any] | str,

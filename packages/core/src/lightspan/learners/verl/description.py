@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.schema.checks import check_choice, check_number, check_whole
 
 DTYPES: Final = ("float32", "bfloat16")
@@ -50,7 +50,6 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 1800.0
     """How long anything else may take: a hung rank ends the run after that."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         if not isinstance(self.python, str) or not self.python:
             raise ConfigError(
