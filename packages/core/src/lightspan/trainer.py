@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError, short_constructor, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.lightning.selection import check_agents
 from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter
@@ -34,7 +34,6 @@ __all__ = ["Data", "Evaluation", "FitResult", "Trainer"]
 Data = Iterable[Json] | str | Path
 
 
-@short_constructor
 class Trainer:
     """Trains the models behind an app's agents.
 
@@ -104,7 +103,6 @@ class Trainer:
         """Where progress goes."""
         return self.settings.progress
 
-    @short_tracebacks
     def fit(
         self,
         app: App | Callable[..., Any] | str,
@@ -149,7 +147,6 @@ class Trainer:
         resume = self._checked(resume)
         return run_sync(self._fit(chosen, splits, agents, resume))
 
-    @short_tracebacks
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
     ) -> Evaluation:
@@ -166,7 +163,6 @@ class Trainer:
         resume = self._checked(resume)
         return run_sync(self._evaluate(chosen, held_out, resume))
 
-    @short_tracebacks
     def dev(
         self,
         app: App | Callable[..., Any] | str,

@@ -20,7 +20,7 @@ from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.traces import Query, Time, reward_bound
 from lightspan.algorithms.unfinished import Done, Unfinished, interrupts
 from lightspan.engines.protocol import ChatTokenizer
-from lightspan.errors import ConfigError, DataError, short_constructor, short_tracebacks
+from lightspan.errors import ConfigError, DataError
 from lightspan.learners.description import Torch
 from lightspan.learners.protocol import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.lightning.episode import Episode
@@ -62,7 +62,6 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     """With `from_store`: reason → how many calls were not imitated."""
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class SFT:
     """Imitates demonstrations: those given to `fit`, or what production recorded (`from_store`).
@@ -154,7 +153,6 @@ class SFT:
         names = ("min_reward", "service", "agents", "since", "until")
         return {name: getattr(self, name) for name in names}
 
-    @short_tracebacks
     def fit(
         self,
         demonstrations: Sequence[Json | Demonstration] | str | Path | None = None,

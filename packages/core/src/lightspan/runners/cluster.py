@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 import lightspan.errors as errors
-from lightspan.errors import ConfigError, LightspanError, UnsupportedError, short_constructor
+from lightspan.errors import ConfigError, LightspanError, UnsupportedError
 from lightspan.runners import membership
 from lightspan.runners.actor import Arrival, Condition, Refusal, RunnerActor, Station
 from lightspan.runners.deaths import Death, bury
@@ -74,7 +74,6 @@ class _Seat:
     """Actors in a row that died before they had run anything."""
 
 
-@short_constructor
 class RayRunners:
     """`slots` attempts at once, in `actors` long-lived actors of a Ray cluster.
 

@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.errors import AppError, ConfigError, LightspanError, short_constructor
+from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import descendants, interpreters
 from lightspan.runners.deaths import QUICK_S, SHOW, Death, bury
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
@@ -124,7 +124,6 @@ class _Worker:
         )
 
 
-@short_constructor
 class LocalRunners:
     """`slots` attempts at once, in `processes` spawned processes.
 

@@ -20,7 +20,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError, NotFoundError, short_tracebacks
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.stores.postgres import address
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.address import names_server, read_address
@@ -35,7 +35,6 @@ _ALTERNATIVES: Final = (
 )
 
 
-@short_tracebacks
 def open_store(url: str | os.PathLike[str]) -> Store:
     """The store that a URL names, not opened yet: use it in `async with`, or call its `open`.
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lightspan.engines.protocol import EngineRequest, ModelSize, ToolParserName
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.schema.checks import (
     check_choice,
     check_date,
@@ -128,7 +128,6 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
     """This machine's address as servers reach it, for `gloo` and `nccl`. Who reaches it during an
     update can read the weights: loopback, or a network that nobody else is in."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         self._check_kinds()
         self._take_lists()

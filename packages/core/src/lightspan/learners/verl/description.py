@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.learners.memory import FLOAT32_BYTES, training_memory
 from lightspan.learners.protocol import LearnerRequest
 from lightspan.schema.checks import check_choice, check_number, check_whole
@@ -55,7 +55,6 @@ class Verl(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 1800.0
     """How long anything else may take: a hung rank ends the run after that."""
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         if not isinstance(self.python, str) or not self.python:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""The CPU as a platform of verl's, which has none: for tests, and to try a training out.
+"""The CPU as a platform of verl's, which has none.
 
-verl loads it by its own means, `VERL_USE_EXTERNAL_MODULES=lightspan.testing.verl_platform` with
+verl loads it by `VERL_USE_EXTERNAL_MODULES=lightspan.learners.verl.cpu_platform` with
 `VERL_PLATFORM=cpu`; `learner=Verl(…)` says so where the trainer's device is the CPU. Imports
 verl, and is imported by verl's Python alone.
 """
