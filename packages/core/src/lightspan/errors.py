@@ -199,7 +199,7 @@ _MACHINERY: Final = frozenset(
         *(__package__, "asyncio", "concurrent", "threading", "contextlib", "multiprocessing"),
         *("importlib", "_frozen_importlib", "_frozen_importlib_external"),
         *("json", "msgspec", "os", "pathlib", "shutil", "subprocess", "sqlite3"),
-        *("http", "socket", "ssl", "urllib", "aiohttp", "httptools", "openai"),
+        *("http", "socket", "ssl", "urllib", "aiohttp", "openai"),
         *("httpx", "httpcore", "httpx2", "httpcore2"),
         *("huggingface_hub", "safetensors", "tokenizers", "transformers", "torch", "peft"),
     }
