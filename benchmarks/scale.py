@@ -48,8 +48,8 @@ from _scale_simulation import Simulated, simulate
 PEER: Final = "agentlightning-0.3.0"
 PROCESSES: Final = 8
 """Runner processes."""
-ROLLOUTS_AT_LEAST: Final = 5.0
-SPANS_AT_LEAST: Final = 20.0
+ROLLOUTS_AT_LEAST: Final = 2.5
+SPANS_AT_LEAST: Final = 6.0
 IDLE_S: Final = (10.0, 30.0)
 WAITING: Final = 250
 BESIDE_S: Final = 6.0
