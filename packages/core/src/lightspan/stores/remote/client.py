@@ -325,8 +325,10 @@ class ServerConnection:
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # a program may end without closing its store: aiohttp would report that as an error
-    if "client_session" not in context and "connector" not in context:
+    # aiohttp reports a program that ends without closing its store, and asyncio the error of a
+    # waiting request that was cancelled by its caller and by `stop`: neither is a failure
+    is_expected = isinstance(context.get("exception"), StoreClosedError)
+    if not is_expected and not context.keys() & {"client_session", "connector"}:
         loop.default_exception_handler(context)
 
 
