@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,6 @@ from lightspan.schema.records import (
     RolloutStatus,
 )
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.proofs import ClaimIds, proof_of
 
 SHOW: Final = signal.SIGUSR2
 """Has a process note where it is, even one in which something keeps Python's lock."""
@@ -80,7 +79,6 @@ class Death:
         silent_s: how long it had said nothing when it was ended for that.
         leaves: it gave itself up, for this reason, and no attempt that is left is to blame.
         is_group: several were lost, whose names begin with that of `runner` and a hyphen.
-        claims_secret: of what the ids of its claims were made, if it was told.
     """
 
     runner: str
@@ -92,7 +90,6 @@ class Death:
     silent_s: float | None
     leaves: str
     is_group: bool = False
-    claims_secret: str = field(default="", repr=False)
 
     def is_of(self, runner_id: str) -> bool:
         """Whether it is the death of this runner."""
@@ -177,10 +174,6 @@ async def bury(death: Death, store: Store, run_id: str | None) -> list[Report]:
         for attempt in await store.attempts(ids[start : start + _READ_AT_ONCE])
         if death.is_of(attempt.runner_id) and attempt.status is AttemptStatus.RUNNING
     ]
-    if death.claims_secret:
-        ClaimIds(death.claims_secret).keep_proofs([attempt.attempt_id for _, attempt in mine])
-        # Anybody may claim under this name, and what others have is not this one's to end.
-        mine = [(rollout, attempt) for rollout, attempt in mine if proof_of(attempt.attempt_id)]
     reports = death.reports(mine)
     await store.report(reports)
     return reports

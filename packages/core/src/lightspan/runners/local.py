@@ -12,7 +12,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -120,7 +119,6 @@ class _Worker:
             is_single=self.plan.slots == 1,
             silent_s=silent_s,
             leaves=self.latest.leaves,
-            claims_secret=self.plan.claims_secret,
         )
 
 
@@ -340,7 +338,6 @@ class LocalRunners:
             slots=slots,
             environment=self.isolation == "process",
             faults=os.path.join(self._faults, name),
-            claims_secret=secrets.token_hex(16),
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)

@@ -45,7 +45,7 @@ async def _listens(url: str) -> bool:
 
 async def _is_relayed(url: str, token: str) -> bool:
     # where a store is served, the runner has what its client needs
-    from lightspan.stores.remote.exchanges import answers
+    from lightspan.stores.remote.client import probe
 
-    status = await answers(f"{url}/health", {"Authorization": f"Bearer {token}"}, _ANSWER_S)
+    status = await probe(f"{url}/health", {"Authorization": f"Bearer {token}"}, _ANSWER_S)
     return 0 < status < 500

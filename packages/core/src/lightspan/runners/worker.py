@@ -185,7 +185,6 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
         run_id=plan.run_id,
         app=plan.app,
         lease_s=plan.lease_s,
-        claims_secret=plan.claims_secret,
         name=name,
         grace_s=plan.grace_s,
         guarded=True,

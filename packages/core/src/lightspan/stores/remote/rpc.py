@@ -1,9 +1,8 @@
-"""The operations of a store, as they are asked over HTTP: one table, for client and server.
+"""The operations of a store, as they are asked over HTTP: one table for client and server.
 
-An operation is a method of `stores.protocol.Store`. Its name, the types of its arguments and that
-of its answer are the method's own: nothing is spelled a second time. Both travel as MessagePack, a
-mapping of arguments by name and an answer, and are checked against these types when they are read.
-What is not in the table cannot be asked.
+An operation is a method of `stores.protocol.Store`, with the types of its arguments and of its
+answer. Both travel as MessagePack, a mapping of arguments by name and an answer, and are
+checked against these types when they are read. What is not in the table cannot be asked.
 """
 
 from __future__ import annotations
@@ -24,28 +23,17 @@ from lightspan.stores.remote.roles import Role
 
 PATH: Final = "/store/v1"
 """Where a server greets and takes several operations at once; one is at `PATH/its_name`."""
-MOST_TOGETHER: Final = 64
-"""Operations that travel together."""
+MAX_BATCH: Final = 64
+"""Operations of one request."""
 POLL_S: Final = 20.0
 """How long one request may wait for a change (`Store.watch`); whoever waits longer asks again."""
-LONG: Final = 256
-"""Items of an answer beyond which it is encoded beside the server's event loop."""
 CONTENT_TYPE: Final = "application/msgpack"
-
-PROOFS: Final = "proofs"
-"""Beside the method's own arguments: that the caller has claimed the attempts that it writes to
-(`proofs`), in their order."""
 
 Arguments = dict[str, Any]
 T = TypeVar("T")
 
-_ARRAY_32: Final = b"\xdd"
-"""Of MessagePack: an array whose length follows in four bytes."""
-_MAP_32: Final = b"\xdf"
-"""Likewise a map."""
 _encoder = msgspec.msgpack.Encoder()
-_asked_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
-_answered_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
+_batch_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
 EVERY_ROLE: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.RUNNER})
 """Who may ask a store at all."""
@@ -59,8 +47,6 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     """`conventions.PROTOCOL_VERSION` of its lightspan."""
     lightspan: str
     """The version of its lightspan."""
-    role: Role
-    """Of the key that was sent."""
     power_loss: bool = False
     """`StoreCapabilities.power_loss` of its store."""
 
@@ -73,12 +59,9 @@ class Operation:
     roles: frozenset[Role]
     """Who may ask it."""
     joins: bool
-    """Whether it may travel with others, whose answers wait for its own: it is done in little time.
-    """
+    """Whether it may share a request with others, whose answers wait for its own."""
     signature: inspect.Signature
     """Of the store's method, `self` left out."""
-    written: Callable[[Arguments], list[str]] | None
-    """The attempts that it writes to, for which `PROOFS` travel with the arguments."""
     _arguments: msgspec.msgpack.Decoder[Any]
     _answer: msgspec.msgpack.Decoder[Any]
     _check: Callable[[Arguments], object] | None
@@ -119,55 +102,24 @@ class Operation:
 
     def encode_answer(self, answer: Any) -> bytes:
         """The body of a response."""
-        if not is_long(answer):
-            return _encoder.encode(answer)
-        return _encode_lists(answer) if isinstance(answer, dict) else _encode_items(answer)
+        return _encoder.encode(answer)
 
     def read_answer(self, body: bytes) -> Any:
         """Raises `DataError`."""
         return decoded(self._answer, body, f"the answer to {self.name}")
 
 
-def is_long(answer: Any) -> bool:
-    """Whether it takes long to encode."""
-    if isinstance(answer, dict):
-        return sum(len(part) for part in answer.values() if isinstance(part, list)) > LONG
-    return isinstance(answer, list) and len(answer) > LONG
-
-
-def _encode_items(items: Sequence[Any]) -> bytes:
-    """A list, item by item: msgspec keeps all of Python to itself while it encodes one thing."""
-    body = bytearray(_ARRAY_32 + len(items).to_bytes(4, "big"))
-    for item in items:
-        _encoder.encode_into(item, body, -1)
-    return bytes(body)
-
-
-def _encode_lists(lists: Mapping[str, Sequence[Any]]) -> bytes:
-    """Lists by name, such as the spans of each attempt, likewise item by item."""
-    body = bytearray(_MAP_32 + len(lists).to_bytes(4, "big"))
-    for name, items in lists.items():
-        _encoder.encode_into(name, body, -1)
-        body += _encode_items(items)
-    return bytes(body)
-
-
-def encode_together(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, bytes]]) -> bytes:
-    """Operations by name with their bodies; or of each, in order, its status and its answer."""
+def encode_batch(items: Sequence[tuple[str, bytes]] | Sequence[tuple[int, bytes]]) -> bytes:
+    """Encode operations (name, arguments), or their answers (status, body)."""
     return _encoder.encode(items)
 
 
-def read_asked(body: bytes) -> list[tuple[str, bytes]]:
-    """Operations that travelled together. Raises `DataError`."""
-    asked = decoded(_asked_decoder, body, "what was asked together")
-    if len(asked) > MOST_TOGETHER:
-        raise DataError(f"{len(asked)} operations are asked together: {MOST_TOGETHER} at most")
-    return asked
-
-
-def read_answered(body: bytes) -> list[tuple[int, bytes]]:
-    """Of each that travelled together its status and its answer. Raises `DataError`."""
-    return decoded(_answered_decoder, body, "what was answered together")
+def read_batch(body: bytes) -> list[tuple[str, bytes]]:
+    """Decode the operations of one request. Raises `DataError`."""
+    batch = decoded(_batch_decoder, body, "a batch of operations")
+    if len(batch) > MAX_BATCH:
+        raise DataError(f"{len(batch)} operations in one request: {MAX_BATCH} at most")
+    return batch
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes, what: str) -> T:
@@ -185,7 +137,6 @@ def _operation(
     check: Callable[[Arguments], object] | None = None,
     *,
     joins: bool = False,
-    written: Callable[[Arguments], list[str]] | None = None,
 ) -> Operation:
     hints = get_type_hints(method)
     signature = inspect.signature(method)
@@ -196,8 +147,6 @@ def _operation(
         else (name, hints[name], parameter.default)
         for name, parameter in signature.parameters.items()
     ]
-    if written is not None:
-        fields.append((PROOFS, list[str], []))
     # an argument that this version does not know is an error: passed over, it would do something
     # else than was asked
     arguments = msgspec.defstruct(
@@ -208,7 +157,6 @@ def _operation(
         roles,
         joins,
         signature,
-        written,
         msgspec.msgpack.Decoder(arguments),
         msgspec.msgpack.Decoder(hints["return"]),
         check,
@@ -236,22 +184,6 @@ def _check_finished(arguments: Arguments) -> None:
         pack_span(AttemptRef(report.attempt_id, report.epoch), span)
 
 
-def _extended(arguments: Arguments) -> list[str]:
-    return [ref.attempt_id for ref in arguments["attempts"]]
-
-
-def _finished(arguments: Arguments) -> list[str]:
-    return [arguments["report"].attempt_id]
-
-
-def _reported(arguments: Arguments) -> list[str]:
-    return [report.attempt_id for report in arguments["reports"]]
-
-
-def _described(arguments: Arguments) -> list[str]:
-    return [arguments["attempt"].attempt_id]
-
-
 def _check_calls(arguments: Arguments) -> None:
     for call in arguments["calls"]:
         pack_call(call)
@@ -268,9 +200,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.start, NO_RUNNER, _check_claims),
         _operation(Store.claim, EVERY_ROLE, joins=True),
         _operation(Store.await_work, EVERY_ROLE),
-        _operation(Store.heartbeat, EVERY_ROLE, joins=True, written=_extended),
-        _operation(Store.report, EVERY_ROLE, joins=True, written=_reported),
-        _operation(Store.finish, EVERY_ROLE, _check_finished, joins=True, written=_finished),
+        _operation(Store.heartbeat, EVERY_ROLE),
+        _operation(Store.report, EVERY_ROLE, joins=True),
+        _operation(Store.finish, EVERY_ROLE, _check_finished, joins=True),
         _operation(Store.lease_time, NO_RUNNER, joins=True),
         _operation(Store.expire, NO_RUNNER),
         _operation(Store.cancel, NO_RUNNER),
@@ -285,12 +217,11 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         _operation(Store.attempt, NO_RUNNER),
         _operation(Store.claim_of_token, NO_RUNNER, joins=True),
         _operation(Store.mark_damaged, NO_RUNNER, joins=True),
-        _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True, written=_described),
+        _operation(Store.add_spans, EVERY_ROLE, _check_spans, joins=True),
         _operation(Store.add_calls, NO_RUNNER, _check_calls, joins=True),
         _operation(Store.mark_call, NO_RUNNER, joins=True),
         _operation(Store.spans, NO_RUNNER),
         _operation(Store.token_records, NO_RUNNER),
     )
 }
-"""By name. What a runner does (`runners`) is open to it: it claims, reports and records, and looks
-for the attempts of its processes that died; within these the server has limits for it."""
+"""By name. A runner claims, reports, records, and looks for attempts of its dead processes."""
