@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from lightspan.errors import StoreError
 from lightspan.runners.app import App
 from lightspan.runners.attempt import AttemptRun
 from lightspan.runners.outcome import STOPPED, Ending
-from lightspan.runners.pace import Pace
 from lightspan.runners.reachability import PROBE_S, Way
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, new_id
@@ -88,8 +88,7 @@ class Runner:
         store: an open store.
         app: the app.
         config: see `RunnerConfig`.
-        told: called with what was claimed, before any app is; with nothing when it is `closed`.
-        end: ends the process, for the reason that it is given; None: it is not the runner's own.
+        on_claim: called after each claim, before any app is.
     """
 
     def __init__(
@@ -97,40 +96,24 @@ class Runner:
         store: Store,
         app: App,
         config: RunnerConfig | None = None,
-        told: Callable[[Sequence[Claim]], None] | None = None,
-        end: Callable[[str], None] | None = None,
+        on_claim: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
-        self._end = end
-        self._told = told
+        self._on_claim = on_claim
         self.app = app
         self.config = config or RunnerConfig()
         self._resources: dict[str, NamedResources] = {}
         self._running: dict[str, AttemptRun] = {}
-        self.pace = Pace(lambda: self.attempts)
-        """Of its loop."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         self._stuck = 0
-        self._pid = os.getpid()
         self._main: asyncio.Task[Any] | None = None
-        self._failing_since: float | None = None
-        """When the store last stopped taking what it is told, by `clock.monotonic`."""
-        self._extended = clock.monotonic()
-        """When the leases of all that is under way were last extended, by `clock.monotonic`."""
-        self._given: dict[str | None, int] = {}
-        """By run, how many rollouts had been claimed here when it was last given one."""
         self._doubted: tuple[Way, float] | None = None
         """A gateway that an attempt could not reach, and since when, by `clock.monotonic`."""
         self._has_told_doubt = False
         self._leaving = False
         self._aborted = False
-        self.closed = False
-        """It claims nothing more, and nothing that it asked for is on its way."""
-        self.spent = False
-        """It ran an attempt that was to be run alone, and takes no other: what that left behind
-        must not be blamed on another one. Only where a `Guard` says that it can be replaced."""
         self._runs: Sequence[str | None] = [self.config.run_id]
         self._unanswered: dict[str | None, str] = {}
         """Run → the id of a claim that got no answer: it is asked for again, not anew, or what it
@@ -154,20 +137,13 @@ class Runner:
         carries = threads.carry()
         with suppress(Exception):  # each scope tries it again, and notes why it failed
             wire.install()  # before a thread of the app's begins to import an SDK
-        self.pace.start()
         beat = None if self.config.guarded else asyncio.create_task(self._heartbeats())
         try:
             async with self.app.opened():
                 await self._claim_loop()
-                self.closed = True
-                if self._told is not None:
-                    self._told([])
                 while self._tasks:
                     self._freed.clear()
                     await self._freed.wait()
-        except asyncio.CancelledError:
-            self.check_loop()
-            raise
         finally:
             self._leaving = True
             self._stop_looking()
@@ -179,7 +155,6 @@ class Runner:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await wire.aclose()
             self.pool.shutdown(wait=not self._stuck, cancel_futures=True)
-            self.pace.stop()
             if carries:  # the process may be somebody's notebook
                 threads.stop_carrying()
 
@@ -232,7 +207,7 @@ class Runner:
 
     async def _claim_loop(self) -> None:
         last = clock.monotonic()
-        while not self._stopping.is_set() and not self.stuck and not self.spent:
+        while not self._stopping.is_set() and not self.stuck:
             self._freed.clear()
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
             free = 0 if is_alone else self.config.slots - len(self._tasks)
@@ -303,11 +278,7 @@ class Runner:
         return True
 
     async def _claim(self, free: int) -> list[Claim]:
-        config = self.config
         claims: list[Claim] = []
-        if clock.monotonic() - self._extended > config.lease_s / 2:
-            # All was stopped, as by Ctrl-Z: the claim would find what is under way here lost.
-            await self._extend()
         try:
             runs, wanting = self._in_turn(), []
             for place, run_id in enumerate(runs):
@@ -319,20 +290,14 @@ class Runner:
                 await self._claim_of(run_id, free - len(claims), claims)
         except StoreError as error:
             log.warning("the runner cannot claim: %s", error)
-            self._note_store(error)
-        else:
-            self._note_store(None)
         return claims
 
     def _in_turn(self) -> list[str | None]:
-        """The runs to claim of, each of which is to have its share. Who got no answer is first:
-        what it was given fits into what is free now, and is its. Then who has least here, and of
-        those who have as much, as with a single slot, who was given something longest ago."""
+        """Return the runs to claim of, each of which is to have its share. Who got no answer is
+        first: what it was given fits into what is free now. Then who has least here."""
         held = Counter(attempt.claim.rollout.run_id for attempt in self.attempts)
-        return sorted(
-            self._runs,
-            key=lambda run: (run not in self._unanswered, held[run or ""], self._given.get(run, 0)),
-        )
+        runs = random.sample(self._runs, len(self._runs))  # as with a single slot, all have as much
+        return sorted(runs, key=lambda run: (run not in self._unanswered, held[run or ""]))
 
     async def _claim_of(
         self, run_id: str | None, most: int, claims: list[Claim]
@@ -347,25 +312,10 @@ class Runner:
         )
         del self._unanswered[run_id]
         claims += found
-        if found:
-            self._given[run_id] = self.claimed + len(claims)
         return found
-
-    def _note_store(self, error: StoreError | None) -> None:
-        """End a process that the store has not listened to for a lease: what an app did to it, such
-        as a limit for files, is not known, and another process may work. From any thread."""
-        now = clock.monotonic()
-        if error is None:
-            self._failing_since = None
-            return
-        self._failing_since = self._failing_since or now
-        lease_s = self.config.lease_s
-        if self._end is not None and now - self._failing_since >= lease_s:
-            self._end(f"it could not write to the store for {lease_s:g} s: {error}")
 
     def _launch(self, claims: Sequence[Claim]) -> None:
         self.claimed += len(claims)
-        self.spent = self.config.guarded and claims[0].alone
         for claim in claims:
             attempt = AttemptRun(self, claim)
             attempt.task = asyncio.create_task(attempt.run(), name=claim.attempt.attempt_id)
@@ -374,8 +324,8 @@ class Runner:
             attempt.task.add_done_callback(partial(self._ended, claim.attempt.attempt_id))
             if self._aborted:  # the answer to a claim that was on its way
                 attempt.stop()
-        if self._told is not None:
-            self._told(claims)
+        if self._on_claim is not None:
+            self._on_claim()
 
     def _ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -406,16 +356,12 @@ class Runner:
         another thread, whose loop the store is open in."""
         refs = [attempt.ref for attempt in self.attempts]
         if not refs:
-            self._extended = clock.monotonic()
             return []
         try:
             lost = await store.heartbeat(refs, self.config.lease_s)
         except StoreError as error:
             log.warning("the runner cannot extend its leases: %s", error)
-            self._note_store(error)
             return []
-        self._extended = clock.monotonic()
-        self._note_store(None)
         attempts = [self.attempt(ref.attempt_id) for ref in lost]
         return [attempt for attempt in attempts if attempt is not None]
 
@@ -432,18 +378,6 @@ class Runner:
     def count_stuck(self, change: int) -> None:
         """So many more apps hold their thread, or task, past their end."""
         self._stuck += change
-
-    def end_child(self) -> None:
-        """End a process that an app has forked and in which it returns: it is no runner."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-
-    def check_loop(self) -> None:
-        """Somebody cancels what runs here. If that was no one of ours, it was an app: end the
-        process, or its attempts would be given back as if we had stopped them, and the app would do
-        it again, for ever and unnamed."""
-        if self._end is not None and not self._stopping.is_set():
-            self._end("an app cancelled its runner's tasks, or stopped its event loop")
 
     @property
     def is_leaving(self) -> bool:
