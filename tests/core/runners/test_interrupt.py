@@ -83,7 +83,11 @@ def test_a_first_one_closes_and_changes_no_handler(where: str) -> None:
         in_script()
 
     def in_notebook() -> None:
-        asyncio.new_event_loop().run_until_complete(cell())
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(cell())
+        finally:
+            loop.close()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

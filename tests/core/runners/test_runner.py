@@ -26,7 +26,7 @@ from lightspan.errors import StoreError
 from lightspan.gateway import Gateway
 from lightspan.runners.app import App
 from lightspan.runners.outcome import _causes, classify
-from lightspan.runners.runner import Runner, RunnerConfig, _pause_after
+from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import conventions as c
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import (
@@ -304,14 +304,6 @@ async def test_every_training_has_its_share_and_no_slot_waits(
         gate.set()
         await finished(store)
     assert tuple(under_way) == shares
-
-
-@pytest.mark.parametrize(
-    ("idle_s", "pause_s"), [(0.0, 0.02), (1.0, 0.02), (5.0, 0.05), (60.0, 0.6), (3600.0, 1.0)]
-)
-def test_how_long_an_idle_runner_pauses(idle_s: float, pause_s: float) -> None:
-    """1 % of the time for which nothing was queued: it is never late by more."""
-    assert _pause_after(idle_s, 0.02) == pytest.approx(pause_s)
 
 
 async def test_never_more_than_its_slots(store: Store) -> None:

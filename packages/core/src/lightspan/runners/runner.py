@@ -38,7 +38,6 @@ from lightspan.stores.remote.proofs import ClaimIds
 
 log = logging.getLogger(__name__)
 
-_LONGEST_PAUSE_S: Final = 1.0
 _LONGEST_LOOK_S: Final = 20.0
 """For how long the store is asked whether there is work, before it is claimed all the same."""
 _PATIENCE_S: Final = 20.0
@@ -65,8 +64,8 @@ class RunnerConfig:
     lease_s: float = 30.0
     """A runner that is silent this long has lost its attempts."""
     poll_s: float = 0.02
-    """Shortest pause after a claim that got nothing though there was something, as where others
-    are quicker. It grows to 1 % of the time for which there was nothing; 1 s at most."""
+    """About how long it pauses after a claim that got nothing though there was something, as where
+    others are quicker."""
     name: str = field(default_factory=lambda: new_id("runner"))
     grace_s: float = 5.0
     """How long an app may take to end when it is cancelled."""
@@ -206,7 +205,6 @@ class Runner:
         await AttemptRun(self, claim).run()
 
     async def _claim_loop(self) -> None:
-        last = clock.monotonic()
         while not self._stopping.is_set() and not self.stuck:
             self._freed.clear()
             is_alone = any(attempt.claim.alone for attempt in self.attempts)
@@ -218,14 +216,12 @@ class Runner:
             if claims:
                 self._launch(claims)
                 self._has_looked = False
-                last = clock.monotonic()
             elif free:
-                idle_s = clock.monotonic() - last
-                await self._wait_for_work(_pause_after(idle_s, self.config.poll_s))
+                await self._wait_for_work()
             else:
                 await self._freed.wait()
 
-    async def _wait_for_work(self, pause_s: float) -> None:
+    async def _wait_for_work(self) -> None:
         """Until the store says that there is something, or it is time to claim all the same: leases
         that ran out are lost by that.
 
@@ -235,7 +231,7 @@ class Runner:
         """
         if self._has_looked:
             self._has_looked = False
-            await within(pause_s, self._freed)
+            await within(random.uniform(0.5, 1.5) * self.config.poll_s, self._freed)
             return
         self._look = self._look or asyncio.create_task(self._look_for_work(list(self._runs)))
         freed = asyncio.create_task(self._freed.wait())
@@ -391,8 +387,3 @@ class Runner:
         if resources_id not in self._resources:
             self._resources[resources_id] = await self.store.get_resources(resources_id)
         return self._resources[resources_id]
-
-
-def _pause_after(idle_s: float, shortest_s: float) -> float:
-    """Seconds until the next look at a queue that has been empty for `idle_s`."""
-    return max(shortest_s, min(_LONGEST_PAUSE_S, idle_s / 100))
