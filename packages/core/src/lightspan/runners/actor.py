@@ -124,11 +124,6 @@ class RunnerActor:
             failure = _refusal(error)
         return msgspec.json.encode(Condition(claimed=self._runners.claimed, failure=failure))
 
-    async def close(self) -> None:
-        """Have the processes claim nothing more; what they have under way goes on."""
-        if self._runners is not None:
-            await self._runners.stop_claims(has_company=True)
-
     async def stop(self) -> None:
         """End the processes, which give back what they have under way."""
         runners, self._runners = self._runners, None

@@ -31,8 +31,6 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Put the call token into the environment too (`RunnerConfig.environment`)."""
     prefix: str = "runner"
     """What the names of its processes' runners begin with."""
-    faults: str = ""
-    """The file where the process notes where it crashed."""
     elsewhere: bool = False
     """Not on the trainer's machine: a store that is served has model calls handed on to the
     trainer's gateway, which has an address of its own machine."""

@@ -5,12 +5,11 @@ and rewards; out come claims and, for the learner, what was recorded. `protocol`
 does. `memory` is for one process, `sqlite` a file for every process of one machine, `postgres` a
 database for those of many, `remote` one of these that another process serves over HTTP. What all
 share: `_state_machine` moves rollouts and attempts, `_leases` gives, extends and loses an attempt's
-lease, by the time that `_lease_time` tells, `_requests` lets a claim be repeated, `_arguments`
-refuses what no store can keep, `_encoding` turns records into bytes, `_signal` wakes who waits for
-a change, `_waiting` looks once for all who wait for work, `_opened` is what a process has open;
-what those in SQL share is in `_sql`. `known_secrets` has what belongs to a URL and is shown
-nowhere. `event_loop` uses a store from plain code, `sockets` notice when a machine is gone. Most
-code needs only `open_store`, which imports a store when it is opened.
+lease, `_requests` lets a claim be repeated, `_arguments` refuses what no store can keep,
+`_encoding` turns records into bytes, `_signal` wakes who waits for a change, `_opened` is what a
+process has open; what those in SQL share is in `_sql`. `known_secrets` has what belongs to a URL
+and is shown nowhere. `event_loop` uses a store from plain code, `sockets` notice when a machine is
+gone. Most code needs only `open_store`, which imports a store when it is opened.
 """
 
 from __future__ import annotations

@@ -83,11 +83,10 @@ class Store(Protocol):
     take a `request_id`, as `records.new_id` makes it. What a repeated write answers is what it
     answered at first, but for `cancel`, `expire` and `prune`, which count what was left to do.
 
-    Time is the store's own, because the clocks of runners differ: what people are shown is
-    wall-clock time, and leases run on elapsed time that the store keeps (`stores._lease_time`), so
-    that no clock that is set ends or prolongs one. A write under a lost epoch,
-    or to a sealed attempt, never changes state, reward or seal; its spans and token records are
-    kept, marked `late`.
+    Time is the store's own, because the clocks of runners differ: the machine's for memory and
+    SQLite, the server's for PostgreSQL. A machine that was suspended may find its leases lost,
+    which uses up a try. A write under a lost epoch, or to a sealed attempt, never changes state,
+    reward or seal; its spans and token records are kept, marked `late`.
     """
 
     @property
@@ -235,8 +234,8 @@ class Store(Protocol):
         return in_force
 
     async def lease_time(self) -> float:
-        """The store's own time, by which leases run (`Attempt.lease_until`), in seconds. For who
-        wants to know how long a lease lasts yet: no clock of a machine tells that."""
+        """Return the store's time, by which leases run (`Attempt.lease_until`), in seconds since
+        the epoch."""
         ...
 
     async def expire(self) -> int:

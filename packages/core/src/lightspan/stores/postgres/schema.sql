@@ -1,5 +1,11 @@
--- Version 1 of a lightspan schema. Split at semicolons, so no functions here.
+-- Version 4 of a lightspan schema. Split at semicolons, so no functions here.
 -- Texts compare byte by byte, as in every store. What may hold any character, NUL too, is BYTEA.
+
+CREATE TABLE lightspan_versions (
+    version BIGINT PRIMARY KEY,
+    lightspan TEXT NOT NULL,
+    made_at TIMESTAMPTZ NOT NULL DEFAULT now()
+);
 
 CREATE TABLE resources (
     resources_id TEXT COLLATE "C" PRIMARY KEY,
@@ -11,6 +17,7 @@ CREATE TABLE policies (
     version BIGINT NOT NULL,
     run_id TEXT COLLATE "C" NOT NULL,
     step BIGINT NOT NULL,
+    request_id TEXT COLLATE "C",
     PRIMARY KEY (policy, version)
 );
 
