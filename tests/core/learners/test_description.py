@@ -8,7 +8,7 @@ import pytest
 
 from lightspan import LightningRL, Torch, Trainer
 from lightspan.errors import ConfigError
-from lightspan.training.embedded import make_learner
+from lightspan.training.backends import make_learner
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,6 @@ from lightspan.training.embedded import make_learner
 def test_what_a_description_refuses(options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Torch(**options)  # type: ignore[arg-type]
-
-
-def test_options_of_the_embedded_learner_are_the_description_s() -> None:
-    with pytest.raises(ConfigError, match=r"give them to it, such as Torch\(token_budget=…\)"):
-        Trainer(LightningRL("a/model"), learner=Torch(), learner_options={"token_budget": 9})
 
 
 def test_a_trainer_makes_the_learner_that_is_described(tiny: Path) -> None:

@@ -25,9 +25,8 @@ from lightspan.schema.records import AttemptStatus, Claim, Outcome, RolloutStatu
 from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.serving.store.keys import Keys
-from lightspan.stores import open_store
+from lightspan.stores import open_store, relay_url
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import relay_of
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan.testing.conditions import until
 from lightspan.testing.scripted_engine import (
@@ -419,7 +418,7 @@ async def asks(task: Any) -> float:
 @asynccontextmanager
 async def running(place: Place) -> AsyncIterator[None]:
     """A runner that knows the store's server alone."""
-    config = RunnerConfig(slots=1, name="far", relay=relay_of(place.served.url))
+    config = RunnerConfig(slots=1, name="far", relay=relay_url(place.served.url))
     runner = Runner(place.store, as_app(asks), config)
     task = asyncio.create_task(runner.run())
     try:

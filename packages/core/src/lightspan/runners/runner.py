@@ -74,7 +74,7 @@ class RunnerConfig:
     (`TOKEN_VARIABLE`, `GATEWAY_VARIABLE`), for programs that the app starts."""
     relay: str = ""
     """Where model calls go in place of the gateway's own address, which is of another machine
-    (`lightspan.stores.remote.address.relay_of`)."""
+    (`lightspan.stores.relay_url`)."""
 
 
 class Runner:

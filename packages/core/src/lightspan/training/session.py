@@ -32,9 +32,8 @@ from lightspan.schema.checks import check_whole
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources
 from lightspan.schema.routing import Routing
-from lightspan.stores import open_store
+from lightspan.stores import open_store, take_credentials
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import names_server, take_key
 from lightspan.training import checkpoints
 from lightspan.training.backends import (
     check_chat_templates,
@@ -202,10 +201,9 @@ class Session:
 
     async def _open_store(self) -> None:
         url = self.settings.store_url
-        if names_server(url):
-            # Before any process is started: a runner's own has the app in it, and finds its
-            # environment in /proc even where it has taken the variable out (`take_key`).
-            take_key(url)
+        # Before any process is started: a runner's own has the app in it, and finds its environment
+        # in /proc even where the variable was removed later.
+        take_credentials(url)
         self.store = await self._stack.enter_async_context(open_store(url))
         if not self.store.capabilities.multi_process:
             raise UnsupportedError(

@@ -330,16 +330,3 @@ def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     is_expected = isinstance(context.get("exception"), StoreClosedError)
     if not is_expected and not context.keys() & {"client_session", "connector"}:
         loop.default_exception_handler(context)
-
-
-async def probe(url: str, headers: Mapping[str, str], timeout_s: float) -> int:
-    """Return the status with which a server answers a GET; 0 if it does not."""
-    timeout = aiohttp.ClientTimeout(timeout_s)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(url, headers=headers, allow_redirects=False) as response,
-        ):
-            return response.status
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return 0
