@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import ssl
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -85,16 +84,6 @@ def pytest_collection_finish() -> None:
     """The garbage collector passes over what was imported. Each engine that closes has transformers
     collect garbage, twice, and half a second went each time into looking at torch's modules."""
     gc.collect()
-    gc.freeze()
-    # And so it does when a training or a server ends, which would look through all that once more.
-    if (pauses := sys.modules.get("lightspan.gateway.pauses")) is not None:
-        vars(pauses)["_settle_again"] = _collect_what_is_new
-
-
-def _collect_what_is_new() -> None:
-    """What a test left behind is found, and warned of; what was settled stays."""
-    gc.collect()
-    gc.unfreeze()
     gc.freeze()
 
 

@@ -15,9 +15,9 @@ from lightspan.agl._verl_keys import AGREES, DEFAULTS, NEUTRAL, NEVER, WITHOUT_E
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.selection import check_agents
+from lightspan.reports.sinks import WandB
 from lightspan.schema.routing import Route
 from lightspan.testing.strategies import make_attempt, make_record, make_rollout
-from lightspan.training.sinks import WandB
 
 TUTORIAL: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},

@@ -51,22 +51,12 @@ def test_a_framework_that_is_known_by_its_spans(rl: Callable[..., Any], apps: An
         f"  opentelemetry-sdk {installed}, told by spans of opentelemetry-sdk: boss",
         "  some.framework (version not known), told by spans of some.framework: boss/writer",
     ]
-    assert json.loads(json.dumps(report.json()))["frameworks"] == [
-        {
-            "name": "opentelemetry-sdk",
-            "version": installed,
-            "told_by": "spans of opentelemetry-sdk",
-            "agents": ["boss"],
-        },
-        {
-            "name": "some.framework",
-            "version": None,
-            "told_by": "spans of some.framework",
-            "agents": ["boss/writer"],
-        },
-    ]
+    assert json.loads(json.dumps(report.json()))["frameworks"] == {
+        f"opentelemetry-sdk {installed}, told by spans of opentelemetry-sdk": ["boss"],
+        "some.framework (version not known), told by spans of some.framework": ["boss/writer"],
+    }
     assert [agent.path for agent in report.agents] == ["boss", "boss/writer"]
-    assert report.detours == []
+    assert report.uncaptured == []
     assert section(report, PAST) == []
 
 
@@ -76,12 +66,12 @@ def test_a_framework_that_has_an_adapter(rl: Callable[..., Any], apps: Any) -> N
     assert section(report, "FRAMEWORKS") == [
         f"  langgraph {version('langgraph')}, told by lightspan_langgraph: writer"
     ]
-    assert report.detours == []
+    assert report.uncaptured == []
 
 
 def test_an_app_without_a_framework(rl: Callable[..., Any], dry_apps: Any) -> None:
     report = dev(rl, dry_apps.says)
-    assert (report.frameworks, report.detours) == ([], [])
+    assert (report.frameworks, report.uncaptured) == ({}, [])
     assert "FRAMEWORKS" not in report.text()
     assert PAST not in report.text()
 
@@ -96,15 +86,10 @@ def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: Scrip
         "max_frozen_calls counts none",
         f"  writer: 2 requests to {asked}: {fix}",
     ]
-    assert report.json()["detours"][1] == {
+    assert report.json()["uncaptured"][1] == {
         "agent": "writer",
-        "client": "httpx.Client",
-        "caller": "framework_apps",
-        "provider": "",
-        "model": "mine",
-        "url": f"{server.url}/chat/completions",
+        "request": asked,
         "requests": 2,
-        "asked": asked,
         "selected": True,
         "fix": fix,
     }
@@ -112,7 +97,7 @@ def test_requests_past_the_sdks(rl: Callable[..., Any], apps: Any, server: Scrip
         "2 requests of agents that would be trained (writer) went past the OpenAI and Anthropic "
         "SDKs, and cannot be trained: see below for what to change"
     ) in report.warnings
-    assert report.frameworks == []
+    assert report.frameworks == {}
 
 
 def test_nothing_but_requests_past_the_sdks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import shlex
 import signal
@@ -371,22 +370,6 @@ def test_a_key_other_options_and_a_connected_app(
     assert f'  lightspan.connect("{url}", api_key_env="SERVE_KEY")' in lines
     assert lines[-1] == "calls answered: checker 1 (base), writer 1 (policy)"
     assert "open sesame" not in "\n".join(lines)
-
-
-def test_what_is_loaded_is_not_looked_through(tiny: Path, tmp_path: Path) -> None:
-    """By the garbage collector, which holds up every call meanwhile."""
-    folder = write_run(tmp_path / "run", served_by(tiny, Routing(default=POLICY), policy=str(tiny)))
-    frozen: list[int] = []
-
-    def ready(gateway: Any) -> None:
-        frozen.append(gc.get_freeze_count())
-        stop(gateway)
-
-    gc.unfreeze()
-    serve(folder, ServeOptions(port=0), ready=ready)
-    assert frozen[0] > 10_000
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
 
 
 def test_an_engine_that_has_died_ends_it(

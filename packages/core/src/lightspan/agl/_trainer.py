@@ -21,8 +21,6 @@ from lightspan.errors import (
     ConfigError,
     DataError,
     UnsupportedError,
-    short_constructor,
-    short_tracebacks,
 )
 from lightspan.progress import say
 from lightspan.schema.records import Json
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from lightspan.training.results import FitResult
 
 
-@short_constructor
 class Trainer:
     """Trains an agent, or tries it out.
 
@@ -120,7 +117,6 @@ class Trainer:
         }
         self._accepted = [f"{k}={v!r}" for k, v in accepted.items() if v is not None]
 
-    @short_tracebacks
     def fit(
         self,
         agent: LitAgent[Any],
@@ -168,7 +164,6 @@ class Trainer:
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
         return trainer.fit(_travelling(agent, plan), train, val, resume=plan.resume)
 
-    @short_tracebacks
     def dev(
         self,
         agent: LitAgent[Any],

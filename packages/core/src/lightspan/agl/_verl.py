@@ -55,8 +55,10 @@ from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import Critic, ImportanceLevel, LoRA, Optimizer, PolicyLoss
 from lightspan.learners.verl.description import Verl
 from lightspan.lightning.overlong import Overlong
+from lightspan.plugins import installed_plugins
+from lightspan.reports.sinks import MLflow, Trackio, WandB
 from lightspan.schema.records import Json
-from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
+from lightspan.training.sinks import MetricSink
 
 PYTHON: Final = "LIGHTSPAN_VERL_PYTHON"
 """The environment variable that names the interpreter that has verl."""
@@ -174,8 +176,8 @@ def make_plan(
     known = {**DEFAULTS, **(_sharding.DEFAULTS if python else {})}
     values = {key: given.get(key, default) for key, default in known.items()}
     for name in _names(values["trainer.logger"]):
-        if name not in (*SINKS, "console", "file"):
-            why = f"metrics go to the run's folder, and to {', '.join(SINKS)}"
+        if name not in (*installed_plugins("sinks"), "console", "file"):
+            why = f"metrics go to the run's folder, and to {', '.join(installed_plugins('sinks'))}"
             without_effect.setdefault(why, []).append(f"trainer.logger={name!r}")
     has_critic = values["algorithm.adv_estimator"] == "gae"
     if has_critic and NO_CRITIC in without_effect:
@@ -386,7 +388,9 @@ def _plan(values: Mapping[str, Any], without_effect: Mapping[str, Sequence[str]]
         model=str(values[f"{MODEL}.path"]),
         algorithm=_algorithm(values),
         trainer=_trainer(values),
-        loggers=tuple(name for name in _names(values["trainer.logger"]) if name in SINKS),
+        loggers=tuple(
+            name for name in _names(values["trainer.logger"]) if name in installed_plugins("sinks")
+        ),
         project=str(values["trainer.project_name"]),
         experiment=values["trainer.experiment_name"],
         resume=folder is not None and values["trainer.resume_mode"] == "auto",

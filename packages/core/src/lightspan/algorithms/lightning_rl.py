@@ -32,7 +32,7 @@ from lightspan.algorithms.protocol import Algorithm, Metrics, Policy, PolicySpec
 from lightspan.algorithms.rates import Rate, choose_rate
 from lightspan.algorithms.replays import without_mismatches
 from lightspan.engines.protocol import EngineCapabilities
-from lightspan.errors import ConfigError, UnsupportedError, short_constructor
+from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import (
     Critic,
     LearnerCapabilities,
@@ -207,7 +207,6 @@ class LightningSettings:
 LightningSettings.__init__.__qualname__ = "LightningRL.__init__"
 
 
-@short_constructor
 class LightningRL(LightningSettings, Algorithm):
     """Reinforcement learning for the agents of an app.
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 import lightspan.errors as errors
-from lightspan.errors import ConfigError, LightspanError, UnsupportedError, short_constructor
+from lightspan.errors import ConfigError, LightspanError, UnsupportedError
 from lightspan.runners import membership
 from lightspan.runners.actor import Arrival, Condition, Refusal, RunnerActor, Station
 from lightspan.runners.deaths import Death, bury
@@ -31,10 +31,8 @@ from lightspan.schema import clock
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.conventions import PROTOCOL_VERSION
 from lightspan.schema.records import new_id
-from lightspan.stores import open_store
+from lightspan.stores import is_shared, open_store
 from lightspan.stores.known_secrets import secrets_of
-from lightspan.stores.postgres.address import SCHEME as POSTGRES
-from lightspan.stores.remote.address import names_server
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,6 @@ class _Seat:
     """Actors in a row that died before they had run anything."""
 
 
-@short_constructor
 class RayRunners:
     """`slots` attempts at once, in `actors` long-lived actors of a Ray cluster.
 
@@ -373,7 +370,7 @@ class RayRunners:
 
 def _check_reach(store_url: str) -> None:
     """Raise `UnsupportedError` for a store that other machines cannot open."""
-    if not (names_server(store_url) or store_url.startswith(POSTGRES)):
+    if not is_shared(store_url):
         raise UnsupportedError(
             f"store {store_url!r} is of this machine, and a Ray cluster has others: serve it "
             "(`lightspan serve --store …`) and train with its https://… address, take a "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from lightspan.runners.outcome import STOPPED
@@ -21,7 +21,6 @@ from lightspan.schema.records import (
     RolloutStatus,
 )
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.proofs import ClaimIds, proof_of
 
 QUICK_S: Final = 10.0
 """A process that dies sooner, before it has claimed anything, has an app that cannot run."""
@@ -38,14 +37,12 @@ class Death:
         how: what it did, such as "died by signal 9 (SIGKILL)".
         is_blameless: no attempt that is left is to blame.
         is_group: several were lost, whose names begin with that of `runner` and a hyphen.
-        claims_secret: of what the ids of its claims were made, if it was told.
     """
 
     runner: str
     how: str
     is_blameless: bool = False
     is_group: bool = False
-    claims_secret: str = field(default="", repr=False)
 
     def is_of(self, runner_id: str) -> bool:
         """Return whether it is the death of this runner."""
@@ -101,10 +98,6 @@ async def bury(death: Death, store: Store, run_id: str | None) -> list[Report]:
         for attempt in await store.attempts(ids[start : start + _READ_AT_ONCE])
         if death.is_of(attempt.runner_id) and attempt.status is AttemptStatus.RUNNING
     ]
-    if death.claims_secret:
-        ClaimIds(death.claims_secret).keep_proofs([attempt.attempt_id for _, attempt in mine])
-        # Anybody may claim under this name, and what others have is not this one's to end.
-        mine = [(rollout, attempt) for rollout, attempt in mine if proof_of(attempt.attempt_id)]
     reports = death.reports(mine)
     await store.report(reports)
     return reports

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import secrets
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.errors import AppError, ConfigError, LightspanError, short_constructor
+from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import descendants, interpreters
 from lightspan.runners.deaths import QUICK_S, Death, bury, describe_exit
 from lightspan.runners.protocol import RunnerPlan, check_leaves_home
@@ -109,11 +108,9 @@ class _Worker:
             runner=self.name,
             how=self.latest.leaves or how,
             is_blameless=bool(self.latest.leaves),
-            claims_secret=self.plan.claims_secret,
         )
 
 
-@short_constructor
 class LocalRunners:
     """`slots` attempts at once, in `processes` spawned processes.
 
@@ -270,7 +267,6 @@ class LocalRunners:
             store_secrets=secrets_of(self._plan.store_url),
             slots=slots,
             environment=self.isolation == "process",
-            claims_secret=secrets.token_hex(16),
         )
         with _without_interrupts():
             process, lifeline = self._start_process(plan, name)

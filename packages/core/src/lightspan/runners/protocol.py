@@ -24,9 +24,6 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     slots: int = 8
     lease_s: float = 30.0
-    claims_secret: str = ""
-    """What the process makes the ids of its claims of, so that whoever started it can show them
-    (`lightspan.stores.remote.proofs`). As `store_secrets`, it is shown to nobody."""
     grace_s: float = 5.0
     """How long an app may take to end when it is cancelled."""
     sys_path: list[str] = msgspec.field(default_factory=list)

@@ -34,7 +34,6 @@ from lightspan.schema.records import Claim, new_id
 from lightspan.schema.resources import NamedResources
 from lightspan.stores.event_loop import within
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.proofs import ClaimIds
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +58,6 @@ class RunnerConfig:
     """Claim only this run's rollouts."""
     app: str = ""
     """`module:name` of the app: a rollout that is for another one is given back."""
-    claims_secret: str = field(default="", repr=False)
-    """Of what the ids of its claims are made, where whoever looks after it is to know them."""
     lease_s: float = 30.0
     """A runner that is silent this long has lost its attempts."""
     poll_s: float = 0.02
@@ -77,7 +74,7 @@ class RunnerConfig:
     (`TOKEN_VARIABLE`, `GATEWAY_VARIABLE`), for programs that the app starts."""
     relay: str = ""
     """Where model calls go in place of the gateway's own address, which is of another machine
-    (`lightspan.stores.remote.address.relay_of`)."""
+    (`lightspan.stores.relay_url`)."""
 
 
 class Runner:
@@ -117,8 +114,6 @@ class Runner:
         self._unanswered: dict[str | None, str] = {}
         """Run → the id of a claim that got no answer: it is asked for again, not anew, or what it
         began would be stranded until its lease ends."""
-        secret = self.config.claims_secret
-        self._new_claim = ClaimIds(secret).new if secret else partial(new_id, "claim")
         self._look: asyncio.Task[bool] | None = None
         """The store is asked for work, and has not answered yet."""
         self._has_looked = False
@@ -302,7 +297,7 @@ class Runner:
         if most < 1 or (claims and claims[0].alone):
             return []
         config, idle = self.config, not self._tasks and not claims
-        request_id = self._unanswered.setdefault(run_id, self._new_claim())
+        request_id = self._unanswered.setdefault(run_id, new_id("claim"))
         found = await self.store.claim(
             config.name, most, config.lease_s, run_id, idle, request_id=request_id
         )

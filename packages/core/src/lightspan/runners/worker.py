@@ -32,11 +32,10 @@ from lightspan.runners.guard import Guard
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.runners.runner import Runner, RunnerConfig
 from lightspan.schema import clock
-from lightspan.stores import open_store
+from lightspan.stores import open_store, relay_url, take_credentials
 from lightspan.stores.event_loop import keep_time, within
 from lightspan.stores.known_secrets import keep_secrets
 from lightspan.stores.protocol import Store
-from lightspan.stores.remote.address import names_server, relay_of, take_key
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +111,7 @@ def work(plan: RunnerPlan, name: str, lifeline: Connection) -> None:
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
     threads.carry()  # before the app begins workers of its own
     try:
-        if names_server(plan.store_url):
-            take_key(plan.store_url)
+        take_credentials(plan.store_url)
         app = load_app(plan.app)
     except LightspanError as error:
         _say(lifeline, Word(error=str(error)))
@@ -140,12 +138,11 @@ async def _work(plan: RunnerPlan, app: App, name: str, lifeline: Connection, voi
         run_id=plan.run_id,
         app=plan.app,
         lease_s=plan.lease_s,
-        claims_secret=plan.claims_secret,
         name=name,
         grace_s=plan.grace_s,
         guarded=True,
         environment=plan.environment,
-        relay=relay_of(plan.store_url) if plan.elsewhere else "",
+        relay=relay_url(plan.store_url) if plan.elsewhere else "",
     )
     store = await _opened(plan, control, voice)
     if store is None:

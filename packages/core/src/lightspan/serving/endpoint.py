@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from lightspan.engines.config import Transformers
 from lightspan.engines.hub import is_adapter
 from lightspan.errors import ConfigError
-from lightspan.gateway.connections import check_port
-from lightspan.gateway.pauses import short_pauses
+from lightspan.gateway.http_server import check_port
 from lightspan.progress import Reporter, default_reporter
 from lightspan.schema.checks import check_device_name, check_url
 from lightspan.schema.llm import LLM
@@ -23,7 +23,7 @@ from lightspan.serving.model_folder import is_model_folder, neither, served_mode
 from lightspan.serving.signals import stop_signals
 from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
-from lightspan.training.embedded import uses_base
+from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import Served, is_own, printable, read_served
 
@@ -54,8 +54,7 @@ class ServeOptions:
     """The variable with the upstream's key."""
     allow_upstreams: Sequence[str] = ()
     """Endpoints of a run that this user did not train here, which may be asked all the same."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the embedded engine."""
+    engine: Transformers = field(default_factory=Transformers)
 
     def key(self) -> str | None:
         """What callers must send.
@@ -188,10 +187,7 @@ def serve(
                 upstream=upstream,
             )
             async with gateway:
-                with (
-                    short_pauses(),
-                    stop_signals() as stopping,
-                ):  # before it is said that Ctrl-C stops it
+                with stop_signals() as stopping:  # before it is said that Ctrl-C stops it
                     for line in describe(served, path, gateway.url, chosen):
                         lines.line(line)
                     if ready is not None:
@@ -268,7 +264,8 @@ class _Models:
         return TransformersEngine(
             self.sources,
             device=options.device,
-            **{"dtype": dtype, "versions": self.versions, **options.engine_options},
+            versions=self.versions,
+            **{**options.engine.options(), "dtype": dtype},
         )
 
     async def merge(self, engine: TokenEngine, reporter: Reporter) -> None:

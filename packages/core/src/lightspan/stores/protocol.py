@@ -359,3 +359,45 @@ class Store(Protocol):
     async def token_records(self, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
         """Token records per attempt, by (sequence_start, call_id, choice)."""
         ...
+
+
+class StorePlugin(Protocol):
+    """The stores of a URL scheme: a module or an object that an entry point of `lightspan.stores`
+    names; the entry point's name is the scheme."""
+
+    IS_SHARED: bool
+    """Whether processes on several machines can open the same store."""
+
+    def make_store(self, url: str, *, create: bool) -> Store:
+        """Return the store of a URL, not open.
+
+        Args:
+            url: with its scheme in lower case.
+            create: whether an empty store is made where there is none.
+
+        Raises:
+            ConfigError: the URL cannot be read.
+        """
+        ...
+
+    def public_url(self, url: str) -> str:
+        """Return the URL without what is secret, which this process keeps (`keep_secrets`).
+
+        Raises:
+            ConfigError: the URL cannot be read.
+        """
+        ...
+
+    def take_credentials(self, url: str) -> None:
+        """Keep the credentials that the environment has for a URL, and remove them there, so that
+        an app that is loaded later does not find them.
+
+        Raises:
+            ConfigError: a variable that the URL names is not set.
+        """
+        ...
+
+    def relay_url(self, url: str) -> str:
+        """Return where the store's server relays model calls to the gateways of its trainings;
+        empty for a store without a server."""
+        ...

@@ -20,7 +20,6 @@ from lightspan.errors import (
     ConfigError,
     EngineError,
     how_to_install,
-    short_constructor,
 )
 from lightspan.lightning.transcript import task_text, transcript, without_keys
 from lightspan.progress import many
@@ -40,7 +39,6 @@ LONGEST_WHY: Final = 200
 """Characters of why a question has no answer."""
 
 
-@short_constructor
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """Scores rollouts by a rubric, those of a group against each other: `Trainer(reward=Judge(…))`.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
@@ -15,6 +15,7 @@ from lightspan.training import checkpoints
 from lightspan.training.best_step import Standing
 from lightspan.training.checkpoints import Life
 from lightspan.training.folder import EvaluationKind
+from lightspan.training.listeners import Listeners, RunEvent
 from lightspan.training.manifest import Served, fit_result, write_result
 from lightspan.training.meter import Meter, last_seconds
 from lightspan.training.results import Evaluation, FitResult, Outcomes
@@ -46,6 +47,7 @@ class TrainingLoop:
         self._total = session.planned_steps
         self._first_step = self._state.step + 1
         self._sinks = Sinks(self._settings.sinks, session.note)
+        self._listeners = Listeners(session.note)
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
         self._watch = Watch(self._total)
@@ -129,6 +131,7 @@ class TrainingLoop:
         self._sinks.add(line)
         self._session.reporter.finish(self._told(metrics))
         self._warn(self._watch.step(line))
+        self._notify("step")
 
     def _warn(self, symptoms: Sequence[Symptom]) -> None:
         for symptom in symptoms:
@@ -198,7 +201,7 @@ class TrainingLoop:
         session.reporter.finish(evaluation.text(self._settings.metric, split))
         if kind == "eval":
             self._warn(self._watch.evaluated(evaluation))
-        self._draw()
+        self._notify("evaluation")
 
     async def _take_kept(self) -> Evaluation | None:
         """Go back to the weights that are kept, and evaluate them on the held-out tasks. Returns
@@ -234,20 +237,19 @@ class TrainingLoop:
         folder.write_prompts(algorithm.learned_prompts())
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
-        self._draw()
         result = fit_result(folder, self._state.step, self._state.seconds, kept)
         write_result(folder, result, served, self._settings.metric, session.reporter.line)
+        self._notify("end")
         await session.complete()
         return result
 
-    def _draw(self) -> None:
-        if not self._trains:  # matplotlib comes with what trains weights
-            return
-        from lightspan.training.plots import learning_curve
-
-        learning_curve(
-            self._folder.metrics(),
-            self._folder.curve,
-            title=f"{self._folder.path.name}: {self._session.algorithm.name}",
+    def _notify(self, kind: Literal["step", "evaluation", "end"]) -> None:
+        event = RunEvent(
+            kind=kind,
+            step=self._state.step,
+            folder=self._folder.path,
+            algorithm=self._session.algorithm.name,
             metric=self._settings.metric,
+            trains_weights=self._trains,
         )
+        self._listeners.notify(event)

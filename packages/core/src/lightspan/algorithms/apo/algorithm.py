@@ -25,7 +25,6 @@ from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.prompts.trials import Trials
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import short_constructor
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -39,7 +38,6 @@ _WHOLE = (
 )
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class APO(PromptSearch):
     """Learns the texts of prompts by textual gradients and beam search (ProTeGi, arXiv 2305.03495):

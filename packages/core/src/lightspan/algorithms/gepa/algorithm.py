@@ -25,7 +25,7 @@ from lightspan.algorithms.prompts.options import (
 from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.protocol import Reflections, World
-from lightspan.errors import ConfigError, short_constructor
+from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
@@ -34,7 +34,6 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
 
-@short_constructor
 @dataclass(kw_only=True, eq=False)
 class GEPA(PromptSearch):
     """Learns the texts of prompts: a language model reads what rollouts showed and proposes others,
