@@ -23,10 +23,9 @@ from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
+from lightspan.training.alerts import AlertMonitor
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import planned_of
 from lightspan.training.rewards import OWN
-from lightspan.training.symptoms import Watch
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → which tasks were evaluated."""
@@ -242,9 +241,8 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
-    planned = planned_of(config, sum(line.get("kind") == "train" for line in metrics))
-    for symptom in Watch(planned).read(metrics, run.evaluations()):
-        yield f"warning, step {symptom.step}: {symptom.text}"
+    for alert in AlertMonitor().read(metrics, run.evaluations()):
+        yield f"warning, step {alert.step}: {alert.text}"
 
 
 def _prompt_lines(run: RunFolder) -> Iterator[str]:

@@ -12,6 +12,7 @@ from lightspan.algorithms.protocol import Metrics
 from lightspan.progress import duration
 from lightspan.schema.records import Json
 from lightspan.training import checkpoints
+from lightspan.training.alerts import Alert, AlertMonitor
 from lightspan.training.best_step import Standing
 from lightspan.training.checkpoints import Life
 from lightspan.training.folder import EvaluationKind
@@ -21,7 +22,6 @@ from lightspan.training.meter import Meter, last_seconds
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan.training.session import Session
 from lightspan.training.sinks import SinkRun, Sinks
-from lightspan.training.symptoms import Symptom, Watch
 
 _SHOWN = {
     "reward": "reward {:.3f}",
@@ -50,7 +50,7 @@ class TrainingLoop:
         self._listeners = Listeners(session.note)
         seconds = self._state.seconds
         seconds |= last_seconds(self._folder)
-        self._watch = Watch(self._total)
+        self._alerts = AlertMonitor()
         self._standing = Standing.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
         self._meter = Meter(
@@ -96,7 +96,7 @@ class TrainingLoop:
         else:
             await budget.recall(session.store, self._state.run_id)
             budget.check(self._state.step)
-            self._watch.read(self._folder.metrics(), self._folder.evaluations())
+            self._alerts.read(self._folder.metrics(), self._folder.evaluations())
         await self._evaluate_if_due()
         budget.check(self._state.step)
 
@@ -130,12 +130,12 @@ class TrainingLoop:
         self._folder.add_metrics(line)
         self._sinks.add(line)
         self._session.reporter.finish(self._told(metrics))
-        self._warn(self._watch.step(line))
+        self._warn(self._alerts.step(line))
         self._notify("step")
 
-    def _warn(self, symptoms: Sequence[Symptom]) -> None:
-        for symptom in symptoms:
-            self._session.note(f"warning: {symptom.text}")
+    def _warn(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            self._session.note(f"warning: {alert.text}")
 
     def _told(self, metrics: Metrics) -> str:
         """A step, for people."""
@@ -200,7 +200,7 @@ class TrainingLoop:
         split = "held-out" if kind == "eval" else kind
         session.reporter.finish(evaluation.text(self._settings.metric, split))
         if kind == "eval":
-            self._warn(self._watch.evaluated(evaluation))
+            self._warn(self._alerts.evaluated(evaluation))
         self._notify("evaluation")
 
     async def _take_kept(self) -> Evaluation | None:
