@@ -15,6 +15,9 @@ from urllib import error as refused, request
 
 import pytest
 from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceResponse,
+)
 from tests.core.otel.test_logs import NOISE, SAID as RECORDS, logs
 from tests.core.serving.asking import begun
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
@@ -25,7 +28,6 @@ from lightspan.algorithms.traces import Query
 from lightspan.errors import NotFoundError
 from lightspan.otel import encode_otlp
 from lightspan.otel.arrivals import gathered
-from lightspan.production.otlp_sender import OtlpSender, Undelivered
 from lightspan.reports.export import export_store
 from lightspan.reports.inspect import inspect_store
 from lightspan.schema import conventions as c, messages
@@ -436,25 +438,22 @@ def test_the_exporter_of_opentelemetry(served: Served, url: str) -> None:
     assert lightspan.tasks_from_store(url, service="desk") == ["Where?"]
 
 
-@pytest.mark.parametrize("is_json", [False, True])
-def test_what_lightspan_sends(served: Served, url: str, is_json: bool) -> None:
+def test_what_lightspan_sends(served: Served, url: str) -> None:
     """And what is refused of it, its sender is told."""
     spans = [
         Span(span_id=ROOT, trace_id=TRACE, name="desk", kind=SpanKind.CHAIN, start_ns=1, end_ns=9),
         Span(span_id=CALL, trace_id=TRACE, name="chat m", kind=SpanKind.LLM, parent_id=ROOT),
         Span(span_id=TOOL, trace_id=TRACE, name="reward", kind=SpanKind.REWARD, parent_id=ROOT),
     ]
-    headers = {"Authorization": f"Bearer {TRACER}"}
-    sender = OtlpSender(f"{served.url}/v1/traces", headers, is_json=is_json)
-    assert sender(spans) == 1  # a tracer pays nobody
+    status, _, answer = send(served, encode_otlp(spans), PROTOBUF)
+    response = ExportTraceServiceResponse.FromString(answer)
+    assert (status, response.partial_success.rejected_spans) == (200, 1)  # a tracer pays nobody
     _, attempt, kept = asyncio.run(stored(url))
     assert attempt.status is AttemptStatus.SUCCEEDED
     assert {span.span_id: span.kind for span in kept} == {
         ROOT: SpanKind.CHAIN,
         CALL: SpanKind.LLM,
     }
-    with pytest.raises(Undelivered, match="it answered 401"):
-        OtlpSender(f"{served.url}/v1/traces", is_json=is_json)(spans)
 
 
 def test_what_made_them_is_not_kept_a_million_times(served: Served, url: str) -> None:

@@ -27,7 +27,7 @@ from lightspan.otel.translation import (
     encode_otlp,
     export,
 )
-from lightspan.production.outlet import send
+from lightspan.production.span_exporter import send
 
 __all__ = [
     "LightspanSpanProcessor",
