@@ -18,7 +18,6 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
-from tests.core.otel.test_logs import NOISE, SAID as RECORDS, logs
 from tests.core.serving.asking import begun
 from tests.core.stores.served import KEYS, RUNNER, TRAINER, Served, serving
 
@@ -30,7 +29,7 @@ from lightspan.otel import encode_otlp
 from lightspan.otel.arrivals import gathered
 from lightspan.reports.export import export_store
 from lightspan.reports.inspect import inspect_store
-from lightspan.schema import conventions as c, messages
+from lightspan.schema import conventions as c
 from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.serving.store.keys import Keys
@@ -483,23 +482,3 @@ def test_spans_inside_one_another_without_end(served: Served, url: str) -> None:
     _, spans_read = gathered(found.rollout, found.attempt, found.spans)
     [call] = [span for span in spans_read if span.kind is SpanKind.LLM]
     assert str(call.attributes[c.AGENT_PATH]).split("/") == [f"a{own}" for own in ids[:64]]
-
-
-def test_records_of_what_was_said(served: Served, url: str) -> None:
-    """`/v1/logs`: those of calls are kept, with their call; a runner may not send them."""
-    said = json.dumps(logs(*RECORDS, *NOISE)).encode()
-    assert send(served, said, path="/v1/logs") == (200, JSON, b"{}")
-    assert send(served, said, PROTOBUF, path="/v1/logs")[0] == 400
-    assert send(served, said, key=RUNNER, path="/v1/logs")[0] == 403
-    bare = {**RECORDS[0], "spanId": ""}
-    status, _, answer = send(served, json.dumps(logs(bare)).encode(), path="/v1/logs")
-    assert (status, json.loads(answer)["partialSuccess"]["rejectedLogRecords"]) == (200, "1")
-    call = otlp_span(CALL, AGENT, "chat m", 2, **{"gen_ai.operation.name": "chat"})
-    assert send(served, body(*SPANS[:2], call, SPANS[3]))[0] == 200
-    _, attempt, spans = asyncio.run(stored(url))
-    [state] = [found.rollout for found in read_recorded(url)]
-    _, settled = gathered(state, attempt, spans)
-    [call_span] = [span for span in settled if span.kind is SpanKind.LLM]
-    assert len(settled) == 4
-    assert messages.asked_of(call_span.attributes)[-1] == {"role": "user", "content": "Where?"}
-    assert [m["content"] for m in messages.answers_of(call_span.attributes)] == ["Here."]

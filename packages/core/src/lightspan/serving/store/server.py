@@ -39,7 +39,7 @@ from lightspan.serving.store.limits import check_runner, shown_to_runner
 from lightspan.serving.store.metrics import CONTENT_TYPE as METRICS_TYPE, Metrics
 from lightspan.serving.store.relay import Relay
 from lightspan.serving.store.replies import replied
-from lightspan.serving.store.telemetry import LOGS, PATH as TRACES, Telemetry
+from lightspan.serving.store.telemetry import PATH as TRACES, Telemetry
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.operations import (
     OPERATIONS,
@@ -136,7 +136,6 @@ class StoreServer(HttpServer):
             web.get("/health", self._health),
             web.get("/metrics", self._measured),
             post(TRACES, self._traced),
-            post(LOGS, self._traced),
             web.get(PATH, self._guarded(self._greet)),
             post(PATH, self._guarded(self._do_together)),
             post(f"{PATH}/{{operation}}", self._guarded(self._do)),

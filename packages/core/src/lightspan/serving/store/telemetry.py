@@ -1,13 +1,9 @@
-"""`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, protobuf or JSON, into the store.
-
-Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
-"""
+"""`POST /v1/traces`: OTLP over HTTP, protobuf or JSON, into the store."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -17,7 +13,6 @@ from lightspan.gateway.bodies import received, unpacked
 from lightspan.gateway.refusal import ApiError
 from lightspan.gateway.workers import Workers
 from lightspan.otel.arrivals import keep
-from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -34,7 +29,6 @@ from lightspan.stores.remote.roles import Role
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/traces"
-LOGS: Final = "/v1/logs"
 MOST_BYTES: Final = 16 * 2**20
 """Of a request, packed and unpacked: to decode it holds all of Python."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
@@ -78,7 +72,7 @@ class Telemetry:
             if isinstance(role, ApiError):
                 raise role
             refused = await self._taken(request, role)
-            body = encode_answer(answered_as, refused, of_logs=request.path == LOGS)
+            body = encode_answer(answered_as, refused)
         except ApiError as error:
             status, text = error.status, error.message
         except Full as full:
@@ -125,8 +119,7 @@ class Telemetry:
             size = unpacked_size = MOST_BYTES
             place.add(unpacked_size)
         kind = request.content_type
-        decode = decode_logs if request.path == LOGS else decode_request
-        decoded = await self._reading.run(_decoded, parts, packing, kind, decode, size=size)
+        decoded = await self._reading.run(_decoded, parts, packing, kind, size=size)
         place.add(-unpacked_size)
         return decoded
 
@@ -135,15 +128,13 @@ def _too_large() -> ApiError:
     return ApiError(413, f"a request with traces has at most {MOST_BYTES:,} bytes, unpacked too")
 
 
-def _decoded(
-    parts: list[bytes], packing: str, kind: str, decode: Callable[[bytes, str], Decoded]
-) -> Decoded:
+def _decoded(parts: list[bytes], packing: str, kind: str) -> Decoded:
     data = b"".join(parts)
     if packing not in ("", "identity"):
         data = unpacked(data, packing, MOST_BYTES)
     if len(data) > MOST_BYTES:
         raise _too_large()
-    decoded = decode(data, kind)
+    decoded = decode_request(data, kind)
     # here, beside the event loop: of a large batch it takes a second
     whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
     return decoded._replace(arrivals=whole)
