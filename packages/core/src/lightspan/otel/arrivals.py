@@ -20,7 +20,6 @@ import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.otel.identity import Role, agent_name, role_of
-from lightspan.otel.logs import joined
 from lightspan.otel.otlp import Arrival
 from lightspan.production.attempt import task_of
 from lightspan.production.journal import parcel_of, report_of, write_parcel
@@ -225,7 +224,6 @@ def gathered(
     """
     if not was_sent(attempt):
         return rollout, list(spans)
-    spans = joined(spans)
     by_id = {span.span_id: span for span in spans}
     wrapping, paths = _wrapping(by_id), _Paths(by_id)
     settled = [_settled(span, paths, is_wrapping=span.span_id in wrapping) for span in spans]

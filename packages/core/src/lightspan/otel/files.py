@@ -26,7 +26,6 @@ import msgspec
 from lightspan.errors import DataError
 from lightspan.otel import backends
 from lightspan.otel.arrivals import as_sent, keep, kept_of, running, trace_of
-from lightspan.otel.logs import NAMES, decode_logs_object
 from lightspan.otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
 from lightspan.otel.vocabulary import translated
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
@@ -442,8 +441,6 @@ def _decoded(record: Any, service: str) -> Decoded:
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
         return _otlp(record)
-    if any(name in record for name in NAMES):
-        return decode_logs_object(copy.deepcopy(record))
     if backends.is_phoenix_span(record):
         return _each([record], backends.phoenix_span, service)
     if backends.is_langfuse_trace(record):

@@ -280,17 +280,13 @@ def take_hex(value: dict[str, Any]) -> None:
             ) from error
 
 
-def encode_answer(content_type: str, refused: list[str], *, of_logs: bool = False) -> bytes:
-    """An `ExportTraceServiceResponse`, or one for logs: all is kept, or all but some, and why."""
-    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+def encode_answer(content_type: str, refused: list[str]) -> bytes:
+    """An `ExportTraceServiceResponse`: all is kept, or all but some, and why."""
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-    answer: Any = trace_service_pb2.ExportTraceServiceResponse()
-    if of_logs:
-        answer = logs_service_pb2.ExportLogsServiceResponse()
+    answer = trace_service_pb2.ExportTraceServiceResponse()
     if refused:
-        name = "rejected_log_records" if of_logs else "rejected_spans"
-        setattr(answer.partial_success, name, len(refused))
+        answer.partial_success.rejected_spans = len(refused)
         more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
         answer.partial_success.error_message = "; ".join(refused[:3]) + more
     return _encoded(answer, content_type)

@@ -22,7 +22,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.lightning.health import Health
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import load_plugin
-from lightspan.production import outlet
+from lightspan.production import span_exporter
 from lightspan.runners.app import App
 from lightspan.runners.external import RunnerWatch
 from lightspan.runners.local import LocalRunners
@@ -48,11 +48,11 @@ from lightspan.training.collector import Collector
 from lightspan.training.data import Epochs, clusters_of, task_id
 from lightspan.training.likeness import check_probes
 from lightspan.training.manifest import data_config, finished_result
-from lightspan.training.outgoing import Outgoing
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version
 from lightspan.training.rewards import Place, Rewards, Scorer, own_reward
 from lightspan.training.settings import TrainerSettings
+from lightspan.training.span_export import SpanExport
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class Session:
         self._presence: Presence
         self._watch: RunnerWatch
         self._routing = Routing()
-        self._outgoing = Outgoing(self.folder.path.name, self.reporter.line)
+        self._span_export = SpanExport(self.folder.path.name, self.reporter.line)
         self._is_stopped = False
         self._has_begun = False
         """A training has its folder, and so can go on whatever ends it; a dry run and an evaluation
@@ -153,7 +153,7 @@ class Session:
         Raises:
             AppError, CheckpointError, ConfigError
         """
-        outlet.current()  # an address that is none is told before anything begins
+        span_exporter.current()  # a wrong address is an error before anything begins
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
             config |= data_config(self._tasks.tasks, self.val, self.selection)
@@ -210,12 +210,11 @@ class Session:
                 f"store {url!r} lives in one process, and runners have their own: leave store= "
                 "out for a SQLite file in the run's folder"
             )
-        self._outgoing.open(self.store)
-        self._stack.push_async_callback(self._end_sending)
+        self._stack.push_async_callback(self._end_span_export)
 
-    async def _end_sending(self) -> None:
-        """While the store is open, after all else."""
-        await self._outgoing.close(is_patient=not self._is_stopped)
+    async def _end_span_export(self) -> None:
+        """Export what is left, after all else."""
+        await self._span_export.close(is_patient=not self._is_stopped)
 
     async def _serve(self, engine: TokenEngine | None, routing: Routing) -> None:
         host, port = self.settings.gateway_place
@@ -404,7 +403,6 @@ class Session:
             self.budget.check(self.state.step)
         ids = await self._resources_ids(len(tasks), resources, "rollouts")
         planned = self._planned(tasks, group_size, mode, ids)
-        self._outgoing.begin(planned)
         episodes = await self.collector.run(planned, self._title(mode))
         await self.budget.count(self.store, planned)
         return await self._ended(planned, episodes, mode)
@@ -420,7 +418,6 @@ class Session:
         check_whole("submit: group_size", group_size, 1)
         ids = await self._resources_ids(len(tasks), resources, "submit")
         planned = self._planned(tasks, group_size, Mode.TRAIN, ids)
-        self._outgoing.begin(planned)
         await self.collector.submit(planned)
         groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
         self.state.in_flight |= groups
@@ -447,7 +444,7 @@ class Session:
             if mode is Mode.VAL and (own := own_reward(episodes)):
                 self.note(f"the app's own reward there: {own}")
         self._health.look(episodes)
-        self._outgoing.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
+        self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
     async def _resources_ids(
@@ -519,7 +516,7 @@ class Session:
 
     def send_spans(self) -> None:
         """Have the spans of what ended sent, where the user asked for it: all is known of them."""
-        self._outgoing.send()
+        self._span_export.send()
 
     def reward_metrics(self) -> dict[str, float]:
         """See `Rewards.metrics`; empty where the app gives rewards."""
@@ -531,7 +528,7 @@ class Session:
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """See `World`."""
-        self._outgoing.explain(explanations)
+        self._span_export.explain(explanations)
         named = ((f"{a}/{call}/{choice}", why) for (a, call, choice), why in explanations.items())
         self.folder.write_explanations(self.state.step, named)
 

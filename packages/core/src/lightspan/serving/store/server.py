@@ -33,7 +33,7 @@ from lightspan.serving.loopback import check_local
 from lightspan.serving.store.keys import Keys
 from lightspan.serving.store.relay import Relay
 from lightspan.serving.store.replies import read_body, replied
-from lightspan.serving.store.telemetry import LOGS, PATH as TRACES, Telemetry
+from lightspan.serving.store.telemetry import PATH as TRACES, Telemetry
 from lightspan.stores.protocol import Store
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.remote.rpc import (
@@ -111,7 +111,6 @@ class StoreServer(HttpServer):
         return [
             web.get("/health", self._health),
             post(TRACES, self._traced),
-            post(LOGS, self._traced),
             web.get(PATH, self._guarded(self._greet)),
             post(PATH, self._guarded(self._do_together)),
             post(f"{PATH}/{{operation}}", self._guarded(self._do)),

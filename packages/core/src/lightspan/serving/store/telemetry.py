@@ -1,13 +1,9 @@
-"""`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, protobuf or JSON, into the store.
-
-Of logs, what they say of model calls is kept (`lightspan.otel.logs`).
-"""
+"""`POST /v1/traces`: OTLP over HTTP, protobuf or JSON, into the store."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -16,7 +12,6 @@ from lightspan.errors import DataError, LightspanError, StoreError
 from lightspan.gateway.api_errors import ApiError
 from lightspan.gateway.request_body import unpacked
 from lightspan.otel.arrivals import keep
-from lightspan.otel.logs import decode_logs
 from lightspan.otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -33,7 +28,6 @@ from lightspan.stores.remote.roles import Role
 log = logging.getLogger(__name__)
 
 PATH: Final = "/v1/traces"
-LOGS: Final = "/v1/logs"
 MAX_BYTES: Final = 16 * 2**20
 """Of a request, compressed or not."""
 SENDERS: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.TRACER})
@@ -68,7 +62,7 @@ class Telemetry:
             if isinstance(role, ApiError):
                 raise role
             refused = await self._taken(request, role)
-            body = encode_answer(answered_as, refused, of_logs=request.path == LOGS)
+            body = encode_answer(answered_as, refused)
         except ApiError as error:
             status, text = error.status, error.message
         except DataError as error:
@@ -95,22 +89,19 @@ class Telemetry:
         kind = request.content_type
         if kind not in CONTENT_TYPES:
             raise ApiError(415, f"traces come as {' or '.join(CONTENT_TYPES)}, not as {kind!r:.80}")
-        decode = decode_logs if request.path == LOGS else decode_request
         packing = request.headers.get("Content-Encoding", "").strip().lower()
         async with self._places:
             body = await read_body(request, MAX_BYTES)
-            decoded = await asyncio.to_thread(_decoded, body, packing, kind, decode)
+            decoded = await asyncio.to_thread(_decoded, body, packing, kind)
             may_reward = role is not Role.TRACER
             refused = await keep(self._store, decoded.arrivals, may_reward=may_reward)
         return [*decoded.refused, *(each.reason for each in refused)]
 
 
-def _decoded(
-    data: bytes, packing: str, kind: str, decode: Callable[[bytes, str], Decoded]
-) -> Decoded:
+def _decoded(data: bytes, packing: str, kind: str) -> Decoded:
     if packing not in ("", "identity"):
         data = unpacked(data, packing, MAX_BYTES)
-    decoded = decode(data, kind)
+    decoded = decode_request(data, kind)
     # here, beside the event loop: of a large batch it takes a second
     whole = [each._replace(span=translated(each.span)) for each in decoded.arrivals]
     return decoded._replace(arrivals=whole)
