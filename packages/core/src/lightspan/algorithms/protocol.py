@@ -122,6 +122,11 @@ class World(Protocol):
         """Policy → the version that the engine serves."""
         ...
 
+    @property
+    def in_flight(self) -> Mapping[str, int]:
+        """The groups that were submitted and not taken, in order → publications since."""
+        ...
+
     def next_tasks(self, count: int) -> list[Json]:
         """The next training tasks: shuffled epochs, no task twice before all were used; first
         those of groups that an interruption cut off before they were taken."""

@@ -5,7 +5,7 @@ come out.
 evaluates, and the World of its algorithm; `loop` takes the steps, `meter` and `budget` count what
 they cost; `backends` builds the engine and the learner, `likeness` says whether they
 have the same weights. `data` reads tasks, `collector` enqueues rollouts and gathers their episodes;
-`flights` are those that go on while weights update. `folder` is the run's folder, `manifest` what
+`in_flight` has those that are under way. `folder` is the run's folder, `manifest` what
 it says of the run, `trust` who has it from whom; `checkpoints` and `resume` are how it goes on,
 `best_step` whose weights are kept. `rewards` gives rewards in the app's place, by a function or a
 `judge`, which is asked `ballots`; `lines` are files that grow. `results`, `statistics`, `plots` and

@@ -117,7 +117,7 @@ class TrainingLoop:
         if budget.is_overspent and not is_saved:
             await self._save()
         if budget.is_overspent:  # what is in flight would ask on, of runners started by hand
-            await self._session.end_flights()
+            await self._session.cancel_in_flight()
         budget.check(at)
 
     async def _learn(self) -> None:
@@ -229,7 +229,7 @@ class TrainingLoop:
 
     async def _finish(self) -> FitResult:
         session, folder = self._session, self._folder
-        await session.end_flights()  # before weights of an earlier step are served to them
+        await session.cancel_in_flight()  # before weights of an earlier step are served to them
         kept = await self._take_kept() if self._settings.chooses else None
         algorithm = session.algorithm
         served = Served.of(algorithm, folder, self._state.versions) if self._trains else None

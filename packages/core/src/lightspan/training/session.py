@@ -102,6 +102,9 @@ class Session:
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._batches = 0
+        self._published = 0
+        self._begun: dict[str, int] = {}
+        """Group in flight → `_published` when it was submitted."""
         self._taken: dict[int, list[str]] = {}
         """This step → the groups that it has taken so far, by one call or by several."""
         self._presence: Presence
@@ -313,9 +316,9 @@ class Session:
         watching = asyncio.create_task(watch.watch(self.store), name="lightspan-runner-watch")
         self._stack.callback(watching.cancel)
 
-    async def end_flights(self) -> None:
+    async def cancel_in_flight(self) -> None:
         """Cancel what is in flight: no step trains it any more."""
-        await self.store.cancel(self.collector.forget())
+        await self.store.cancel(self.collector.clear())
 
     async def complete(self) -> None:
         """Let runners that were started by hand end: the run is complete."""
@@ -380,6 +383,11 @@ class Session:
         """See `World`."""
         return self.state.versions
 
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """See `World`."""
+        return {group: self._published - begun for group, begun in self._begun.items()}
+
     def next_tasks(self, count: int) -> list[Json]:
         """See `World`."""
         returned = self.state.returned[:count]
@@ -404,7 +412,7 @@ class Session:
         ids = await self._resources_ids(len(tasks), resources, "rollouts")
         planned = self._planned(tasks, group_size, mode, ids)
         episodes = await self.collector.run(planned, self._title(mode))
-        await self.budget.count(self.store, planned)
+        await self.budget.count(self.store, self.collector.news())
         return await self._ended(planned, episodes, mode)
 
     async def submit(
@@ -421,6 +429,7 @@ class Session:
         await self.collector.submit(planned)
         groups = {rollout.group_id: rollout.task for rollout in planned if rollout.group_id}
         self.state.in_flight |= groups
+        self._begun |= dict.fromkeys(groups, self._published)
         return list(groups)
 
     async def take(self, count: int, first: Sequence[str] = ()) -> list[Episode]:
@@ -431,7 +440,7 @@ class Session:
         self._taken = {step: [*self._taken.get(step, ()), *groups]}
         self.folder.write_taken(step, self._taken[step])
         for group in groups:
-            del self.state.in_flight[group]
+            del self.state.in_flight[group], self._begun[group]
         await self.budget.count(self.store, self.collector.news())
         return await self._ended(planned, episodes, Mode.TRAIN)
 
@@ -513,6 +522,7 @@ class Session:
                 probes = await self.engine.probes(policy)
                 await self.learn(partial(check_probes, probes, policy, version, self.learner))
         self.state.versions = fresh
+        self._published += 1
 
     def send_spans(self) -> None:
         """Have the spans of what ended sent, where the user asked for it: all is known of them."""
