@@ -212,7 +212,6 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
         "warnings",
         "choices",
         "agents",
-        "frameworks",
         "detours",
         "overrides",
         "rewards",

@@ -37,7 +37,6 @@ from lightspan.capture.adapter import (
 from lightspan.capture.bypass import bypassing_call, is_at_gateway, is_routed
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder, Unrecorded
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -45,7 +44,6 @@ from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_langgraph import _bypass, _cache
 from lightspan_langgraph._identity import End, RunKind, RunTree, Start
 from lightspan_langgraph._prebuilt import is_running_prebuilt
-from lightspan_langgraph._versions import FRAMEWORK
 
 _NAME: Final = "lightspan_langgraph"
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
@@ -237,7 +235,6 @@ def _note_end(
             if run.inside.leave(is_ok=is_ok):
                 _record_bypassing(attempt, recorder, ask, end, what)
         for span in attempt.tree.end(end):
-            recorder.sightings.span(adapted(FRAMEWORK, _NAME), span)
             recorder.add(span)
     except Exception as error:
         damage(recorder, _NAME, error)

@@ -46,7 +46,6 @@ from lightspan.capture.adapter import (
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -69,7 +68,6 @@ from lightspan_openai_agents._identity import (
     span_of,
 )
 from lightspan_openai_agents._upload import exchange_default, restored, silenced
-from lightspan_openai_agents._versions import FRAMEWORK
 
 _MAY_BYPASS: Final = (OperationKind.TURN, *MODEL_CALLS)
 _KINDS: Final = {kind.value: kind for kind in OperationKind}
@@ -205,7 +203,6 @@ def _record(operation: Operation, end: End) -> None:
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.settle(operation.key) else None
     if span is not None:
-        recorder.sightings.span(adapted(FRAMEWORK, NAME), span)
         recorder.add(span)
 
 

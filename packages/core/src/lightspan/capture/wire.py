@@ -1,5 +1,5 @@
 """The client shim: one wrapper around `openai.OpenAI.request` and its async twin, and the same one
-around `anthropic.Anthropic.request` and its kin.
+around the `request` of Anthropic's clients.
 
 Inside a scope, a call of an agent that the algorithm routes to us is handed, as a copy of its
 request, to a clean client of ours: whatever client the app built, whenever it built it, nothing of
@@ -10,7 +10,6 @@ are used as they were learned, a copy of the request says other ones (`candidate
 goes. Outside a scope nothing changes unless the user said so.
 
 `request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
-It is inherited by the client classes, so uninstalling is deleting the attribute.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from lightspan.capture import outgoing, strays
+from lightspan.capture import strays, uncaptured_http
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.candidates import note, reading_attributes, reading_of, with_text
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
@@ -74,7 +73,6 @@ def install() -> None:
                 _wrap_now_or_later(sdk)
             except Exception as error:
                 failed = failed or error
-        outgoing.install()
         if failed is not None:
             raise failed
 
@@ -104,11 +102,10 @@ def _wrap_imported(sdk: Sdk) -> None:
 
 
 def _wrap(sdk: Sdk) -> None:
-    every = list(sdk.kinds())  # first: one that is missing must not leave others wrapped
+    classes = sdk.wrapped_classes()  # first: one that is missing must not leave the other wrapped
     state.shims[sdk.name] = [
         Patch(owner, "request", partial(shim, sdk, owner.request))
-        for kinds in every
-        for owner, shim in zip(kinds, (_sync_shim, _async_shim), strict=True)
+        for owner, shim in zip(classes, (_sync_shim, _async_shim), strict=True)
     ]
     state.awaited.pop(sdk.name, None)
 
@@ -121,7 +118,7 @@ def uninstall() -> None:
         while state.shims:
             for shim in state.shims.popitem()[1]:
                 shim.undo()
-        outgoing.uninstall()
+        uncaptured_http.uninstall()
 
 
 def installed() -> bool:

@@ -1,4 +1,4 @@
-"""Provenance: the frameworks of the agents, and the requests that no SDK made, as seen."""
+"""Provenance: the requests that no SDK made."""
 
 from __future__ import annotations
 
@@ -6,29 +6,14 @@ from collections.abc import Sequence
 
 from lightspan.lightning.detours import asked, fix_of, host_of
 from lightspan.reports.dry_run.findings import Findings
-from lightspan.reports.dry_run.sections import AgentReport, DetourReport, FrameworkReport
-from lightspan.schema.origins import Request, frameworks_of, requests_of
-
-
-def read_frameworks(findings: Findings) -> list[FrameworkReport]:
-    """Every framework that told of an agent, in order of name."""
-    found = frameworks_of(span for episode in findings.episodes for span in episode.spans)
-    return [
-        FrameworkReport(
-            name=framework.name,
-            version=framework.version or None,
-            told_by=framework.told_by,
-            agents=sorted(paths),
-        )
-        for framework, paths in sorted(found.items())
-    ]
+from lightspan.reports.dry_run.sections import AgentReport, DetourReport
+from lightspan.schema.origins import Request, requests_of
 
 
 def read_detours(findings: Findings, agents: Sequence[AgentReport]) -> list[DetourReport]:
     """Requests past the SDKs, by agent; but those of which an adapter tells already, with what to
     change in its framework."""
     spans = [span for episode in findings.episodes for span in episode.spans]
-    of = {path: one for one, paths in frameworks_of(spans).items() for path in paths}
     told = {agent.path: {client.host for client in agent.unseen} for agent in agents}
 
     def is_told(request: Request) -> bool:
@@ -40,7 +25,7 @@ def read_detours(findings: Findings, agents: Sequence[AgentReport]) -> list[Deto
             requests=count,
             asked=asked(request),
             selected=findings.routing.target(request.agent).selected,
-            fix=fix_of(request, of.get(request.agent)),
+            fix=fix_of(request),
         )
         for request, count in sorted(requests_of(spans).items())
         if not is_told(request)

@@ -13,7 +13,6 @@ from lightspan.reports.dry_run.sections import (
     AgentReport,
     CostReport,
     DetourReport,
-    FrameworkReport,
     OverrideReport,
     RewardReport,
     RowReport,
@@ -22,7 +21,6 @@ from lightspan.reports.dry_run.text import (
     agent_lines,
     cost_lines,
     detour_lines,
-    framework_lines,
     memory_lines,
     missing_lines,
     override_lines,
@@ -61,8 +59,6 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[str] = []
     """Settings that the algorithm chose itself, and why; and what it found to learn."""
     agents: list[AgentReport]
-    frameworks: list[FrameworkReport] = []
-    """Those whose agents were seen to act, by an adapter or by their spans."""
     detours: list[DetourReport] = []
     """Requests to models that no SDK made which lightspan sees, and no adapter tells of."""
     overrides: list[OverrideReport]
@@ -99,7 +95,6 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
             self._head(),
             [f"! {warning}" for warning in self.warnings],
             agent_lines(self.agents),
-            framework_lines(self.frameworks),
             detour_lines(self.detours),
             override_lines(self.overrides),
             reward_lines(self.rewards),

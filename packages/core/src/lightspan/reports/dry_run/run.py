@@ -51,7 +51,7 @@ from lightspan.reports.dry_run.findings import (
     read_rewards,
     read_rows,
 )
-from lightspan.reports.dry_run.provenance import read_detours, read_frameworks
+from lightspan.reports.dry_run.provenance import read_detours
 from lightspan.reports.dry_run.report import DevReport
 from lightspan.reports.dry_run.sections import AgentReport, RewardReport, RowReport
 from lightspan.reports.dry_run.warnings import warnings_of
@@ -441,7 +441,6 @@ class DryRun:
             warnings=list(dict.fromkeys(warnings)),
             choices=[*self._choices, *looked],
             agents=agents,
-            frameworks=read_frameworks(findings),
             detours=detours,
             overrides=read_overrides(findings),
             rewards=rewards,

@@ -76,28 +76,12 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether tokens were counted with the tokenizer to train, not by who answered."""
 
 
-class FrameworkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework whose agents were seen to act."""
-
-    name: str
-    """Of its distribution; of the instrumentation scope where that names none."""
-    version: str | None
-    """The installed one, where the app runs; None: no distribution has that name."""
-    told_by: str
-    """The adapter, or the spans of an instrumentation scope."""
-    agents: list[str]
-
-
 class DetourReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of an agent to a model that went past the OpenAI and Anthropic SDKs."""
 
     agent: str
     client: str
-    """A library, or the class of an HTTP client."""
-    caller: str
-    """The module that called the HTTP client; empty where the library is the client."""
-    provider: str
-    """As LiteLLM calls it; else empty."""
+    """The package that called the HTTP client."""
     model: str
     """Empty where the request named none."""
     url: str

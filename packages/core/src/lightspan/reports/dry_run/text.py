@@ -14,7 +14,6 @@ from lightspan.reports.dry_run.sections import (
     BreakReport,
     CostReport,
     DetourReport,
-    FrameworkReport,
     GroupReport,
     OverrideReport,
     RewardReport,
@@ -87,18 +86,7 @@ def _spread(spread: Spread | None, *, estimated: bool) -> str:
     return "-" if spread is None else f"{mark}{spread.mean:.0f} / {spread.max}"
 
 
-# --- frameworks -------------------------------------------------------------------------------
-def framework_lines(frameworks: Sequence[FrameworkReport]) -> Iterator[str]:
-    """The frameworks, and their agents."""
-    if not frameworks:
-        return
-    yield "FRAMEWORKS"
-    for framework in frameworks:
-        version = framework.version or "(version not known)"
-        named = f"{framework.name} {version}, told by {framework.told_by}"
-        yield f"  {named}: {', '.join(framework.agents)}"
-
-
+# --- uncaptured requests ---------------------------------------------------------------------
 def detour_lines(detours: Sequence[DetourReport]) -> Iterator[str]:
     """The requests past the SDKs, and what to change."""
     if not detours:
