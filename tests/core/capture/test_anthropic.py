@@ -381,9 +381,7 @@ def test_uninstalling_leaves_the_classes_as_they_were() -> None:
     kinds = ANTHROPIC.wrapped_classes()
     before = [dict(vars(kind)) for kind in kinds]
     wire.install()
-    assert [vars(kind)["request"] is not old["request"] for kind, old in zip(kinds, before)] == [
-        True
-    ] * 2
+    assert all(vars(k)["request"] is not b["request"] for k, b in zip(kinds, before, strict=True))
     wire.uninstall()
     assert [dict(vars(kind)) for kind in kinds] == before
 

@@ -14,8 +14,8 @@ from lightspan.capture import threads
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 
-# built lazily, which is no patch
-BUILT = ("__pydantic_", "__signature__", "__module__", "__abstractmethods__", "__weakref__", "_abc_")
+# what Python and pydantic build when it is first asked for
+BUILT = ("__pydantic_", "__signature__", "__module__", "__abstractmethods__", "_abc_")
 
 def attributes():
     kinds = [kind for kind in gc.get_objects() if isinstance(kind, type)]

@@ -79,7 +79,7 @@ def test_fit_names_what_was_asked_where_no_call_was_seen() -> None:
     episode = build_episode(attempt, rollout, [root], [])
     assert why_no_call([episode]) == (
         "the app made no model call through the OpenAI SDK in its own process, nor to "
-        "OPENAI_BASE_URL; it asked llama-3 at api.groq.com by litellm, mine at host:1 by my_app, which "
-        "lightspan does not see (rollouts: 1). For litellm, "
+        "OPENAI_BASE_URL; it asked llama-3 at api.groq.com by litellm, mine at host:1 by my_app, "
+        "which lightspan does not see (rollouts: 1). For litellm, "
         f"{fix_of(GROQ)}. For my_app, {fix_of(PLAIN)}"
     )

@@ -106,24 +106,24 @@ class LightspanCallback(BaseCallbackHandler):
     ignore_custom_event = True
 
     def on_chain_start(self, serialized: Any, inputs: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.CHAIN, serialized, event, inputs)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.CHAIN, serialized, event, inputs)
 
     def on_retriever_start(self, serialized: Any, query: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.RETRIEVER, serialized, event, query)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.RETRIEVER, serialized, event, query)
 
     def on_tool_start(self, serialized: Any, input_str: str, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.TOOL, serialized, event, input_str)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.TOOL, serialized, event, input_str)
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event, messages[0] if messages else [])
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.MODEL, serialized, event, messages[0] if messages else [])
 
     def on_llm_start(self, serialized: Any, prompts: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
         if _bypass.asking.get() is not None:
@@ -148,12 +148,14 @@ class LightspanCallback(BaseCallbackHandler):
 
 
 # --- events ---------------------------------------------------------------------------------
-def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any = "") -> None:
-    current = scope.pushed()
-    if current is None:
-        return
+def _start(
+    current: scope.Acting,
+    kind: RunKind,
+    serialized: Any,
+    event: Mapping[str, Any],
+    given: Any = "",
+) -> None:
     try:
-        _watch()
         name = _name(serialized, event)
         current = _attempted(current, kind, name, event, given)
         _note_start(current, kind, name, event, given)
@@ -189,7 +191,7 @@ def _note_start(
     current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
-    forgotten = attempt.tree.start(
+    attempt.tree.start(
         Start(
             run_id=run_id,
             parent_id=event.get("parent_run_id") or _current_run(),  # `generate` does not inherit
@@ -202,9 +204,6 @@ def _note_start(
         )
     )
     _state.owners[run_id] = attempt
-    if forgotten is not None:
-        _state.owners.pop(forgotten, None)
-        attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
         told = scope.call_begins(current, besides=_note_call)
         attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, told, attempt.asks)
@@ -306,6 +305,7 @@ def _attempt(current: scope.Scope) -> _AttemptRuns:
     attempt = _state.attempts.get(current.recorder)
     if attempt is not None:
         return attempt
+    _watch()
     with _state.lock:
         return _state.attempts.setdefault(current.recorder, _AttemptRuns(current))
 

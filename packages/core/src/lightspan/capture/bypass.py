@@ -133,9 +133,10 @@ def running(kind: type) -> Any:
     """
     frame = sys._getframe(1).f_back
     while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, kind):
-            return found
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, kind):
+                return owner
         frame = frame.f_back
     return None
 
