@@ -245,7 +245,7 @@ def _record_bypassing(
     """Add the call of a model client that did not use the OpenAI SDK."""
     place = attempt.tree.inside(end.run_id)
     acting = scope.Acting(attempt.scope, place.frames, place.span_id)
-    client = None if _bypass.is_cached(said) else _bypass.client(ask, acting.path)
+    client = None if _bypass.is_cached(said) else _bypass.client(ask)
     if is_at_gateway(client, attempt.scope.gateway_url):
         return
     call = bypassing_call(

@@ -1,8 +1,8 @@
 """From the SDK's spans to agent paths and spans: pure, without the SDK.
 
 The SDK tells of *operations* in the context in which they happen: a run (`task`), an agent, a tool,
-a handoff, a guardrail. A call of a model is one more. So an operation knows what is around it by who is
-acting when it begins, whatever framework said so, and decides who acts inside it:
+a handoff, a guardrail. A call of a model is one more. So an operation knows what is around it by
+who is acting when it begins, whatever framework said so, and decides who acts inside it:
 
 | operation | adds to the path | becomes |
 |---|---|---|
@@ -209,8 +209,7 @@ def bypassing_call(
         end: how it ended.
         model: the SDK's object that asked.
     """
-    path = operation.around.path
-    client = bypass.client_of(model, path, "agents.OpenAIChatCompletionsModel")
+    client = bypass.client_of(model, "agents.OpenAIChatCompletionsModel")
     if bypass.is_at_gateway(client, operation.around.scope.gateway_url):
         return None
     is_cancelled = end.attributes.get(conventions.ERROR_TYPE) == "CancelledError"

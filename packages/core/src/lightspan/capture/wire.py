@@ -81,9 +81,9 @@ def _wrap_now_or_later(sdk: Sdk) -> None:
     waiting = state.awaited.get(sdk.name)  # before the shims: it goes when they are there
     if sdk.name in state.shims:
         return
-    # Somebody else's import may have looked for the module just before we began to wait for it. One
-    # that we saw begin is left to its own thread, which may want our lock before it ends.
-    if sdk.name in sys.modules and not (waiting is not None and waiting.is_under_way):
+    module = sys.modules.get(sdk.name)
+    # an import under way is left to its own thread, which may want our lock before it ends
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
         if waiting is not None:
             waiting.stop()
         _wrap(sdk)
@@ -132,7 +132,7 @@ def _sync_shim(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(self, options)
+        client, sent = self, call.instructed(options)
         if call.redirected:
             try:
                 client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
@@ -156,7 +156,7 @@ def _async_shim(
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(self, options)
+        client, sent = self, call.instructed(options)
         if call.redirected:
             try:
                 client, sent = await async_client(sdk, call.origin), call.redirect(self, sent)
@@ -278,13 +278,13 @@ class _SentCall:
     def origin(self) -> str:
         return str(self.acting.scope.gateway_url)
 
-    def instructed(self, client: Any, options: Any) -> Any:
+    def instructed(self, options: Any) -> Any:
         """A copy of the request with the instructions that are to be sent; itself, if they are
         its own. What fails damages the attempt: the app's request is sent then."""
         if self.reading is None:
             return options
         try:
-            sent = with_text(client, options, self.reading) if self.reading.is_changed else options
+            sent = with_text(options, self.reading) if self.reading.is_changed else options
             if self.recorded_there:  # by what knows of the text that was sent alone
                 note(self.acting, {c.PROMPT_CALL: self.call_id, **reading_attributes(self.reading)})
             return sent
