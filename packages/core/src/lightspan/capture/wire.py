@@ -19,9 +19,9 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from lightspan.capture import strays, uncaptured_http
 from lightspan.capture.answers import as_mapping, observe
@@ -230,17 +230,14 @@ def _body(options: Any) -> dict[str, Any]:
     return body
 
 
-@lru_cache(maxsize=64)
-def _server(address: str) -> Attributes:
-    """Host and port of a base URL; nothing else of it, which may hold a key."""
-    try:
-        url = urlsplit(address)
-        host, port = url.hostname, url.port
-    except ValueError:  # a port that is no number
-        return {}
+def _server(address: Any) -> Attributes:
+    """Return host and port of the SDK's base URL; the rest of it may hold a key."""
+    host, port = getattr(address, "host", ""), getattr(address, "port", None)
     if not host:
         return {}
-    return {c.SERVER_ADDRESS: host, **({} if port is None else {c.SERVER_PORT: port})}
+    return (
+        {c.SERVER_ADDRESS: host} if port is None else {c.SERVER_ADDRESS: host, c.SERVER_PORT: port}
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -412,7 +409,7 @@ class _SentCall:
 
     def _elsewhere(self) -> Attributes:
         """Who answers, where that is not ours."""
-        server = _server(str(self.address or ""))
+        server = _server(self.address)
         return {**server, c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else server
 
     def guarded(self, note: Callable[..., None], *values: Any) -> None:
