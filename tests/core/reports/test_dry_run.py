@@ -199,7 +199,6 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
         "warnings",
         "choices",
         "agents",
-        "frameworks",
         "uncaptured",
         "overrides",
         "rewards",

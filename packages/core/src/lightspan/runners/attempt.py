@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from lightspan.capture import strays, threads
+from lightspan.capture import strays
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
-from lightspan.runners.command.command import Command
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.outcome import STOPPED, Ending, classify, returned
 from lightspan.runners.reachability import Way
 from lightspan.runners.whereabouts import in_words, of_coroutine
 from lightspan.schema import clock, conventions as c
 from lightspan.schema.conventions import exception_attributes
+from lightspan.schema.origins import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome, Report
 from lightspan.schema.resources import NamedResources, instructions_in, routing_of
 from lightspan.schema.spans import (
@@ -321,11 +321,7 @@ class AttemptRun:
         if lost is not None:
             recorder.damage(lost)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
-        is_program = isinstance(self._host.app.function, Command)  # a child itself
-        has_children = recorder.has_children or threads.has_children()
-        if has_children and not recorder.has_called and not is_program:
-            attributes[c.CHILDREN] = True
-        attributes |= recorder.sightings.attributes()
+        attributes |= uncaptured_attributes(recorder.uncaptured)
         failed = ending.status is not AttemptStatus.SUCCEEDED
         root = self._span(
             scope,

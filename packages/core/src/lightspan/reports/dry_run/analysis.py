@@ -46,7 +46,7 @@ from lightspan.reports.dry_run.report import (
 )
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.conventions import UNNAMED_AGENT
-from lightspan.schema.origins import frameworks_of, requests_of
+from lightspan.schema.origins import requests_of
 from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import Span, SpanKind
@@ -157,20 +157,9 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
     return c.usage_of(call.span.attributes)
 
 
-def read_frameworks(findings: Findings) -> dict[str, list[str]]:
-    """Return the frameworks with their agents, by name."""
-    return {
-        f"{each.name} {each.version or '(version not known)'}, told by {each.told_by}": sorted(
-            paths
-        )
-        for each, paths in sorted(frameworks_of(findings.spans()).items())
-    }
-
-
 def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
     """Return the requests that bypassed the SDKs, but those that an adapter recorded as calls."""
     spans = findings.spans()
-    frameworks = {path: one for one, paths in frameworks_of(spans).items() for path in paths}
     recorded = {
         (entry.call.agent_path, client_of(entry.call.span).host)
         for entry in findings.entries
@@ -182,7 +171,7 @@ def read_uncaptured(findings: Findings) -> list[UncapturedReport]:
             request=asked(request),
             requests=count,
             selected=findings.routing.target(request.agent).selected,
-            fix=fix_of(request, frameworks.get(request.agent)),
+            fix=fix_of(request),
         )
         for request, count in sorted(requests_of(spans).items())
         if recorded.isdisjoint({(request.agent, ""), (request.agent, host_of(request))})

@@ -247,8 +247,6 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[str]
     """Settings that the algorithm chose itself, and why."""
     agents: list[AgentReport]
-    frameworks: dict[str, list[str]]
-    """Framework, version and source → its agents."""
     uncaptured: list[UncapturedReport]
     overrides: list[OverrideReport]
     rewards: RewardReport

@@ -318,7 +318,6 @@ class DryRun:
             warnings=list(dict.fromkeys(warnings)),
             choices=choices,
             agents=agents,
-            frameworks=analysis.read_frameworks(findings),
             uncaptured=uncaptured,
             overrides=analysis.read_overrides(findings),
             rewards=rewards,

@@ -34,7 +34,6 @@ def render(report: DevReport) -> str:
         _head(report),
         [f"! {warning}" for warning in report.warnings],
         _agents(report.agents),
-        _frameworks(report),
         _uncaptured(report),
         _overrides(report),
         _rewards(report.rewards),
@@ -112,13 +111,6 @@ def _rate(calls_per_rollout: float) -> str:
 
 def _spread(spread: Spread | None) -> str:
     return "-" if spread is None else f"{spread.mean:.0f} / {spread.max}"
-
-
-def _frameworks(report: DevReport) -> Iterator[str]:
-    if report.frameworks:
-        yield "FRAMEWORKS"
-        for name, agents in report.frameworks.items():
-            yield f"  {name}: {', '.join(agents)}"
 
 
 def _uncaptured(report: DevReport) -> Iterator[str]:
