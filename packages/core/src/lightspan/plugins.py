@@ -11,6 +11,8 @@ implementation. Kinds:
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
+    readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
+               attempt whose spans were received from elsewhere
     frameworks name → the module to import where `lightspan` instruments a framework by name
     api        name → an object that `lightspan.<name>` is
 """

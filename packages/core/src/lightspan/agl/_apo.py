@@ -10,8 +10,8 @@ from lightspan.agl._algorithms import Algorithm
 from lightspan.agl._resources import PromptTemplate
 from lightspan.agl._rollouts import Dataset, EnqueueRolloutRequest
 from lightspan.algorithms.apo.search import BeamPlan, Models, Search
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.prompts.candidates import Split
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.trials import Prompts, Trials
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.episode import Episode
@@ -206,8 +206,8 @@ class APO(Algorithm, Generic[T]):
             seed=self.seed,
         )
 
-    def _reflector(self, client: AsyncOpenAI, model: str) -> Reflector:
-        return Reflector(
+    def _reflector(self, client: AsyncOpenAI, model: str) -> EndpointClient:
+        return EndpointClient(
             LLM(
                 base_url=str(client.base_url),
                 model=model,

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from lightspan.algorithms.prompts.reflection import Reflector
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.errors import (
     BudgetError,
     ConfigError,
@@ -169,7 +169,7 @@ class _Bench:
         self._tokens = sum(each.input_tokens + each.output_tokens for each in known)
         self._before = (self._calls, self._tokens)
         self._is_busy_told = False
-        self._model = Reflector(
+        self._model = EndpointClient(
             judge.llm,
             timeout_s=judge.timeout_s,
             patience_s=judge.patience_s,

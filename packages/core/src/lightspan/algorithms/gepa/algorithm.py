@@ -10,6 +10,7 @@ from statistics import fmean
 
 import msgspec
 
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.gepa.questions import question
 from lightspan.algorithms.gepa.search import Search
 from lightspan.algorithms.prompts.candidates import JOURNAL, Found, Split
@@ -22,7 +23,6 @@ from lightspan.algorithms.prompts.options import (
     check_prompts,
     check_reflection,
 )
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.search import PromptSearch, run_letters
 from lightspan.algorithms.protocol import Reflections, World
 from lightspan.errors import ConfigError
@@ -157,7 +157,7 @@ class GEPA(PromptSearch):
         }
 
     async def search(self, world: World, split: Split) -> Found:
-        reflector = Reflector(
+        reflector = EndpointClient(
             self.reflection,
             timeout_s=self.reflection_timeout_s,
             patience_s=self.patience_s,
