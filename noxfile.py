@@ -845,15 +845,6 @@ def tests_sinks(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def tests_agl(session: nox.Session) -> None:
-    """Look whether Agent Lightning 0.3.0 says what `lightspan.agl` is compared with (0.6 GB)."""
-    pip_install(session, "-r", "constraints/agentlightning.txt")
-    said = "tests/core/agl/agentlightning-0.3.0.json"
-    script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
-    session.run("python", *script, env=TESTING)
-
-
-@nox.session(default=False)
 def vllm(session: nox.Session) -> None:
     """Make the virtualenv of vLLM's servers, for the CPU."""
     install_torch(session)

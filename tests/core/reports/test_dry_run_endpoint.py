@@ -18,7 +18,7 @@ from lightspan.reports.dry_run.endpoints import (
     environment_endpoint,
     named_endpoint,
 )
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route
 from lightspan.schema.tokens import Sampling
 from lightspan.testing.scripted import Reply, Request, ScriptedServer
 
@@ -222,14 +222,6 @@ def test_routing_of_a_dry_run() -> None:
     assert targets["a"].endpoint == targets["writer"].endpoint == where
     assert (targets["writer"].sampling, targets["a"].sampling) == (sampling, None)
     assert targets["d"].sampling is None
-
-
-def test_a_dry_run_keeps_regular_expressions() -> None:
-    """`agent_match` of `lightspan.agl` is searched, not globbed."""
-    rule = Rule("^wri", Target(route=Route.POLICY, policy="policy"), regex=True)
-    found = endpoint_routing(Routing(rules=[rule]), LLM(base_url="http://dev/v1", model="m"))
-    assert found.target("writer").route is Route.ENDPOINT
-    assert found.target("rewriter").route is Route.APP
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
 def _target(current: Acting, path: str, address: Any) -> Target:
     """Where the call goes that a client with this base URL makes."""
     routing, gateway = current.scope.routing, current.scope.gateway_url
-    if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
+    if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
     return routing.target(path)
 

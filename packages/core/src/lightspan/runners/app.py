@@ -95,6 +95,9 @@ class App:
         AppError: a method, or a callable whose arguments cannot be seen.
     """
 
+    follows_urls = False
+    """See `Scope`."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # whose name nobody may need
             _check_no_method(function)

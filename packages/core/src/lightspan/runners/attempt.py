@@ -194,6 +194,7 @@ class AttemptRun:
             routing=routing,
             instructions=instructions_in(resources),
             root_span_id=self._root,
+            follows_urls=self._host.app.follows_urls,
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))
 

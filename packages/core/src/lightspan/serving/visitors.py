@@ -246,7 +246,7 @@ class ServingGateway(Server):
 
 def is_name(rule: Rule) -> bool:
     """Whether the rule is of one agent name, not of a pattern."""
-    return "*" not in rule.pattern and "/" not in rule.pattern and not rule.regex
+    return "*" not in rule.pattern and "/" not in rule.pattern
 
 
 def _public(target: Target) -> Target:
