@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from lightspan.agl._agent_transport import AgentApp, AgentPool, factory_of
 from lightspan.agl.litagent import LitAgent
@@ -59,7 +59,7 @@ class LocalRuns:
                 # Equal tasks are run apart.
                 task_id=f"{number}-{task_id(task)}",
                 mode=mode,
-                resources_id=await self.store.put_resources(named) if named else "",
+                resources_id=await self.store.put_resources(dict(named)) if named else "",
                 timeout_s=TIMEOUT_S if self._timeout_s is None else None,
             )
             for number, (task, named) in enumerate(
@@ -95,7 +95,7 @@ class LocalRuns:
 
 @asynccontextmanager
 async def local_runs(
-    agent: LitAgent[object],
+    agent: LitAgent[Any],
     resources: NamedResources,
     *,
     slots: int,

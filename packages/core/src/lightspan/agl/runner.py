@@ -61,7 +61,7 @@ class LitAgentRunner(Generic[T]):
         start_time = time.time()
         ours = Mode.VAL if mode == "val" else Mode.TRAIN
         async with local_runs(agent, check_resources(resources), slots=1) as runs:
-            [episode] = await runs.rollouts([input], mode=ours)  # type: ignore[list-item]
+            [episode] = await runs.rollouts([input], mode=ours)
             spans = list((await runs.store.spans([episode.attempt_id]))[episode.attempt_id])
         check_rewards([episode])
         if episode.reward_source == "returned":
