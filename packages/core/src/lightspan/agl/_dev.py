@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -51,7 +52,7 @@ class DevSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def try_out(
-    agent: LitAgent[object],
+    agent: LitAgent[Any],
     resources: NamedResources,
     train: Sequence[Json],
     val: Sequence[Json],

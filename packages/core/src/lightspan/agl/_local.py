@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from lightspan.agl._agent_transport import AgentApp, AgentPool, factory_of
 from lightspan.agl.litagent import LitAgent
@@ -95,7 +95,7 @@ class LocalRuns:
 
 @asynccontextmanager
 async def local_runs(
-    agent: LitAgent[object],
+    agent: LitAgent[Any],
     resources: NamedResources,
     *,
     slots: int,

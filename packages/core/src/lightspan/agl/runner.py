@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from lightspan.agl._local import local_runs
 from lightspan.agl._unsupported import refuse_names
@@ -60,7 +60,7 @@ class LitAgentRunner(Generic[T]):
         agent, store = self._context
         start_time = time.time()
         ours = Mode.VAL if mode == "val" else Mode.TRAIN
-        async with local_runs(cast(Any, agent), check_resources(resources), slots=1) as runs:
+        async with local_runs(agent, check_resources(resources), slots=1) as runs:
             [episode] = await runs.rollouts([input], mode=ours)
             spans = list((await runs.store.spans([episode.attempt_id]))[episode.attempt_id])
         check_rewards([episode])
