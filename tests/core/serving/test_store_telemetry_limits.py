@@ -1,22 +1,18 @@
-"""Traces that are much work are refused, or done beside what else a store's server does."""
+"""Traces that are much work are decoded beside what else a store's server does."""
 
 from __future__ import annotations
 
 import gzip
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, TracesData
 from tests.core.serving import test_store_telemetry
-from tests.core.serving.test_store_telemetry import PROTOBUF, SPANS, body, send
+from tests.core.serving.test_store_telemetry import SPANS, body, send
 from tests.core.stores.served import TRAINER, Served
 
-from lightspan.otel.otlp import MOST_PARTS
 from lightspan.serving.store import telemetry
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import run_sync
@@ -24,30 +20,6 @@ from lightspan.stores.remote.address import KEY_VARIABLE
 from lightspan.testing.store_suite import make_rollout
 
 served = test_store_telemetry.served
-
-
-def _resources() -> TracesData:
-    return TracesData(resource_spans=[ResourceSpans()] * (MOST_PARTS + 1))
-
-
-def _events() -> TracesData:
-    span = Span(events=[Span.Event()] * (MOST_PARTS + 1))
-    return TracesData(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
-
-
-def _values() -> TracesData:
-    many = AnyValue(array_value=ArrayValue(values=[AnyValue()] * (MOST_PARTS + 1)))
-    span = Span(attributes=[KeyValue(key="k", value=many)])
-    return TracesData(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
-
-
-@pytest.mark.parametrize("make", [_resources, _events, _values])
-def test_little_that_is_much_work_is_refused(served: Served, make: Callable[[], Any]) -> None:
-    """Two bytes each, and a thousandth of that when packed."""
-    sent = gzip.compress(make().SerializeToString())
-    assert len(sent) < 20_000
-    status, _, answer = send(served, sent, PROTOBUF, packing="gzip")
-    assert (status, b"more than 500,000 resources, scopes, spans" in answer) == (400, True)
 
 
 def test_no_request_to_the_store_waits_for_traces(
