@@ -238,7 +238,7 @@ class TrainingLoop:
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
         result = fit_result(folder, self._state.step, self._state.seconds, kept)
-        write_result(folder, result, served, self._settings.metric, session.reporter.line)
+        write_result(folder, result, served, self._settings.metric)
         self._notify("end")
         await session.complete()
         return result
