@@ -76,8 +76,8 @@ def add(commands: Any) -> None:
         metavar="URL",
         action="append",
         default=[],
-        help="an endpoint of the run's own that calls may go to, with the key of its variable; "
-        "needed for a run that you have not trained here (repeatable)",
+        help="an endpoint that the run's frozen agents may be answered by, with the key of its "
+        "variable (repeatable)",
     )
     _add_store(parser)
     parser.set_defaults(run=_run, extra="serve")

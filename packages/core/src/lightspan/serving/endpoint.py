@@ -25,7 +25,7 @@ from lightspan.serving.visitors import ServingGateway, check_open, is_name
 from lightspan.stores.event_loop import within
 from lightspan.training.embedded import uses_base
 from lightspan.training.folder import RunFolder
-from lightspan.training.manifest import Served, is_own, printable, read_served
+from lightspan.training.manifest import Served, printable, read_served
 
 if TYPE_CHECKING:
     from lightspan.engines.protocol import TokenEngine
@@ -108,7 +108,7 @@ def load_served(folder: str | Path) -> tuple[Served, Path]:
 
 
 def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
-    """Let a run that is not this user's own send keys only to endpoints that were named to us.
+    """Check that every endpoint that the run sends keys to was named by the user.
 
     Args:
         served: what its folder says.
@@ -127,20 +127,13 @@ def check_upstreams(served: Served, run: Path, allowed: Sequence[str]) -> None:
             f"{known}"
         )
     asked = [each for each in upstreams if printable(each.url) not in allowed]
-    if asked and not _is_own(served, run):
+    if asked:
         flags = dict.fromkeys(f"--allow-upstream {quote(printable(each.url))}" for each in asked)
         raise ConfigError(
-            f"the run in {run} has calls sent to these endpoints, with keys of your environment, "
-            "and nothing outside of the folder says that you have trained it here:\n"
+            f"the run in {run} has calls sent to these endpoints, with keys of your environment:\n"
             + "".join(f"  {each}\n" for each in asked)
             + f"if you know each of them, add {' '.join(flags)}"
         )
-
-
-def _is_own(served: Served, run: Path) -> bool:
-    result = RunFolder(run).read_result()
-    # the very thing that is served, however the file may have changed since it was read
-    return is_own(result) and read_served(result, run) == served
 
 
 def serve(
@@ -161,7 +154,7 @@ def serve(
 
     Raises:
         ConfigError: no complete run and no model, an unsafe address, a port that cannot be taken,
-            an endpoint that somebody else's run names (`check_upstreams`).
+            an endpoint of the run that was not named (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded, or has no chat template.
         EngineError: the engine has died.
     """

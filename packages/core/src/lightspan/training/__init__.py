@@ -6,7 +6,7 @@ evaluates, and the World of its algorithm; `loop` takes the steps, `meter` and `
 they cost; `embedded` makes the engine and learner of this process, `likeness` says whether they
 have the same weights. `data` reads tasks, `collector` enqueues rollouts and gathers their episodes;
 `in_flight` has those that are under way. `folder` is the run's folder, `manifest` what
-it says of the run, `trust` who has it from whom; `checkpoints` and `resume` are how it goes on,
+it says of the run, `checkpoints` and `resume` are how it goes on,
 `best_step` whose weights are kept. `rewards` gives rewards in the app's place, by a function or a
 `judge`, which is asked `ballots`; `lines` are files that grow. `results`, `statistics`, `plots` and
 `sinks` tell how it went, `outgoing` spans tell a tracing backend, `alerts` what is wrong with it.

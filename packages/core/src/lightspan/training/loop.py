@@ -236,7 +236,7 @@ class TrainingLoop:
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
         self._draw()
         result = fit_result(folder, self._state.step, self._state.seconds, kept)
-        write_result(folder, result, served, self._settings.metric, session.reporter.line)
+        write_result(folder, result, served, self._settings.metric)
         await session.complete()
         return result
 
