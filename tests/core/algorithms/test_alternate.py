@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.core.algorithms import made_up
 
-from lightspan import APO, GEPA, LLM, Alternate, LightningRL, Price, PromptTemplate
+from lightspan import APO, GEPA, LLM, Alternate, LightningRL, PromptTemplate
 from lightspan.algorithms.alternate import FIRST
 from lightspan.algorithms.prompts.candidates import read_searches
 from lightspan.errors import ConfigError, EngineError
@@ -71,7 +71,7 @@ class Still(LightningRL):
         assert state == {"half": "known"}
 
 
-OF_THE_SEARCH = ("max_tokens", "max_cost", "prices", "proposals")
+OF_THE_SEARCH = ("max_tokens", "proposals")
 
 
 def alternate(server: ScriptedServer, kind: str = "APO", **options: Any) -> Alternate:
@@ -157,42 +157,6 @@ async def test_what_one_search_leaves_the_next_one_may_use(
     assert "of max_rollouts=" in first.ended or "of max_reflections=4 reflections" in first.ended
 
 
-class Cached(World):
-    """An app whose cache is still there in every later search, and after a restart."""
-
-    async def rollouts(self, tasks: Any, group_size: int, *args: Any, **given: Any) -> Any:
-        episodes = await super().rollouts(tasks, group_size, *args, **given)
-        cache = self.path / "cache"
-        known = cache.read_text().split() if cache.exists() else []
-        for episode in episodes:
-            if episode.task_id in known:
-                episode.calls.clear()
-            known.append(episode.task_id)
-        cache.write_text(" ".join(known))
-        return episodes
-
-
-@pytest.mark.parametrize("is_resumed", [False, True])
-async def test_a_cache_that_is_still_there_in_a_second_search_is_found(
-    server: ScriptedServer, tmp_path: Path, is_resumed: bool
-) -> None:
-    """The first rollouts of that one are answered by it too."""
-    algorithm, world = alternate(server, "GEPA"), Cached(tmp_path)
-    world.calls = [made_up.call(1, "small", 9, 1)]
-    await steps(algorithm, world, 1, 2, 3, 4)
-    in_first = len({*(tmp_path / "cache").read_text().split()})
-    if is_resumed:
-        state = json.loads(json.dumps(algorithm.state()))
-        algorithm = alternate(server, "GEPA")
-        algorithm.load_state(state)
-    await steps(algorithm, world, 5)
-    first, second = read_searches(tmp_path).values()
-    in_both = len({*(tmp_path / "cache").read_text().split()})
-    # each task was asked once in all
-    assert first.unasked == {"": first.rollouts - in_first}
-    assert second.unasked == {"": second.rollouts - (in_both - in_first)}
-
-
 async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_path: Path) -> None:
     algorithm, world = alternate(server, max_tokens=10), World(tmp_path)
     first = await steps(algorithm, world, 1)
@@ -201,26 +165,6 @@ async def test_a_search_without_tokens_is_left_out(server: ScriptedServer, tmp_p
     assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
     assert world.notes[-1] == "max_tokens=10 is used up: the prompts stay as they are"
     assert text_of(algorithm) == before
-
-
-async def test_a_search_without_money_is_left_out(server: ScriptedServer, tmp_path: Path) -> None:
-    prices = {"thinker": Price(input=1000.0, output=1000.0)}
-    algorithm, world = alternate(server, max_cost=0.01, prices=prices), World(tmp_path)
-    first = await steps(algorithm, world, 1)
-    assert first[0]["cost"] > 0.01
-    assert await steps(algorithm, world, 5) == [{"rollouts": 0, "scored": 0, "failed": 0}]
-    assert world.notes[-1] == "max_cost=0.01 is used up: the prompts stay as they are"
-
-
-def test_money_may_change_when_a_run_goes_on(server: ScriptedServer) -> None:
-    """And a run that was begun before there was such a budget goes on."""
-    prices = {"thinker": Price(input=1.0, output=1.0)}
-    before: Any = alternate(server).config()
-    now: Any = alternate(server, max_cost=2.0, prices=prices).config()
-    assert before.pop("budget") != now.pop("budget")
-    assert before == now
-    assert before["search"]["budget"] == {"max_tokens": None}
-    assert "budget" in FREE
 
 
 # --- going on -------------------------------------------------------------------------------
@@ -303,7 +247,6 @@ def test_its_settings_are_those_of_both(server: ScriptedServer) -> None:
     assert search["beam_width"] == 1
     # what may change between two lives of a run does not stand elsewhere
     assert {"reflection", "timeout_s"} <= FREE & config.keys()
-    assert config["budget"] == {"max_cost": None, "prices": {}}  # steps are laid out by the others
     assert not {"reflection", "timeout_s"} & search.keys()
     weights = algorithm.weights
     for name in ("seed", "group_size", "tasks_per_step", "minibatches", "loss", "batch_config"):

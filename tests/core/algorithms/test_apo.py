@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.core.algorithms.made_up import TASKS, WORDS, World, pool, score
 
-from lightspan import APO, LLM, Price, PromptTemplate
+from lightspan import APO, LLM, PromptTemplate
 from lightspan.algorithms.apo import questions
 from lightspan.algorithms.prompts import reflection
 from lightspan.algorithms.prompts.candidates import Found, read_found
@@ -102,10 +102,6 @@ async def test_a_dry_run_would_say_what_it_asks(server: ScriptedServer, tmp_path
     ):
         counts = [each.most for each in apo(server, **options).reflections(TASKS, episodes)]
         assert counts == [most, most]
-    priced = apo(server, max_cost=1.0, prices={"thinker": Price(input=1e6, output=0.0)})
-    assert [each.most_cost for each in priced.reflections(TASKS, episodes)] == pytest.approx(
-        [12 * critique.tokens_in, 12 * edit.tokens_in]
-    )
     await search(apo(server), World(tmp_path))
     for forecast, is_such in ((critique, lambda r: not is_edit(r)), (edit, is_edit)):
         asked = [len(each.last_text) / 4 for each in server.requests if is_such(each)]
@@ -387,17 +383,6 @@ async def test_tokens_are_counted(server: ScriptedServer, tmp_path: Path) -> Non
     assert found.tokens > sum(len(request.last_text.split()) for request in server.requests) > 500
     assert found.ended == f"max_tokens=500 is used up: {found.tokens} tokens"
     assert found.reflections == 4  # critiques, which were under way together; no edit
-
-
-async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
-    prices = {"thinker": Price(input=1000.0, output=1000.0)}
-    found = await search(apo(server, max_cost=0.5, prices=prices), World(tmp_path))
-    assert found.cost == pytest.approx(found.tokens * 1000.0 / 1e6, rel=1e-12)
-    assert found.ended == f"max_cost=0.5 is used up: {found.cost:.4g}"
-    assert found.reflections == 4  # critiques, which were under way together; no edit
-    edits = LLM(base_url=server.url, model="editor")
-    with pytest.raises(ConfigError, match="none for 'editor'"):
-        apo(server, max_cost=0.5, prices=prices, edits=edits)
 
 
 # --- models that fail -----------------------------------------------------------------------

@@ -242,8 +242,6 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
         f"router: {NO_INSTRUCTIONS}": 1,
         f"router2: {NEW_AGENT}": 1,
     }
-    assert seen[0].asked == ["router"]
-    assert evidence_of(played(app, told, 1)[0], None).asked == []
 
 
 @pytest.mark.parametrize("pattern", ["router", "*"])
@@ -259,7 +257,7 @@ def test_an_agent_that_asks_for_its_text_is_not_one_that_was_never_asked(
     found = surveyed(app, pattern)
     [episode] = played(app, found.told({"router": "Better: {mail}"}), 1)
     seen = evidence_of(episode, None, found.concerns)
-    assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
+    assert (seen.applied, seen.kept) == (1, {})
     first, _ = (call.span.attributes for call in episode.calls if call.span is not None)
     assert (first[c.PROMPT_APPLIED], first[c.PROMPT_REASON]) == (False, ASKS)
 

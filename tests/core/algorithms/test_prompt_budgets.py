@@ -1,4 +1,4 @@
-"""Budgets of tokens and money of both searches: how far they are exceeded, and what is kept.
+"""Budgets of tokens of both searches: how far they are exceeded, and what is kept.
 
 1. Nothing is asked once a budget is used up: without what was under way then, which is one
    evaluation or the questions that are asked together, it is not.
@@ -23,14 +23,11 @@ from tests.core.algorithms import made_up
 from tests.core.algorithms.made_up import World, call, gepa, pool
 from tests.core.algorithms.test_apo import apo, reflects
 
-from lightspan import Price
 from lightspan.algorithms.prompts.candidates import Found
 from lightspan.testing.scripted import ScriptedServer
 
 PER_ROLLOUT = 20
 APP = [call(1, "small", 15, 5)]
-PRICES = {"thinker": Price(input=1e4, output=1e4), "small": Price(input=1e4, output=1e4)}
-"""A token costs 0.01."""
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +87,12 @@ def under_way(kept: list[dict[str, Any]], batch: int, at_once: int) -> int:
 
 
 async def check(
-    make: Any, server: ScriptedServer, limit: int, is_money: bool, at_once: int, **options: Any
+    make: Any, server: ScriptedServer, limit: int, at_once: int, **options: Any
 ) -> None:
     """The five things that this module says."""
 
     def budget(most: int) -> dict[str, Any]:
-        money = {"max_cost": most / 100, "prices": PRICES}
-        return {**options, **(money if is_money else {"max_tokens": most})}
+        return {**options, "max_tokens": most}
 
     with TemporaryDirectory() as name:
         folder, other = Path(name) / "run", Path(name) / "other"
@@ -130,19 +126,19 @@ async def check(
 
 
 @settings(max_examples=2, deadline=None)
-@example(limit=500, is_money=False, proposals=1)
-@example(limit=450, is_money=True, proposals=2)
-@given(limit=st.integers(1, 1500), is_money=st.booleans(), proposals=st.integers(1, 2))
-async def test_gepa(thinker: ScriptedServer, limit: int, is_money: bool, proposals: int) -> None:
-    await check(gepa, thinker, limit, is_money, 1, proposals=proposals)
+@example(limit=500, proposals=1)
+@example(limit=450, proposals=2)
+@given(limit=st.integers(1, 1500), proposals=st.integers(1, 2))
+async def test_gepa(thinker: ScriptedServer, limit: int, proposals: int) -> None:
+    await check(gepa, thinker, limit, 1, proposals=proposals)
 
 
 @settings(max_examples=2, deadline=None)
-@example(limit=500, is_money=False)
-@example(limit=450, is_money=True)
-@given(limit=st.integers(1, 3000), is_money=st.booleans())
-async def test_apo(critic: ScriptedServer, limit: int, is_money: bool) -> None:
-    await check(apo, critic, limit, is_money, 1, reflections_at_once=1)
+@example(limit=500)
+@example(limit=450)
+@given(limit=st.integers(1, 3000))
+async def test_apo(critic: ScriptedServer, limit: int) -> None:
+    await check(apo, critic, limit, 1, reflections_at_once=1)
 
 
 @settings(max_examples=3, deadline=None)

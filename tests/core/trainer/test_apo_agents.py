@@ -102,7 +102,7 @@ def test_no_rollout_is_done_only_to_find_the_texts(run: Run) -> None:
     assert found.rollouts == len(train)
     assert sum(not is_clerk(request) for request in run.model) == len(train) + 4 + 4
     # the first evaluation is of the app as it is; then two texts are sent in each rollout
-    assert (found.applied, found.kept, found.unasked) == (2 * (len(train) - 8), {}, {})
+    assert (found.applied, found.kept) == (2 * (len(train) - 8), {})
     kinds = [json.loads(line)["type"] for line in _journal(run.folder)]
     assert kinds[:3] == ["header", "survey", "evaluation"]
     assert kinds.count("survey") == 1

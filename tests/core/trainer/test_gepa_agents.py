@@ -88,7 +88,7 @@ def test_no_rollout_is_done_only_to_find_the_text(run: Run) -> None:
     train = stored_episodes(run.folder / "store.db", mode=Mode.TRAIN)
     assert found.rollouts == len(train) == 22  # 8 of the selection split, 3 and 3, 8 again
     assert len(by_agent(run.model)[0]) == 22 + 4 + 4
-    assert (found.applied, found.kept, found.unasked) == (14, {}, {})
+    assert (found.applied, found.kept) == (14, {})
 
 
 def test_other_requests_are_byte_for_byte_what_they_were(
@@ -145,7 +145,7 @@ def test_what_was_sent_is_shown(run: Run) -> None:
         if '"train"' in line
     ]
     texts = {key: metrics[key] for key in metrics if key.startswith("texts/")}
-    assert texts == {"texts/sent": 14, "texts/original": 0, "texts/unasked": 0}
+    assert texts == {"texts/sent": 14, "texts/original": 0}
     assert f"\n{said}\nprompt router:\n" in inspect_run(run.folder)
 
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lightspan.runners.external import ExternalRunners
     from lightspan.runners.local import LocalRunners
     from lightspan.schema.llm import LLM
-    from lightspan.schema.prices import Price
     from lightspan.schema.prompts import PromptTemplate
     from lightspan.stores import open_store
     from lightspan.trainer import DevReport, FitResult, Trainer
@@ -73,7 +72,6 @@ _HOME = {
     "Overlong": "lightspan.lightning.overlong",
     "Policy": "lightspan.algorithms.protocol",
     "PolicyLoss": "lightspan.learners.protocol",
-    "Price": "lightspan.schema.prices",
     "PromptTemplate": "lightspan.schema.prompts",
     "RayRunners": "lightspan.runners.cluster",
     "SFT": "lightspan.algorithms.sft",
@@ -122,7 +120,6 @@ __all__ = [
     "Overlong",
     "Policy",
     "PolicyLoss",
-    "Price",
     "PromptTemplate",
     "RayRunners",
     "Torch",

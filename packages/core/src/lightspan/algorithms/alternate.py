@@ -43,12 +43,9 @@ class _State(msgspec.Struct, kw_only=True):
     """The texts that the first search found in the app; None: none were to be, or it did not
     look yet."""
     rollouts: int = 0
-    """Of all searches so far; likewise the next three."""
+    """Of all searches so far; likewise the next two."""
     reflections: int = 0
     tokens: int = 0
-    cost: float = 0.0
-    asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Task → who was asked in its first rollout in a search."""
     cursor: int = 0
     """Training tasks that weights have used so far."""
     weights: str = FIRST
@@ -205,7 +202,7 @@ class Alternate(Algorithm):
     def chosen(self) -> Chosen:
         """The texts as they were last chosen."""
         half, state = self.prompts, self._state
-        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates, state.asked)
+        return Chosen(half.prompts, half.patterns, state.surveyed, state.templates)
 
     def resources(self) -> Resources:
         return self.chosen.resources()
@@ -231,15 +228,11 @@ class Alternate(Algorithm):
         search = self.prompts.config()
         reflection = search.pop("reflection")  # may change between two lives of a run
         del search["timeout_s"]  # that of weights holds
-        given: Any = search["budget"]
-        # may change too; the others of the budget may not, since a search's share hangs on them
-        money = {name: given.pop(name) for name in ("max_cost", "prices")}
         return {
             **self.weights.config(),
             "algorithm": self.name,
             "search": search,
             "reflection": reflection,
-            "budget": money,
             "max_rollouts": self.max_rollouts,
             "cycles": self.cycles,
             # what the run takes is not told by the tasks of a step
@@ -263,17 +256,12 @@ class Alternate(Algorithm):
         if tokens is not None and tokens <= 0:
             world.note(f"max_tokens={half.max_tokens} is used up: the prompts stay as they are")
             return {"rollouts": 0, "scored": 0, "failed": 0}
-        cost = None if half.max_cost is None else half.max_cost - state.cost
-        if cost is not None and cost <= 0:
-            world.note(f"max_cost={half.max_cost:g} is used up: the prompts stay as they are")
-            return {"rollouts": 0, "scored": 0, "failed": 0}
         asked = half.max_reflections
         search = replace(
             half,
             max_rollouts=(half.max_rollouts - state.rollouts) // turns,
             max_reflections=None if asked is None else (asked - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
-            max_cost=None if cost is None else cost / turns,
         )
         search.begun = None if state.templates is None else self.chosen
         try:
@@ -288,11 +276,9 @@ class Alternate(Algorithm):
         assert found is not None
         state.templates = found.candidates[found.chosen].templates
         state.surveyed = found.surveyed
-        state.asked = found.asked
         state.rollouts += found.rollouts
         state.reflections += found.reflections
         state.tokens += found.tokens
-        state.cost += found.cost or 0.0
         return metrics
 
     def _folder(self, world: World) -> Path:

@@ -85,10 +85,6 @@ _LEAST: Final = {
 _LEAST_IF_GIVEN: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """The same of those that may be None; a call has at least a token of prompt and one of answer."""
 
-_LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}
-"""Parts of a setting that runs of before did not have → their value then, which `config` leaves
-out: such a run can go on."""
-
 CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
@@ -385,7 +381,6 @@ class LightningRL(LightningSettings, Algorithm):
             "step_rewards": self.credit.step_rewards,
             "air": None if self.air is None else self.air.config(),
         }
-        plain["loss"] = _without(msgspec.to_builtins(self.loss), _LATER_OF_LOSS)
         return {"algorithm": self.name, **plain, **rules}
 
     # --- the three parts ------------------------------------------------------------------
@@ -650,13 +645,6 @@ def _only_policy(optimize: str | Sequence[str] | Mapping[str, str], frozen: Froz
 
 def _policy_name(pattern: str, policy: str | Policy) -> str:
     return (policy.name or agent_name(pattern)) if isinstance(policy, Policy) else policy
-
-
-def _without(config: dict[str, Json], later: Mapping[str, Json]) -> dict[str, Json]:
-    """The settings, less those of `later` that have the value there."""
-    return {
-        name: value for name, value in config.items() if name not in later or value != later[name]
-    }
 
 
 def _credit(credit: str | Credit, gamma: float | None) -> Credit:

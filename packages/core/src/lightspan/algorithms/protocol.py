@@ -74,8 +74,6 @@ class Reflections(msgspec.Struct, frozen=True, kw_only=True):
     """Of a question, about: a token is taken for four characters."""
     tokens_out: float
     """Of an answer, at least about: as long as the text that it changes."""
-    most_cost: float | None = None
-    """Of all, by `prices`; None: the model has none."""
 
 
 class World(Protocol):

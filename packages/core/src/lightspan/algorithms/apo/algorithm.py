@@ -17,7 +17,6 @@ from lightspan.algorithms.prompts.options import (
     check_installed,
     check_numbers,
     check_optimize,
-    check_prices,
     check_prompts,
     check_reflection,
 )
@@ -28,7 +27,6 @@ from lightspan.algorithms.protocol import Reflections, World
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
-from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
@@ -71,10 +69,6 @@ class APO(PromptSearch):
             is looked at before each question, and before rollouts are asked for, which are about 64
             together: what is under way then may exceed it, and nothing else does. A round that it
             ends adds nothing that was not compared yet.
-        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
-            policies cost nothing, nor do those whose endpoint counts no tokens.
-        prices: model, by the name that is asked for (or that answers, where a span has only that)
-            → its `Price`; for `max_cost`, of every model that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         perfect_reward: with it on every task of the selection split the search ends, and rollouts
@@ -104,8 +98,6 @@ class APO(PromptSearch):
     max_rollouts: int = 1500
     max_reflections: int | None = None
     max_tokens: int | None = None
-    max_cost: float | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
     perfect_reward: float | None = 1.0
     failure_reward: float = 0.0
@@ -130,9 +122,6 @@ class APO(PromptSearch):
             check_whole("max_reflections", self.max_reflections, 2)  # those of one candidate
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
-        asked = [self.reflection] if self.edits is None else [self.reflection, self.edits]
-        check_prices(self.max_cost, self.prices, asked)
-        self.prices = dict(self.prices)
         check_numbers(self)
 
     def reflections(self, tasks: Sequence[Json], episodes: Sequence[Episode]) -> list[Reflections]:
@@ -171,11 +160,7 @@ class APO(PromptSearch):
             "prompts": msgspec.to_builtins(self.prompts),
             "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins([self.reflection, self.edits]),
-            "budget": {
-                "max_tokens": self.max_tokens,
-                "max_cost": self.max_cost,
-                "prices": msgspec.to_builtins(dict(self.prices)),
-            },
+            "budget": {"max_tokens": self.max_tokens},
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }
@@ -203,8 +188,6 @@ class APO(PromptSearch):
                 journal,
                 self.failure_reward,
                 max_tokens=self.max_tokens,
-                max_cost=self.max_cost,
-                prices=self.prices,
                 begun=self.begun,
             )
             return await Search(self._plan(), trials, split, models, world.note).run()

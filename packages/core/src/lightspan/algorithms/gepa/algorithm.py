@@ -18,7 +18,6 @@ from lightspan.algorithms.prompts.options import (
     check_installed,
     check_numbers,
     check_optimize,
-    check_prices,
     check_prompts,
     check_reflection,
 )
@@ -29,7 +28,6 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.checks import check_whole
 from lightspan.schema.llm import LLM
-from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
 
@@ -56,10 +54,6 @@ class GEPA(PromptSearch):
             them. It is looked at before each question and each evaluation: the one that is under
             way when it is used up may exceed it, with `proposals` several side by side, and
             nothing else does. The best candidate of those that were compared by then is chosen.
-        max_cost: of these, in the currency of `prices`; kept as `max_tokens` is. Calls of
-            policies cost nothing, nor do those whose endpoint counts no tokens.
-        prices: model, by the name that is asked for (or that answers, where a span has only that)
-            → its `Price`; for `max_cost`, of every model that is asked.
         selection: the share of the training tasks that candidates are compared by; reflections see
             the others. The seed splits them. The held-out tasks have no part in any choice.
         minibatch: tasks that a candidate is proposed from, and first tried on.
@@ -88,8 +82,6 @@ class GEPA(PromptSearch):
     max_rollouts: int = 300
     max_reflections: int | None = None
     max_tokens: int | None = None
-    max_cost: float | None = None
-    prices: Mapping[str, Price] = field(default_factory=dict)
     selection: float = 0.5
     minibatch: int = 3
     proposals: int = 1
@@ -121,8 +113,6 @@ class GEPA(PromptSearch):
                 f"{self.proposals}, which are asked for together: give at least as many, or fewer "
                 "proposals"
             )
-        check_prices(self.max_cost, self.prices, [self.reflection])
-        self.prices = dict(self.prices)
         check_numbers(self)
 
     # --- what a trainer asks ----------------------------------------------------------------
@@ -139,7 +129,7 @@ class GEPA(PromptSearch):
         return [self._asked(self.reflection, most, (fmean(map(len, asked)) + shown, told))]
 
     def config(self) -> dict[str, Json]:
-        budget = ("max_rollouts", "max_reflections", "max_tokens", "max_cost")
+        budget = ("max_rollouts", "max_reflections", "max_tokens")
         same = ("minibatch", "proposals", "finalists", "merge", "perfect_reward", "failure_reward")
         return {
             "algorithm": self.name,
@@ -148,10 +138,7 @@ class GEPA(PromptSearch):
             "prompts": msgspec.to_builtins(self.prompts),
             "optimize": list(self.optimize),
             "reflection": msgspec.to_builtins(self.reflection),
-            "budget": {
-                **{name: getattr(self, name) for name in budget},
-                "prices": msgspec.to_builtins(dict(self.prices)),
-            },
+            "budget": {name: getattr(self, name) for name in budget},
             "selection_share": self.selection,  # `selection` is of the data
             **{name: getattr(self, name) for name in same},
         }

@@ -87,8 +87,6 @@ class Search:
             journal,
             settings.failure_reward,
             max_tokens=settings.max_tokens,
-            max_cost=settings.max_cost,
-            prices=settings.prices,
             begun=settings.begun,
         )
         self._prompts = dict(settings.prompts)

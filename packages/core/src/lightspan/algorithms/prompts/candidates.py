@@ -18,8 +18,6 @@ JOURNAL: Final = "journal"
 """The folder in the run's."""
 CANDIDATES: Final = "candidates.json"
 """In it: what the search found."""
-ANY_CALL: Final = ""
-"""In place of an agent, where no texts of agents are learned: whoever asked a model."""
 
 
 class TooFewRolloutsError(ConfigError):
@@ -63,36 +61,20 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int
     """Answers of the reflection model that were no other text."""
     tokens: int
-    cost: float | None = None
-    """Of those that no policy sampled, in the currency of the prices; None without prices."""
     surveyed: Surveyed | None = None
     """The texts that were found in the app; None: none were to be."""
     applied: int = 0
     """Calls, and askings for a prompt, that got a candidate's text."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
     """Which of them got the app's own, and why → how many."""
-    unasked: dict[str, int] = msgspec.field(default_factory=dict)
-    """Agent → rollouts in which it made no call, on tasks in whose first rollout it made one; or
-    `ANY_CALL`, where the texts are arguments alone."""
-    asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Task → who was asked in its first rollout of the run."""
 
     def texts(self) -> str:
         """What became of the texts, for people; empty where nothing is to be said of them."""
-        parts = []
-        if self.surveyed is not None:
-            kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
-            own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
-            parts = [f"texts of candidates were sent in {many(self.applied, 'call')}{own}"]
-        for name, count in sorted(self.unasked.items()):
-            who = "no model was asked" if name == ANY_CALL else f"{name!r} was not asked"
-            where = "one was" if name == ANY_CALL else "it was asked"
-            parts.append(
-                f"{who} in {many(count, 'rollout')} of tasks on which {where} before: if a cache "
-                "of the app's answered, one candidate got the answer to another; switch it off "
-                "while prompts are learned"
-            )
-        return ". ".join(parts)
+        if self.surveyed is None:
+            return ""
+        kept = ", ".join(f"{why} ({count})" for why, count in sorted(self.kept.items()))
+        own = f"; the app's own in {sum(self.kept.values())}: {kept}" if kept else ""
+        return f"texts of candidates were sent in {many(self.applied, 'call')}{own}"
 
     def metrics(self) -> dict[str, float]:
         """For the line of a step."""
@@ -107,12 +89,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "selection/before": self.candidates[0].mean,
             "selection/best": self.candidates[self.chosen].mean,
         }
-        if self.cost is not None:
-            metrics["cost"] = self.cost
         if self.surveyed is not None:
             metrics["texts/sent"] = self.applied
             metrics["texts/original"] = sum(self.kept.values())
-            metrics["texts/unasked"] = sum(self.unasked.values())
         return metrics if self.mean is None else {**metrics, "reward": self.mean}
 
     def notes(self) -> list[str]:
@@ -124,8 +103,6 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             f"on the selection split, {self.candidates[0].mean:.3f} before; the highest of "
             "several is high by luck too: what counts is the held-out reward"
         ]
-        if self.cost is not None:
-            notes.append(f"this cost {self.cost:.4g}, by prices=")
         if texts := self.texts():
             notes.append(texts)
         if self.unusable:

@@ -4,7 +4,7 @@ what became of each."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lightspan.algorithms.prompts.survey import Surveyed
 from lightspan.schema.instructions import Instructions
@@ -21,14 +21,12 @@ class Chosen:
         optimize: patterns of agents, and of prompts that the app asks for.
         surveyed: the texts of these that were found in the app; None as long as nobody has looked.
         templates: name → template, of all of them; None as long as nothing was chosen.
-        asked: task → who was asked in its first rollout of the run.
     """
 
     prompts: Mapping[str, PromptTemplate]
     optimize: Sequence[str] = ()
     surveyed: Surveyed | None = None
     templates: Mapping[str, str] | None = None
-    asked: Mapping[str, list[str]] = field(default_factory=dict)
 
     def resources(self) -> Resources:
         """What apps are handed: arguments, and what agents are told. That is what the app says, and

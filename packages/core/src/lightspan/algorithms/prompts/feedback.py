@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,14 +34,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The app failed."""
     tokens: int = 0
     """Of its model calls, as far as their endpoints count them."""
-    usage: dict[str, tuple[int, int]] | None = None
-    """Model → tokens that were sent, and answered. Calls of policies, which are ours, have no part
-    in it. None: an older journal does not say."""
-    calls: int = 0
     text: str = ""
     """What it was asked, what was said, and what came of it."""
-    asked: list[str] = msgspec.field(default_factory=list)
-    """Of the agents and prompts whose texts are found in the app: those that were asked."""
     applied: int = 0
     """Texts of these that were sent as the candidate has them."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
@@ -64,33 +58,16 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
     # choices of one call share its span
     spans = {call.span_id: call.span for call in episode.calls if call.span is not None}
-    usage = _usage(spans.values())
     return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
-        tokens=sum(map(sum, usage.values())),
-        usage={model: used for (model, policy), used in usage.items() if not policy},
-        calls=len(episode.calls),
+        tokens=sum(sum(count or 0 for count in c.usage_of(s.attributes)) for s in spans.values()),
         text="\n".join(_lines(episode, task)),
-        asked=sorted({text.name or text.agent for text in texts}),
         applied=sum(text.applied for text in texts),
         kept=dict(kept),
     )
-
-
-def _usage(spans: Iterable[Span]) -> dict[tuple[str, bool], tuple[int, int]]:
-    """(model, whether it was asked as a policy) → tokens that were sent, and answered. The span
-    says which: a policy's call that sampled nothing has no record."""
-    found: dict[tuple[str, bool], tuple[int, int]] = {}
-    for span in spans:
-        counts = [count or 0 for count in c.usage_of(span.attributes)]
-        if any(counts):
-            key = c.model_of(span.attributes) or "", c.POLICY in span.attributes
-            asked, answered = found.get(key, (0, 0))
-            found[key] = (asked + counts[0], answered + counts[1])
-    return found
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:

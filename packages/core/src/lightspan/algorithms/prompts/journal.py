@@ -50,8 +50,6 @@ class Reflection(msgspec.Struct, frozen=True, kw_only=True, tag="reflection"):
     finish_reason: str
     input_tokens: int
     output_tokens: int
-    model: str = ""
-    """The model that was asked."""
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):

@@ -10,7 +10,6 @@ from lightspan.errors import ConfigError, how_to_install
 from lightspan.runners.app import INJECTED
 from lightspan.schema.checks import check_number, check_url
 from lightspan.schema.llm import LLM
-from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.resources import ROUTING
 
@@ -55,28 +54,6 @@ def check_reflection(name: str, llm: Any) -> None:
         raise ConfigError(f"{name}={llm!r:.100}: use LLM(base_url=…, model=…)")
     check_url(llm.base_url, f"the {name} model's base URL")
     llm.api_key()
-
-
-def check_prices(max_cost: float | None, prices: Mapping[str, Price], asked: Sequence[LLM]) -> None:
-    """Raise `ConfigError` for a budget of money that cannot be kept: the prices of models that are
-    sure to be asked are missing. Those of the app's are seen when it asks."""
-    if not isinstance(prices, Mapping):
-        raise ConfigError(f"prices={prices!r:.100}: use {{model: Price(input=…, output=…)}}")
-    for model, price in prices.items():
-        if not isinstance(price, Price):
-            raise ConfigError(f"prices[{model!r}]={price!r:.100}: use Price(input=…, output=…)")
-    if max_cost is None:
-        if prices:
-            raise ConfigError("prices= are for max_cost=, which is not given: give both, or none")
-        return
-    check_number("max_cost", max_cost, above=0)
-    missing = sorted({llm.model for llm in asked} - prices.keys())
-    if missing:
-        raise ConfigError(
-            f"max_cost={max_cost:g} needs the price of every model that is asked, and prices= has "
-            f"none for {', '.join(map(repr, missing))}: Price(input=…, output=…), of a million "
-            "tokens"
-        )
 
 
 class Numbers(Protocol):

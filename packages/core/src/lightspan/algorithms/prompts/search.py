@@ -16,7 +16,6 @@ from lightspan.algorithms.prompts.survey import survey
 from lightspan.algorithms.protocol import Algorithm, Metrics, PolicySpec, Reflections, World
 from lightspan.lightning.episode import Episode
 from lightspan.schema.llm import LLM
-from lightspan.schema.prices import Price
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.records import Json, task_id
 from lightspan.schema.resources import Resources
@@ -37,7 +36,6 @@ class PromptSearch(Algorithm):
     optimize: str | Sequence[str]
     selection: float
     max_rollouts: int
-    prices: Mapping[str, Price]
     found: Found | None = None
     """What the search found; None before its end."""
     begun: Chosen | None = None
@@ -103,11 +101,7 @@ class PromptSearch(Algorithm):
     def _asked(self, llm: LLM, most: int, letters: tuple[float, float]) -> Reflections:
         """So many questions and answers of so many characters each, at most."""
         sent, answered = (count / LETTERS_A_TOKEN for count in letters)
-        price = self.prices.get(llm.model)
-        cost = None if price is None else most * price.of(sent, answered)
-        return Reflections(
-            model=llm.model, most=most, tokens_in=sent, tokens_out=answered, most_cost=cost
-        )
+        return Reflections(model=llm.model, most=most, tokens_in=sent, tokens_out=answered)
 
     # --- its one step -----------------------------------------------------------------------
     async def run_step(self, world: World) -> Metrics:

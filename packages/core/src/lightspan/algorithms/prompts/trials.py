@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lightspan.algorithms.prompts.candidates import ANY_CALL, Candidate, Found
+from lightspan.algorithms.prompts.candidates import Candidate, Found
 from lightspan.algorithms.prompts.chosen import Chosen
 from lightspan.algorithms.prompts.feedback import Evidence, evidence_of
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection, Survey
@@ -18,7 +18,6 @@ from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.survey import Surveyed, Text, survey
 from lightspan.errors import ConfigError, RewardError
 from lightspan.lightning.episode import Episode
-from lightspan.schema.prices import Price
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import INSTRUCTIONS, Resources
@@ -65,7 +64,7 @@ class Question(NamedTuple):
 
 
 class SpentError(Exception):
-    """A budget of tokens or money is used up, so that nothing more is asked; says which."""
+    """A budget of tokens is used up, so that nothing more is asked; says which."""
 
 
 class Trials:
@@ -82,8 +81,6 @@ class Trials:
             because that takes a number.
         selection_mode: of rollouts of the selection split.
         max_tokens: see `GEPA`.
-        max_cost: see `GEPA`.
-        prices: model → what its tokens cost; for `max_cost`.
         begun: what an earlier search of the same run has chosen, where there was one.
     """
 
@@ -95,8 +92,6 @@ class Trials:
         failure_reward: float,
         selection_mode: Mode = Mode.TRAIN,
         max_tokens: int | None = None,
-        max_cost: float | None = None,
-        prices: Mapping[str, Price] | None = None,
         begun: Chosen | None = None,
     ) -> None:
         self._runs = runs
@@ -105,9 +100,6 @@ class Trials:
         self._surveyed = None if begun is None else begun.surveyed
         self._first: Survey | None = None
         """What the first trial gets, once."""
-        self._asked_before = {} if begun is None else dict(begun.asked)
-        """Task → who was asked in its first rollout of the run: a cache that is still there in a
-        second search answers all of that one."""
         self._journal = journal
         self._failure_reward = failure_reward
         self._modes = {"feedback": Mode.TRAIN, "selection": selection_mode}
@@ -121,13 +113,8 @@ class Trials:
         self.tokens = 0
         """Of the app's calls and of reflections, as far as their endpoints count them."""
         self._max_tokens = max_tokens
-        self._max_cost = max_cost
-        self._prices = None if max_cost is None else prices
-        self._used: dict[str, tuple[int, int]] = {}
-        """Model → its tokens, sent and answered."""
         self._applied = 0
         self._kept: Counter[str] = Counter()
-        self._unasked: Counter[str] = Counter()
 
     @property
     def is_replaying(self) -> bool:
@@ -210,7 +197,6 @@ class Trials:
         Raises:
             SpentError: a budget is used up, and some of them were not run.
             RewardError: the first trial of a search has not one reward.
-            ConfigError: the app asked a model whose price is not given, and prices are.
             CheckpointError: the journal is of another search.
             And the errors of rollouts.
         """
@@ -252,23 +238,22 @@ class Trials:
         Raises:
             SpentError: a budget is used up, and some questions were not asked.
             EngineError: a model does not answer.
-            ConfigError: its price is not given, and prices are.
             CheckpointError: the journal is of another search.
         """
         keys = [_key({"asked": each.asked}, [], each.place) for each in questions]
         found: list[Reflection | None] = [None] * len(keys)
         if self._journal is not None:
             found = self._journal.replayed(keys, Reflection)
-        for known, question in zip(found, questions, strict=True):
+        for known in found:
             if known is not None:
-                self._count_answer(known, question)
+                self._count_answer(known)
         slots = asyncio.Semaphore(at_once)
 
         async def ask(place: int) -> None:
             async with slots:
                 if not self.spent():  # what is under way is waited for: it is paid
                     found[place] = answer = await self._ask(questions[place], keys[place])
-                    self._count_answer(answer, questions[place])
+                    self._count_answer(answer)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -292,7 +277,6 @@ class Trials:
             finish_reason=answer.finish_reason,
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
-            model=question.reflector.model,
         )
         if self._journal is not None:
             self._journal.add(reflection)
@@ -327,50 +311,12 @@ class Trials:
         self.failed += sum(seen.failed for seen in evaluation.seen)
         self.tokens += sum(seen.tokens for seen in evaluation.seen)
         for seen in evaluation.seen:
-            if self._prices is not None and seen.usage is None and seen.tokens:
-                raise ConfigError(
-                    "max_cost= cannot be kept: this run was begun by a version whose journal does "
-                    "not say which models the app asked; go on without it, or start anew"
-                )
-            self._use(seen.usage or {})
             self._applied += seen.applied
             self._kept.update(seen.kept)
-            asked = seen.asked
-            if self._surveyed is None:  # nobody knows which calls have a part of an argument
-                asked = [ANY_CALL] if seen.calls else []
-            before = self._asked_before.setdefault(seen.task_id, asked)
-            self._unasked.update(() if seen.failed else set(before) - set(asked))
 
-    def _count_answer(self, answer: Reflection, question: Question) -> None:
+    def _count_answer(self, answer: Reflection) -> None:
         self.reflections += 1
         self.tokens += answer.input_tokens + answer.output_tokens
-        model = answer.model or question.reflector.model  # older journals do not say
-        self._use({model: (answer.input_tokens, answer.output_tokens)})
-
-    def _use(self, usage: Mapping[str, tuple[int, int]]) -> None:
-        """Count tokens of models. A journal keeps what was asked before, so that nothing is asked
-        again when a price was forgotten."""
-        for model, (asked, answered) in usage.items():
-            if self._prices is not None and model not in self._prices and asked + answered:
-                if not model:
-                    raise ConfigError(
-                        "max_cost= cannot be kept: a call of the app's has tokens and names no "
-                        "model; go on without it (resume=True)"
-                    )
-                raise ConfigError(
-                    f"max_cost= needs the price of every model that is asked, and {model!r} was: "
-                    f"give prices={{{model!r}: Price(input=…, output=…), …}}, of a million tokens, "
-                    "and go on with resume=True"
-                )
-            before = self._used.get(model, (0, 0))
-            self._used[model] = (before[0] + asked, before[1] + answered)
-
-    @property
-    def cost(self) -> float | None:
-        """Of all tokens so far, by the prices; None without prices."""
-        if self._prices is None:
-            return None
-        return math.fsum(self._prices[model].of(*used) for model, used in self._used.items())
 
     def spent(self) -> str:
         """Which budget of what is asked is used up, and how far; empty if none is, or while there
@@ -379,8 +325,6 @@ class Trials:
             return ""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
             return f"max_tokens={self._max_tokens} is used up: {self.tokens} tokens"
-        if self._max_cost is not None and self.cost is not None and self.cost >= self._max_cost:
-            return f"max_cost={self._max_cost:g} is used up: {self.cost:.4g}"
         return ""
 
     def _check_spent(self) -> None:
@@ -414,12 +358,9 @@ class Trials:
             reflections=self.reflections,
             unusable=self.unusable,
             tokens=self.tokens,
-            cost=self.cost,
             surveyed=self._surveyed,
             applied=self._applied,
             kept=dict(self._kept),
-            unasked=dict(self._unasked),
-            asked=self._asked_before,
         )
 
     def _resources(self, texts: Mapping[str, str]) -> Resources:

@@ -242,10 +242,9 @@ def cost_lines(costs: CostReport) -> Iterator[str]:
     else:
         yield "  no tool and no endpoint: every call is answered by models of this run"
     for each in costs.reflections:
-        cost = "" if each.most_cost is None else f"; {each.most_cost:.2g} in all by prices="
         yield (
             f"  at most {many(each.most, 'reflection')} by {each.model}: about "
-            f"{_about(each.tokens_in)} tokens in, {_about(each.tokens_out)} or more out each{cost}"
+            f"{_about(each.tokens_in)} tokens in, {_about(each.tokens_out)} or more out each"
         )
     if costs.endpoints:
         limit = costs.max_frozen_calls
