@@ -70,9 +70,9 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"is not complete.*resume=True, --resume"):
         load_served(tmp_path)
-    old = write_run(tmp_path / "old", None)
-    with pytest.raises(ConfigError, match="train it again"):
-        load_served(old)
+    bare = write_run(tmp_path / "bare", None)
+    with pytest.raises(ConfigError, match="trained no policy, so it has no model"):
+        load_served(bare)
     odd = write_run(tmp_path / "odd", None, **{KEY: {"policies": 3}})
     with pytest.raises(ConfigError, match="does not say how"):
         load_served(odd)
