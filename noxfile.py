@@ -272,7 +272,7 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema", "openinference-semantic-conventions"),
 ]
-ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
+ELSEWHERE = ["slow", "faults", "pages", "long", "controls"]
 FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
@@ -933,14 +933,6 @@ def long(session: nox.Session) -> None:
     report_versions(session, learning_python())
     options = ["-m", "long", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("long"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def ranks(session: nox.Session) -> None:
-    """Test the learner of several processes: its suite, runs, kills, torchrun."""
-    report_versions(session, learning_python())
-    options = ["-m", "ranks", *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, *marked("ranks"), python=learning_python())
 
 
 # --- programs -------------------------------------------------------------------------------

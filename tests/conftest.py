@@ -45,10 +45,6 @@ def _load_none(context: ssl.SSLContext, *where: Any, **more: Any) -> None: ...
 
 vars(ssl)["SSLContext"].load_verify_locations = _load_none
 
-# What training leaves in its user's home.
-_state = tempfile.TemporaryDirectory(prefix="lightspan-tests-")
-os.environ["XDG_STATE_HOME"] = _state.name
-
 # Scripts that start something in their background have it ignore Ctrl-C, nohup that its terminal is
 # closed, and whatever it starts inherits that. The tests press Ctrl-C and close terminals anyway.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

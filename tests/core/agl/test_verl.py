@@ -15,8 +15,8 @@ from lightspan.agl.algorithm.verl import make_plan
 from lightspan.agl.trainer import make_algorithm
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.selection import check_agents
+from lightspan.reports.sinks import WandB
 from lightspan.schema.routing import Route
-from lightspan.training.sinks import WandB
 
 TUTORIAL: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},

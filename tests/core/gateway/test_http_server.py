@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from lightspan.errors import ConfigError
 from lightspan.gateway import Gateway, http_server
-from lightspan.gateway.http_server import check_port, raise_file_limit, read_place
+from lightspan.gateway.http_server import check_port, raise_file_limit
 from lightspan.stores.protocol import Store
 from lightspan.testing.gateway_suite import Rig, make_rig
 
@@ -73,33 +72,6 @@ async def test_a_port_that_is_taken_is_named(store: Store) -> None:
             await Gateway(store, port=port_of(rig)).start()
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:.*; give another"):
             check_port("127.0.0.1", port_of(rig))
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("10.0.0.5", ("10.0.0.5", 0)),
-        ("trainer.example:8100", ("trainer.example", 8100)),
-        ("[fd00::5]:8100", ("fd00::5", 8100)),
-    ],
-)
-def test_where_a_gateway_is_to_listen(text: str, place: tuple[str, int]) -> None:
-    assert read_place(text) == place
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "http://10.0.0.5", "10.0.0.5/x", "me@10.0.0.5", "10.0.0.5:99999", "[x", ":80", "h:p", 7],
-)
-def test_what_is_no_place(text: Any) -> None:
-    with pytest.raises(ConfigError, match=r'^gateway=.* is no address: give "HOST"'):
-        read_place(text)
-
-
-@pytest.mark.parametrize("text", ["0.0.0.0", "0.0.0.0:80", "[::]:80"])
-def test_every_address_is_none_to_be_told(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"others have to be told one"):
-        read_place(text)
 
 
 def test_a_server_lets_itself_open_as_many_files_as_it_may() -> None:

@@ -312,7 +312,7 @@ def _client(entry: Entry) -> Client | None:
     if entry.start.client is None:
         return None
     native = 'crewai.LLM(model="openai/…")'
-    return client_of(entry.start.client, entry.inside.path, native)
+    return client_of(entry.start.client, native)
 
 
 def given_up(entry: Entry) -> End:

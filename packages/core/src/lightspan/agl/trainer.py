@@ -19,8 +19,6 @@ from lightspan.errors import (
     ConfigError,
     DataError,
     UnsupportedError,
-    short_constructor,
-    short_tracebacks,
 )
 from lightspan.progress import say
 from lightspan.schema.records import Json
@@ -38,7 +36,6 @@ __all__ = ["Trainer"]
 __getattr__ = refuse_names(__name__)
 
 
-@short_constructor
 class Trainer:
     """Trains an agent, or tries it out.
 
@@ -95,7 +92,6 @@ class Trainer:
         self.tracer = tracer or Tracer()
         self._no_effect = [f"{name}={value!r}" for name, value in given.items()]
 
-    @short_tracebacks
     def fit(
         self,
         agent: LitAgent[Any],
@@ -150,7 +146,6 @@ class Trainer:
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
         return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
 
-    @short_tracebacks
     def dev(
         self,
         agent: LitAgent[Any],

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Self
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -126,28 +125,6 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # macOS refuses values below its stated hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def read_place(text: str) -> tuple[str, int]:
-    """Return interface and port of `HOST` or `HOST:PORT`; the port defaults to 0, a free one.
-
-    Raises:
-        ConfigError: the text is neither, or is an address that other machines cannot connect to.
-    """
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname or "", parts.port or 0
-        is_valid = parts.netloc == text and "@" not in text and bool(host)
-    except (TypeError, ValueError):
-        host, port, is_valid = "", 0, False
-    if not is_valid:
-        raise ConfigError(f'gateway={text!r} is no address: give "HOST" or "HOST:PORT"')
-    if host in ("0.0.0.0", "::"):
-        raise ConfigError(
-            f"gateway={text!r} is every address of this machine, and others have to be told one: "
-            "give the one by which the store's server reaches it"
-        )
-    return host, port
 
 
 def check_port(host: str, port: int) -> None:

@@ -381,7 +381,7 @@ def _chat_only(info: CallInfo, llm: LLM, parse: Parse) -> ApiError:
     if info.target.sampling is not None:  # frozen agents have none
         return bad_request(
             f"a dry run asks {llm.base_url} for chat completions only: `dev` with the model on "
-            "this machine (local=True) shows these calls, and `fit` trains them",
+            "this machine shows these calls, and `fit` trains them",
             code=c.CHAT_ONLY,
         )
     instead = (

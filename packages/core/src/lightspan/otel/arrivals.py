@@ -20,7 +20,6 @@ import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
 from lightspan.otel.identity import Role, agent_name, role_of
-from lightspan.otel.logs import joined
 from lightspan.otel.otlp import Arrival
 from lightspan.production.attempt import task_of
 from lightspan.production.journal import parcel_of, report_of, write_parcel
@@ -130,24 +129,6 @@ async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
     return count
 
 
-async def kept_of(store: Store, traces: Sequence[tuple[str, str]]) -> list[Span]:
-    """The spans of these traces (`trace_of`) that the store has, as they were before they came to
-    attempts there."""
-    found: list[Span] = []
-    for begin in range(0, len(traces), _ASKED_AT_ONCE):
-        names = [_name_of(*trace) for trace in traces[begin : begin + _ASKED_AT_ONCE]]
-        attempts = await store.attempts([f"ro-{name}" for name in names])
-        spans = await store.spans([attempt.attempt_id for attempt in attempts if was_sent(attempt)])
-        found += [as_sent(span) for of_one in spans.values() for span in of_one]
-    return found
-
-
-def as_sent(span: Span) -> Span:
-    """The span without what it got when it was kept."""
-    attributes = {key: value for key, value in span.attributes.items() if key != c.CALL_ID}
-    return span.replace(attributes=attributes, attempt_id="", rollout_id="", late=False)
-
-
 def _name_of(service: str, trace_id: str) -> str:
     """What the ids of a trace's attempt and rollout are made of."""
     return hashlib.sha256(f"{service}\0{trace_id}".encode()).hexdigest()[:32]
@@ -225,7 +206,6 @@ def gathered(
     """
     if not was_sent(attempt):
         return rollout, list(spans)
-    spans = joined(spans)
     by_id = {span.span_id: span for span in spans}
     wrapping, paths = _wrapping(by_id), _Paths(by_id)
     settled = [_settled(span, paths, is_wrapping=span.span_id in wrapping) for span in spans]

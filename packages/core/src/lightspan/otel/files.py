@@ -8,7 +8,6 @@ number, and the others are kept.
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import os
@@ -21,16 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple, cast
 
-import msgspec
-
 from lightspan.errors import DataError
 from lightspan.otel import backends
-from lightspan.otel.arrivals import as_sent, keep, kept_of, running, trace_of
-from lightspan.otel.logs import NAMES, decode_logs_object
+from lightspan.otel.arrivals import keep, running, trace_of
 from lightspan.otel.otlp import Arrival, Decoded, decode_object, decode_protobuf
 from lightspan.otel.vocabulary import translated
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
-from lightspan.schema.spans import Span
 from lightspan.schema.texts import kept_text
 from lightspan.stores.protocol import Store
 
@@ -82,8 +77,7 @@ class Imported(NamedTuple):
     """What became of a file."""
 
     spans: int
-    """Different ones that are in the store now, whether this import has written them or an earlier
-    one."""
+    """Those that are in the store now, whether this import has written them or an earlier one."""
     attempts: int
     """That these are of."""
     unfinished: int
@@ -93,8 +87,6 @@ class Imported(NamedTuple):
     scores: int
     refused: int = 0
     """Spans among the errors that could be read, and that the store does not take."""
-    doubles: int = 0
-    """Spans among the errors that have the id of another one, of the file or in the store."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -149,18 +141,17 @@ async def import_file(
         unfinished=await running(
             store, [trace for trace, is_whole in writer.traces.items() if not is_whole]
         ),
-        errors=errors + writer.refused + writer.doubles,
+        errors=errors + writer.refused,
         scores=scores,
         refused=writer.refused,
-        doubles=writer.doubles,
     )
 
 
 class _Writer:
-    """Writes spans, many at once."""
+    """Writes spans in batches."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
-        self.spans = self.refused = self.doubles = 0
+        self.spans = self.refused = 0
         self.traces: dict[tuple[str, str], bool] = {}
         """Service and trace → whether the span that began it was there."""
         self.named: set[str] = set()
@@ -169,54 +160,13 @@ class _Writer:
         self._refuse = refuse
         self._waiting: list[Arrival] = []
         self._places: list[str] = []
-        self._seen: dict[int, int] = {}
-        """What stands for a span's ids → for all that it says. Numbers, as there may be millions.
-        """
-        self._stored: dict[int, int] = {}
-        """Likewise of what the store had before, of the traces in `_looked_up`."""
-        self._looked_up: set[tuple[str, str]] = set()
 
     async def add(self, portion: Portion) -> None:
-        fresh = [each for each in portion.arrivals if self._is_new(each.span, portion.place)]
-        if fresh:
-            self._waiting += fresh
+        if portion.arrivals:
+            self._waiting += portion.arrivals
             self._places.append(portion.place)
         if len(self._waiting) >= AT_ONCE:
             await self.write()
-
-    def _is_new(self, span: Span, place: str) -> bool:
-        """Whether no span of this id came before; another one of that id is told of."""
-        key, content = _numbers(span)
-        if key not in self._seen:
-            self._seen[key] = content
-            return True
-        if self._seen[key] != content:
-            self._double(span, place, "which is kept")
-        return False
-
-    def _double(self, span: Span, place: str, which: str) -> None:
-        self.doubles += 1
-        self._refuse(
-            f"{place}: span {span.name[:80]!r} has the id of another one, {span.span_id}, {which}"
-        )
-
-    async def _unlike_stored(self, waiting: list[Arrival], where: str) -> list[Arrival]:
-        """Those whose ids the store has of no other span; the others are told of. Others have come
-        from another file, or over HTTP."""
-        traces = {trace for each in waiting if (trace := trace_of(each.span)) is not None}
-        new = sorted(traces - self._looked_up)
-        for span in await kept_of(self._store, new):
-            key, content = _numbers(span)
-            self._stored[key] = content
-        self._looked_up.update(new)
-        alike = []
-        for each in waiting:
-            key, content = _numbers(each.span)
-            if self._stored.get(key, content) == content:
-                alike.append(each)
-            else:
-                self._double(each.span, where, "which the store has already, and keeps")
-        return alike
 
     async def write(self) -> None:
         waiting, places = self._waiting, self._places
@@ -224,7 +174,6 @@ class _Writer:
         if not waiting:
             return
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
-        waiting = await self._unlike_stored(waiting, where)
         refused = await keep(self._store, waiting, may_reward=True)
         for refusal in refused:
             self._refuse(f"{where}: {refusal.reason}")
@@ -241,13 +190,6 @@ class _Writer:
             self.named.add(arrival.span.attempt_id)
         else:
             self.traces[trace] = self.traces.get(trace, False) or arrival.is_entry
-
-
-def _numbers(span: Span) -> tuple[int, int]:
-    """What stands for a span's ids, and for all that it says."""
-    span = as_sent(span) if not span.attempt_id else span
-    key = hash((trace_of(span), span.attempt_id, span.trace_id, span.span_id))
-    return key, hash(msgspec.msgpack.encode(span))
 
 
 # --- out of a file --------------------------------------------------------------------------
@@ -441,9 +383,7 @@ def _decoded(record: Any, service: str) -> Decoded:
     if not isinstance(record, dict):
         raise DataError(f"{_NOT_TRACES}; it is of {type(record).__name__}")
     if "resourceSpans" in record or "resource_spans" in record:
-        return _otlp(record)
-    if any(name in record for name in NAMES):
-        return decode_logs_object(copy.deepcopy(record))
+        return decode_object(record)
     if backends.is_phoenix_span(record):
         return _each([record], backends.phoenix_span, service)
     if backends.is_langfuse_trace(record):
@@ -454,45 +394,6 @@ def _decoded(record: Any, service: str) -> Decoded:
     if "spanId" in record or "span_id" in record:  # a span of OTLP's by itself
         return decode_object({"resourceSpans": [{"scopeSpans": [{"spans": [record]}]}]})
     raise DataError(f"{_NOT_TRACES}; it has {', '.join(map(str, list(record)[:8])) or 'nothing'}")
-
-
-def _otlp(record: dict[str, Any]) -> Decoded:
-    """Raises `DataError`. A span that is none costs the others nothing."""
-    try:
-        return decode_object(copy.deepcopy(record))
-    except DataError:
-        apart = [*_apart(record)]
-        if len(apart) < 2:
-            raise
-    decoded = Decoded([], [])
-    for each in apart:
-        try:
-            one = decode_object(each)
-        except DataError as error:
-            decoded.refused.append(str(error))
-        else:
-            decoded.arrivals.extend(one.arrivals)
-            decoded.refused.extend(one.refused)
-    return decoded
-
-
-def _apart(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each span of a request as a request by itself."""
-    for resource in _parts(record, "resourceSpans", "resource_spans"):
-        for scope in _parts(resource, "scopeSpans", "scope_spans"):
-            for span in _parts(scope, "spans", "spans"):
-                alone = {**_without(scope, "spans", "spans"), "spans": [span]}
-                inner = {**_without(resource, "scopeSpans", "scope_spans"), "scopeSpans": [alone]}
-                yield {"resourceSpans": [inner]}
-
-
-def _parts(value: Any, name: str, other: str) -> list[Any]:
-    found = value.get(name, value.get(other)) if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
-
-
-def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {key: inner for key, inner in value.items() if key not in names}
 
 
 def _each(

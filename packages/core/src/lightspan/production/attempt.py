@@ -18,7 +18,7 @@ import msgspec
 from lightspan.capture import scope
 from lightspan.capture.recorder import Recorder, Unrecorded
 from lightspan.capture.scope import Acting, Root, Scope, make_span
-from lightspan.production import outlet
+from lightspan.production import span_exporter
 from lightspan.production.journal import (
     Journal,
     Parcel,
@@ -146,7 +146,7 @@ class OpenAttempt(Recorder):
             spans, self._spans = self._spans, []
             first, self._taken = not self._taken, True
             self.size = 0
-        outlet.put(spans)
+        span_exporter.enqueue(spans)
         if not first:
             return more_of(self.attempt_id, spans)
         return parcel_of(

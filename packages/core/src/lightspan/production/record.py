@@ -24,8 +24,8 @@ from typing import Any, Final, Self
 
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
-from lightspan.errors import ConfigError, short_tracebacks
-from lightspan.production import outlet, use
+from lightspan.errors import ConfigError
+from lightspan.production import span_exporter, use
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -115,7 +115,6 @@ class _State:
 _state: Final = _State()
 
 
-@short_tracebacks
 def record(
     store: str | os.PathLike[str] | None = None,
     *,
@@ -144,7 +143,7 @@ def record(
         return Recording(None)
     if isinstance(options.redact, str) and redact is not None:
         find_hook(options.redact)
-    outlet.current()
+    span_exporter.current()
     with _state.lock:
         if _state.explicit is not None:
             before = _state.explicit.settings
@@ -175,7 +174,7 @@ def hold(owner: str) -> None:
         log.error("lightspan: nothing is recorded: %s", error)
         return
     try:
-        outlet.current()
+        span_exporter.current()
     except Exception as error:
         log.error("lightspan: no span is sent: %s", error)
 

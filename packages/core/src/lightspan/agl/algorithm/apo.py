@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from lightspan.agl._unsupported import refuse_names
 from lightspan.agl.types import NamedResources, PromptTemplate
 from lightspan.algorithms.apo.search import BeamPlan, Models, Search
+from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.prompts.candidates import Split
-from lightspan.algorithms.prompts.reflection import Reflector
 from lightspan.algorithms.prompts.trials import Runs, Trials
 from lightspan.errors import ConfigError
 from lightspan.schema.checks import check_number, check_whole
@@ -164,8 +164,8 @@ class APO(Generic[T]):
         for text in result.notes():
             log.info("%s", text)
 
-    def _reflector(self, client: AsyncOpenAI, model: str) -> Reflector:
-        return Reflector(
+    def _reflector(self, client: AsyncOpenAI, model: str) -> EndpointClient:
+        return EndpointClient(
             LLM(
                 base_url=str(client.base_url),
                 model=model,

@@ -30,9 +30,11 @@ from lightspan.agl.algorithm._verl_keys import (
 )
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.learners.protocol import LoRA, Optimizer, PolicyLoss
+from lightspan.plugins import installed_plugins
+from lightspan.reports.sinks import MLflow, Trackio, WandB
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.records import Json
-from lightspan.training.sinks import SINKS, MetricSink, MLflow, Trackio, WandB
+from lightspan.training.sinks import MetricSink
 
 __all__ = ["VERL"]
 __getattr__ = refuse_names(__name__)
@@ -71,8 +73,9 @@ class Plan:
         """Return the line that training starts with; empty where every key is used."""
         reasons = [f"{', '.join(keys)} ({why})" for why, keys in self.no_effect.items()]
         others = [name for name in self.loggers if name not in ("console", "file")]
+        known = installed_plugins("sinks")
         reasons += [
-            f"trainer.logger={name!r} ({'not installed' if name in SINKS else 'unknown'})"
+            f"trainer.logger={name!r} ({'not installed' if name in known else 'unknown'})"
             for name in others
             if not _is_sink(name)
         ]
@@ -80,7 +83,7 @@ class Plan:
 
 
 def _is_sink(logger: str) -> bool:
-    return logger in SINKS and find_spec(logger) is not None
+    return logger in installed_plugins("sinks") and find_spec(logger) is not None
 
 
 class VERL:
