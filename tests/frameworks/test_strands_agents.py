@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.frameworks.suite import FrameworkSuite, columns
 
 from lightspan.testing.adapter_suite.scenarios import App, Model, broken, count, instructions, look
-from lightspan.testing.stage import Stage, Turn
+from lightspan.testing.stage import Turn
 
 strands = pytest.importorskip("strands")
 

@@ -35,7 +35,6 @@ from tests.core.otel.trace_files import (
 
 from lightspan import otel
 from lightspan.errors import DataError
-from lightspan.otel import files
 from lightspan.otel.arrivals import gathered
 from lightspan.otel.files import AT_ONCE, Imported, import_file, read_file
 from lightspan.otel.otlp import decode_ids
@@ -186,9 +185,7 @@ def test_a_file_that_was_cut_short_goes_on(tmp_path: Path, url: str) -> None:
     path = write(tmp_path / "traces.bin", whole[:-3])
     done, errors = imported(url, path)
     size = len(protobuf(PIECES[2])[0])
-    assert errors == [
-        f"message 3: the file ends in it: {size:,} bytes were to come"
-    ]
+    assert errors == [f"message 3: the file ends in it: {size:,} bytes were to come"]
     assert done == Imported(3, 1, 0, 1, 0)
     assert imported(url, write(path, whole)) == (Imported(4, 1, 0, 0, 0), [])
     [(_, _, spans)] = asyncio.run(stored(url))

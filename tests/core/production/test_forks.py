@@ -1,4 +1,4 @@
-"""No thread of ours imports anything while an app may fork: the child has half a module for ever."""
+"""No thread of ours imports anything while an app may fork, or the child keeps half a module."""
 
 from __future__ import annotations
 

@@ -9,5 +9,6 @@ have the same weights. `data` reads tasks, `collector` enqueues rollouts and gat
 it says of the run, `trust` who has it from whom; `checkpoints` and `resume` are how it goes on,
 `best_step` whose weights are kept. `rewards` gives rewards in the app's place, by a function or a
 `judge`, which is asked `ballots`; `lines` are files that grow. `results`, `statistics`, `plots` and
-`sinks` tell how it went, `span_export` sends spans to a tracing backend, `symptoms` what is wrong with it.
+`sinks` tell how it went, `symptoms` what is wrong with it; `span_export` sends its spans to a
+tracing backend.
 """
