@@ -65,7 +65,7 @@ class ExportHandle:
         self._exporter = exporter
         # The exporter may be the user's, so it is not shut down.
         counting: Any = SimpleNamespace(export=self._export, shutdown=lambda: None)
-        self._processor = BatchSpanProcessor(
+        self._processor: Any = BatchSpanProcessor(
             counting,
             max_queue_size=MAX_QUEUE_SIZE,
             schedule_delay_millis=_SCHEDULE_DELAY_MS,
