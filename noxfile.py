@@ -272,7 +272,7 @@ PYTEST = [
     *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
     *("hypothesis", "jsonschema", "openinference-semantic-conventions"),
 ]
-ELSEWHERE = ["slow", "faults", "pages", "long", "ranks", "controls"]
+ELSEWHERE = ["slow", "faults", "pages", "long", "controls"]
 FAST = ["-m", " and ".join(f"not {marker}" for marker in ELSEWHERE)]
 WORKERS = min(4, (os.cpu_count() or 1) + (not os.environ.get("CI")))
 PARALLEL = ["--numprocesses", str(WORKERS), "--dist", "worksteal"]
@@ -289,7 +289,7 @@ ISOLATED = {
     "PYTHONDONTWRITEBYTECODE": "",  # what is installed is compiled once, when it is imported
     "TOKENIZERS_PARALLELISM": "false",
 }
-OF_CORE = ("tests/core", "tests/packaging", "tests/attack")
+OF_CORE = ("tests/core", "tests/packaging")
 TESTING = {
     **ISOLATED,
     "HF_HUB_OFFLINE": "1",
@@ -845,15 +845,6 @@ def tests_sinks(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def tests_agl(session: nox.Session) -> None:
-    """Look whether Agent Lightning 0.3.0 says what `lightspan.agl` is compared with (0.6 GB)."""
-    pip_install(session, "-r", "constraints/agentlightning.txt")
-    said = "tests/core/agl/agentlightning-0.3.0.json"
-    script = ("tests/apps/agl_comparison.py", "agentlightning", "--check", said)
-    session.run("python", *script, env=TESTING)
-
-
-@nox.session(default=False)
 def vllm(session: nox.Session) -> None:
     """Make the virtualenv of vLLM's servers, for the CPU."""
     install_torch(session)
@@ -942,27 +933,6 @@ def long(session: nox.Session) -> None:
     report_versions(session, learning_python())
     options = ["-m", "long", *PARALLEL, "--dist", "loadfile"]
     run_pytest(session, *options, *marked("long"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def ranks(session: nox.Session) -> None:
-    """Test the learner of several processes: its suite, runs, kills, torchrun."""
-    report_versions(session, learning_python())
-    options = ["-m", "ranks", *PARALLEL, "--dist", "loadfile"]
-    run_pytest(session, *options, *marked("ranks"), python=learning_python())
-
-
-@nox.session(venv_backend="none", requires=["learning"], default=False)
-def attack(session: nox.Session) -> None:
-    """Send a million hostile requests, half to a training's gateway, half to `serve`: an hour.
-
-    After -- come options: `--requests 10000`, `--seed 3`, `--victim serve`, and `--delays`, which
-    measures how long others wait meanwhile.
-    """
-    python = learning_python()
-    report_versions(session, python)
-    program = ("-m", "tests.attack", *session.posargs)
-    session.run(python, *program, env={**TESTING, "PYTHONPATH": str(ROOT)}, external=True)
 
 
 # --- programs -------------------------------------------------------------------------------

@@ -145,9 +145,7 @@ async def test_a_bypassing_client_is_named_with_its_address_and_what_to_do(
     told = ("lightspan.client", "lightspan.client.fix", "server.address", "server.port")
     assert {key: known[key] for key in told} == {
         "lightspan.client": "tests.adapters.test_langgraph_clients.Posts",
-        "lightspan.client.fix": "give it base_url=llm.base_url, api_key=llm.api_key() and "
-        "model='writer', where `llm` is an argument that the app asks for, if it speaks OpenAI's "
-        "API; else use langchain_openai.ChatOpenAI in its place",
+        "lightspan.client.fix": "use langchain_openai.ChatOpenAI in its place",
         "server.address": "127.0.0.1",
         "server.port": int(server.origin.rpartition(":")[2]),
     }

@@ -31,8 +31,8 @@ _numbers = itertools.count()
 class Runs:
     """A run tree fed with events in few words."""
 
-    def __init__(self, **limits: int) -> None:
-        self.tree = RunTree("rollout", "attempt", "f" * 32, **limits)
+    def __init__(self) -> None:
+        self.tree = RunTree("rollout", "attempt", "f" * 32)
 
     def start(
         self,
@@ -302,20 +302,6 @@ def test_work_left_behind_by_a_node_still_has_its_name() -> None:
     node = runs.node("write", runs.start("LangGraph"))
     runs.tree.end(End(node))
     assert runs.path(node) == "write"
-
-
-def test_memory_is_bounded_and_what_is_forgotten_is_missed_loudly() -> None:
-    runs = Runs(open_limit=3, closed_limit=2)
-    graph = runs.start("LangGraph")
-    oldest = runs.node("write", graph)
-    for _ in range(5):  # abandoned: never ended; the graph stays, for it is asked about
-        runs.node("write", graph)
-    assert len(runs.tree) == 3
-    assert runs.path(graph) == "app"
-    with pytest.raises(LookupError, match="more than 3 runs were open"):
-        runs.path(oldest)
-    with pytest.raises(LookupError, match="more than 3 runs were open"):
-        runs.start("chain", oldest)
 
 
 def test_ended_runs_leave_nothing_behind() -> None:

@@ -19,7 +19,6 @@ from agents import (
     Runner,
     Usage,
     function_tool,
-    generation_span,
     input_guardrail,
     set_default_openai_api,
     set_tracing_disabled,
@@ -126,18 +125,6 @@ class Silent(Model):
         raise NotImplementedError
 
 
-class Telling(Silent):
-    """One that has a span of its own for each call, as the SDK's LiteLLM client has."""
-
-    async def get_response(self, *args: Any, **more: Any) -> ModelResponse:
-        asked = [{"role": "user", "content": "go"}]
-        with generation_span(model="mine", input=asked) as span:
-            answer = self.answer()
-            span.span_data.output = [{"role": "assistant", "content": "fine"}]
-            span.span_data.usage = {"input_tokens": 5, "output_tokens": 2}
-            return answer
-
-
 BYPASSED = {
     "lightspan.agent.path": "writer",
     "lightspan.route": "app",
@@ -152,19 +139,19 @@ BYPASSED = {
 @pytest.mark.parametrize("disabled", [False, True])
 def test_a_client_that_bypasses_the_sdk_is_recorded_as_structure(disabled: bool) -> None:
     set_tracing_disabled(disabled)
-    writer = Agent(name="writer", model=Telling("fine"))
+    writer = Agent(name="writer", model=Silent("fine"))
     with captured() as attempt:
         run_async(writer)
-    assert attempt.tree == ["invoke_agent writer @writer", "  chat mine @writer"]
-    found = dict(attempt.one("chat mine").attributes)
+    assert attempt.tree == ["invoke_agent writer @writer", "  chat Silent @writer"]
+    found = dict(attempt.one("chat Silent").attributes)
     assert str(found.pop("lightspan.call.id")).startswith("call")
     assert "go" in str(found.pop("gen_ai.input.messages"))
     assert "fine" in str(found.pop("gen_ai.output.messages"))
     assert found == {
         **BYPASSED,
-        "gen_ai.request.model": "mine",
+        "gen_ai.request.model": "Silent",
         "gen_ai.response.finish_reasons": ["stop"],
-        "lightspan.client": "tests.adapters.test_openai_agents_clients.Telling",
+        "lightspan.client": "tests.adapters.test_openai_agents_clients.Silent",
         "lightspan.client.fix": "use agents.OpenAIChatCompletionsModel in its place",
     }
     check_untrained(attempt)
@@ -198,11 +185,11 @@ def test_a_client_that_says_nothing_and_calls_a_tool() -> None:
 
 
 def test_a_bypassing_client_that_fails() -> None:
-    writer = Agent(name="writer", model=Telling(ConnectionError("no")))
+    writer = Agent(name="writer", model=Silent(ConnectionError("no")))
     with captured() as attempt, pytest.raises(ConnectionError):
         run_async(writer)
-    assert attempt.tree == ["invoke_agent writer @writer error", "  chat mine @writer error"]
-    assert attempt.one("chat mine").attributes["error.type"] == "ConnectionError"
+    assert attempt.tree == ["invoke_agent writer @writer error", "  chat Silent @writer error"]
+    assert attempt.one("chat Silent").attributes["error.type"] == "ConnectionError"
 
 
 def test_a_guardrail_that_stops_a_turn_makes_no_call(server: ScriptedServer) -> None:

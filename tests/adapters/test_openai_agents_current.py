@@ -131,7 +131,6 @@ def test_in_a_model_of_the_apps() -> None:
             asyncio.run(Runner.run(Agent("writer", model=Mine()), "go", run_config=RunConfig()))
         (span,) = seen
         assert span.span_data.type in ("turn", "agent")  # older SDKs have no turns
-        assert type(span) is type(agent())
 
 
 def test_in_another_context() -> None:

@@ -91,9 +91,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
     printed, _ = trained
     lines = printed.splitlines()
     assert lines[0] == "Adapter agent match acknowledged: write"
-    assert lines[1].startswith(
-        "VERL(config) trains with lightspan's own engine and learner. Without effect here: "
-    )
+    assert lines[1].startswith("VERL(config): without effect here: ")
     assert "actor_rollout_ref.rollout.gpu_memory_utilization=0.8" in lines[1]
     assert [line for line in lines if line.startswith("step 2/2")]
 
@@ -102,7 +100,7 @@ def test_fit_runs_and_says_what_has_no_effect(trained: tuple[str, RunFolder]) ->
 def test_agents_whose_name_has_write_in_it_learn(
     trained: tuple[str, RunFolder], place: Path
 ) -> None:
-    """`re.search`: `rewrite_query` has `write` in it too. The checker shares the weights."""
+    """`rewrite_query` has `write` in it too. The checker shares the weights."""
     _, folder = trained
     lines = [line for line in folder.metrics() if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [1, 2]

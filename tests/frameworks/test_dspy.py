@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from lightspan.lightning.detours import fix_of
 from lightspan.otel import hooks
 from lightspan.schema import conventions as c
 from lightspan.schema.origins import Request
+from lightspan.schema.records import Mode
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import SpanKind
 from lightspan.testing.adapter_suite.plays import play
@@ -315,7 +315,7 @@ PAST = {
 
 def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
     """(spans of model calls, requests past the SDKs, URL of the server)."""
-    scope = Scope(rollout_id="r", attempt_id="a")
+    scope = Scope(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, open_scope(scope), lightspan.agent("writer"):
         more: Any = {"api_base": server.url, "api_key": "key", "max_retries": 0, "timeout": 20}
         more |= {"messages": [{"role": "user", "content": "go"}], "model": f"{provider}/m"}
@@ -325,9 +325,9 @@ def asked_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
                 litellm.completion(**more)
             else:
                 asyncio.run(litellm.acompletion(**more))
-    said = scope.recorder.sightings.attributes().get(c.REQUESTS_PAST, "[]")
+    uncaptured = [[*request, count] for request, count in scope.recorder.uncaptured.items()]
     calls = [span.name for span in scope.recorder.drain() if span.kind is SpanKind.LLM]
-    return calls, json.loads(str(said)), server.url
+    return calls, uncaptured, server.url
 
 
 @pytest.fixture
@@ -367,7 +367,7 @@ def test_litellm_by_the_openai_sdk(provider: str, mode: str) -> None:
 def test_litellm_past_it(provider: str, mode: str) -> None:
     calls, past, url = asked_of(provider, mode)
     assert calls == []
-    assert past == [["writer", "litellm", "", provider, "m", f"{url}{PAST[provider]}", 1]]
+    assert past == [["writer", "litellm", "m", f"{url}{PAST[provider]}", 1]]
 
 
 @of_litellm
@@ -376,18 +376,17 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     """Whatever the prefix: so DSPy's `model_type="responses"` and ADK's `openai/responses/` do."""
     calls, past, url = asked_of("openai/responses", mode)
     assert calls == []
-    assert past == [["writer", "litellm", "", "openai", "m", f"{url}/responses", 1]]
+    assert past == [["writer", "litellm", "m", f"{url}/responses", 1]]
     [[*request, _]] = past
     assert fix_of(Request(*request)) == (
-        'ask by Chat Completions, not Responses: name its model "openai/m", with '
-        f'api_base="{url}", and its key as api_key=: LiteLLM then uses the OpenAI SDK, which '
-        "lightspan sees"
+        f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
+        "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
     )
 
 
 @of_litellm
 def test_the_responses_api_of_dspy_goes_past_it() -> None:
-    scope = Scope(rollout_id="r", attempt_id="a")
+    scope = Scope(rollout_id="r", attempt_id="a", mode=Mode.DEV)
     with ScriptedServer("said") as server, otel.instrument("dspy"), open_scope(scope):
         model = dspy.LM(
             *("openai/m", "responses"), api_base=server.url, api_key="key", cache=False, **ENGINE
@@ -395,8 +394,8 @@ def test_the_responses_api_of_dspy_goes_past_it() -> None:
         with dspy.context(lm=model), contextlib.suppress(Exception):  # it is no answer of DSPy's
             dspy.Predict("question -> answer")(question="go")
         wire.close()
-    said = json.loads(str(scope.recorder.sightings.attributes()[c.REQUESTS_PAST]))
-    assert [(who, url) for who, *_, url, _ in said] == [("Predict", f"{server.url}/responses")]
+    uncaptured = [(request.agent, request.url) for request in scope.recorder.uncaptured]
+    assert uncaptured == [("Predict", f"{server.url}/responses")]
     assert [span for span in scope.recorder.drain() if span.kind is SpanKind.LLM] == []
 
 
@@ -405,8 +404,8 @@ def test_litellm_as_the_report_says_to_change_it() -> None:
     """The same server, by the prefix that `lightspan dev` names."""
     _, [[*request, _]], url = asked_of("hosted_vllm", "sync")
     assert fix_of(Request(*request)) == (
-        f'name its model "openai/m", with api_base="{url}", and its key as api_key=: LiteLLM then '
-        "uses the OpenAI SDK, which lightspan sees"
+        f'name its model "openai/m", with api_base="{url}" and its key as api_key=, and ask by '
+        "Chat Completions: LiteLLM then uses the OpenAI SDK, which lightspan sees"
     )
     assert asked_of("openai", "sync")[:2] == (["chat m"], [])
 

@@ -21,15 +21,15 @@ CORE = Path(__file__).parents[2] / "packages/core/src/lightspan"
 HEAVY = frozenset(
     {
         *("torch", "transformers", "peft", "numpy", "safetensors", "psutil", "matplotlib", "rich"),
-        *("aiohttp", "httptools", "jinja2", "fastapi", "uvicorn"),
+        *("aiohttp", "jinja2", "fastapi", "uvicorn"),
         *("langchain", "langchain_core", "langchain_openai", "langgraph", "lightspan_langgraph"),
         *("autogen_agentchat", "autogen_core", "agents", "crewai", "litellm"),
         *("pytest", "hypothesis"),
     }
 )
 
-OF_HTTP = ("stores.remote.connection", "stores.remote.exchanges", "stores.remote.store")
-"""The modules of the capture plane that need the extra `http`: httptools."""
+OF_HTTP = ("stores.remote.client", "stores.remote.store")
+"""The modules of the capture plane that need the extra `http`: aiohttp."""
 CAPTURE = [
     *("LLM", "LocalRunners", "PromptTemplate", "agent", "emit_annotation", "emit_exception"),
     *("emit_message", "emit_object", "emit_reward", "open_store", "operation", "rollout", "tool"),
@@ -162,7 +162,7 @@ def test_a_module_loads_without_the_learning_plane(
         assert module.endswith(".address") or "psycopg" in found
         pytest.skip("needs the extra postgres")
     if module in OF_HTTP:  # which is loaded where a served store is opened
-        assert "httptools" in found
+        assert "aiohttp" in found
         return
     assert "Traceback" not in found, found
     assert "openai" not in found.split()

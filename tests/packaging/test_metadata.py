@@ -145,7 +145,6 @@ def test_latest_constraints_agree() -> None:
     apart |= {name for name in CONSTRAINTS if name.startswith("frameworks-")}
     apart.add("litellm-latest.txt")  # it is no framework, and has one too
     apart.add("together.txt")  # what the newest CrewAI leaves of the others
-    apart.add("agentlightning.txt")  # what an older release of another project takes
     apart.add("vllm.txt")  # its servers have an environment of their own
     apart.add("verl.txt")  # and so has it
     for name in CONSTRAINTS:

@@ -77,7 +77,7 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
     cluster: Cluster, node: Node, store: Store, tmp_path: Path
 ) -> None:
     """Nothing of Ray's is in the app's environment."""
-    python = app_environment(tmp_path / "environment", "openai", "httptools")
+    python = app_environment(tmp_path / "environment", "openai", "aiohttp")
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     task = {"folder": str(meeting), "prefix": str(tmp_path / "environment")}

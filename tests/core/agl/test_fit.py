@@ -62,7 +62,7 @@ def judged(
         trainer = agl.Trainer(
             n_runners=4,
             algorithm=agl.VERL(config(tiny, folder)),
-            adapter={"agent_match": "write|app"},
+            adapter={"agent_match": "write"},
         )
         train = questions(4, judge=judge.url)
         val = questions(2, held=1)
@@ -105,7 +105,7 @@ def test_every_call_went_where_the_agent_pointed_it(judged: tuple[FitResult, lis
 def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny: Path) -> None:
     folder = RunFolder(judged[0].folder)
     known = folder.read_config()
-    assert known["agent_match"] == "write|app"
+    assert known["optimize"] == ["*write*"]
     assert json.loads(known["app"].partition("agents.")[2].replace("%2E", ".")) == {
         "agent": "agl_apps:Writer",
         "llm": {

@@ -163,11 +163,6 @@ class Hostile:
 
 REPLACED = "use the.Native in its place"
 LITELLM = 'name its model "openai/…": LiteLLM then uses the OpenAI SDK, which lightspan sees'
-POINTED = (
-    "give it api_base=llm.base_url, openai_api_key=llm.api_key() and model='team/writer', where "
-    "`llm` is an argument that the app asks for, if it speaks OpenAI's API; else use the.Native in "
-    "its place"
-)
 HERE = "tests.core.capture.test_bypass"
 
 
@@ -188,7 +183,7 @@ HERE = "tests.core.capture.test_bypass"
             Hostile("http://[::1]:8000/v1", "secret"),
             {
                 c.CLIENT: f"{HERE}.Hostile",
-                c.CLIENT_FIX: POINTED,
+                c.CLIENT_FIX: REPLACED,
                 c.SERVER_ADDRESS: "::1",
                 c.SERVER_PORT: 8000,
             },
@@ -200,12 +195,12 @@ HERE = "tests.core.capture.test_bypass"
     ],
 )
 def test_what_is_said_of_a_client(client: object, known: dict[str, object]) -> None:
-    found = client_of(client, "team/writer", "the.Native").attributes()
+    found = client_of(client, "the.Native").attributes()
     assert found == known
 
 
 def test_a_client_at_the_attempts_endpoint() -> None:
-    client = client_of(LiteLLMChat("http://127.0.0.1:80/v1"), "writer", "the.Native")
+    client = client_of(LiteLLMChat("http://127.0.0.1:80/v1"), "the.Native")
     assert is_at_gateway(client, "http://127.0.0.1:80")
     assert not is_at_gateway(client, "http://127.0.0.1:8")
     assert not is_at_gateway(client, None)

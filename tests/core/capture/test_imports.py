@@ -160,7 +160,8 @@ def wrapped(name: str) -> str:
     """Prints whether the SDK's two clients are."""
     module = f"__import__({name!r})"
     kinds = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
-    return f"print(*('request' in vars(getattr({module}, kind)) for kind in {kinds[name]}))\n"
+    requests = f"getattr({module}, kind).request for kind in {kinds[name]}"
+    return f"print(*(one.__module__ == 'lightspan.capture.wire' for one in ({requests})))\n"
 
 
 @BOTH
@@ -247,7 +248,7 @@ def test_an_app_can_import_what_cannot_be_wrapped(name: str) -> None:
         "from lightspan.capture import sdks, wire\n"
         "from lightspan.capture.entry import open_scope\n"
         "from lightspan.capture.scope import Scope\n"
-        "sdks.Sdk.kinds = None\n"
+        "sdks.Sdk.wrapped_classes = None\n"
         "with open_scope(Scope(rollout_id='r', attempt_id='a')) as scope:\n"
         f"    import {name}\n"
         "    print(*scope.recorder.damages())\n"

@@ -249,26 +249,6 @@ def test_a_retry_has_the_candidates_text() -> None:
     assert len(llm_spans(scope)) == 1
 
 
-@pytest.mark.parametrize("where", ["request", "client"])
-def test_an_idempotency_key_is_of_one_text(elsewhere: ScriptedServer, where: str) -> None:
-    """An endpoint would answer one candidate with another's answer."""
-    key = {"Idempotency-Key": "order-1"}
-    defaults, headers = (key, {}) if where == "client" else ({}, key)
-    texts = [("Route well.", "router"), ("Route better.", "router"), ("Route well.", "router")]
-    with client_of(elsewhere, default_headers=defaults) as client:
-        chat(client, extra_headers=headers)
-        for text, name in texts:
-            rewrite = Rewrite(agent=name, template=OLD, text=text)
-            with told(Instructions(rewrites=[rewrite])):
-                chat(client, extra_headers=headers)
-        with told(TOLD, "checker"):
-            chat(client, extra_headers=headers)
-    keys = [request.headers["idempotency-key"] for request in elsewhere.requests]
-    assert keys[0] == keys[4] == "order-1"
-    assert keys[1] == keys[3] != keys[2]
-    assert all(key.startswith("order-1-") for key in keys[1:4])
-
-
 def test_no_cache_answers_where_texts_are_learned() -> None:
     for name, expected in (("router", True), ("other", True), ("checker", False)):
         with told(TOLD, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 from pathlib import Path
@@ -13,10 +14,10 @@ from lightspan import LightningRL, LoRA, Optimizer, Trainer, Verl
 from lightspan.engines.protocol import EngineCapabilities
 from lightspan.engines.weights import load_model
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
-from lightspan.learners.cards import card
 from lightspan.learners.protocol import LearnerCapabilities
+from lightspan.learners.verl.cuda_devices import card
 from lightspan.learners.verl.environment import check_environment
-from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner
+from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner, partition
 from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.shards import Saved, Shard, write
 from lightspan.testing.learner_suite.rows import random_row
@@ -138,8 +139,6 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_the_trainer_refuses_what_contradicts(tmp_path: Path) -> None:
     algorithm = LightningRL(tmp_path)
-    with pytest.raises(ConfigError, match=r"beside learner=Verl.*Verl\(token_budget=…\)"):
-        Trainer(algorithm, learner=Verl(python="p"), learner_options={"token_budget": 1})
     with pytest.raises(ConfigError, match="2 ranks cannot all be on"):
         Trainer(algorithm, learner=Verl(python="p", ranks=2), device="cuda:0")
 
@@ -203,6 +202,12 @@ def test_weights_in_pickles_are_never_read(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match=r"no model\*\.safetensors.*\.bin, pickles.* never read"):
         VerlLearner({"writer": folder}, workers=Unasked())  # type: ignore[arg-type]
+
+
+def test_partition_gives_each_rank_about_as_many_tokens() -> None:
+    rows = [random_row([7] * size, random.Random(0), "ro", "writer") for size in (3, 9, 4, 5)]
+    assert partition(rows, 2) == [[0, 1], [2, 3]]
+    assert partition(rows[:1], 3) == [[0], [], []]
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,16 @@ from lightspan.lightning.detours import asked, fix_of
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.health import why_no_call
 from lightspan.schema import conventions as c
-from lightspan.schema.origins import Framework, Request
+from lightspan.schema.origins import Request
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.testing.strategies import make_attempt, make_rollout
 
-PLAIN = Request("writer", "httpx.Client", "my_app", "", "mine", "http://host:1/v1/chat/completions")
-GROQ = Request(
-    *("writer", "litellm", "", "groq", "llama-3"), "https://api.groq.com/openai/v1/chat/completions"
+PLAIN = Request("writer", "my_app", "mine", "http://host:1/v1/chat/completions")
+GROQ = Request("writer", "litellm", "llama-3", "https://api.groq.com/openai/v1/chat/completions")
+SEEN = (
+    " and its key as api_key=, and ask by Chat Completions: LiteLLM then uses the OpenAI SDK, "
+    "which lightspan sees"
 )
-SEEN = ", and its key as api_key=: LiteLLM then uses the OpenAI SDK, which lightspan sees"
 
 
 @pytest.mark.parametrize(
@@ -30,13 +31,13 @@ SEEN = ", and its key as api_key=: LiteLLM then uses the OpenAI SDK, which light
             + SEEN,
         ),
         (
-            GROQ._replace(provider="ollama_chat", url="http://localhost:11434/api/chat"),
+            GROQ._replace(url="http://localhost:11434/api/chat"),
             'name its model "openai/llama-3", with api_base="http://localhost:11434/v1"' + SEEN,
         ),
         (
-            GROQ._replace(provider="anthropic", url="https://api.anthropic.com/v1/messages"),
-            'name its model "openai/…", with api_base= of an endpoint that speaks OpenAI\'s API'
-            + SEEN,
+            GROQ._replace(url="https://api.anthropic.com/v1/messages"),
+            'name its model "openai/llama-3", with api_base= of an endpoint that speaks OpenAI\'s '
+            f"API{SEEN}",
         ),
         (PLAIN, 'use the OpenAI SDK in its place, with base_url="http://host:1/v1"'),
         (
@@ -53,20 +54,10 @@ def test_fixes(request_: Request, fix: str) -> None:
     assert fix_of(request_) == fix
 
 
-def test_the_frameworks_own_client_is_named() -> None:
-    framework = Framework("pydantic-ai-slim", "2.68.0", "spans of pydantic-ai")
-    assert fix_of(PLAIN, framework) == (
-        "use OpenAIChatModel, which uses the OpenAI SDK, in its place, with "
-        'base_url="http://host:1/v1"'
-    )
-    unknown = Framework("some.framework", "", "spans of some.framework")
-    assert fix_of(PLAIN, unknown) == fix_of(PLAIN)
-
-
 def test_what_was_asked() -> None:
-    assert asked(GROQ) == "groq/llama-3 at api.groq.com by litellm"
-    assert asked(PLAIN) == "mine at host:1 by httpx.Client in my_app"
-    assert asked(PLAIN._replace(model="")) == "a model at host:1 by httpx.Client in my_app"
+    assert asked(GROQ) == "llama-3 at api.groq.com by litellm"
+    assert asked(PLAIN) == "mine at host:1 by my_app"
+    assert asked(PLAIN._replace(model="")) == "a model at host:1 by my_app"
 
 
 def test_fit_names_what_was_asked_where_no_call_was_seen() -> None:
@@ -87,8 +78,8 @@ def test_fit_names_what_was_asked_where_no_call_was_seen() -> None:
     )
     episode = build_episode(attempt, rollout, [root], [])
     assert why_no_call([episode]) == (
-        "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL; it asked "
-        "groq/llama-3 at api.groq.com by litellm, mine at host:1 by httpx.Client in my_app, which "
-        "lightspan does not see (rollouts: 1). For litellm, "
-        f"{fix_of(GROQ)}. For httpx.Client, {fix_of(PLAIN)}"
+        "the app made no model call through the OpenAI SDK in its own process, nor to "
+        "OPENAI_BASE_URL; it asked llama-3 at api.groq.com by litellm, mine at host:1 by my_app, "
+        "which lightspan does not see (rollouts: 1). For litellm, "
+        f"{fix_of(GROQ)}. For my_app, {fix_of(PLAIN)}"
     )

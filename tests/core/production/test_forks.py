@@ -1,4 +1,4 @@
-"""No thread of ours imports anything while an app may fork, or the child keeps half a module."""
+"""No thread of ours imports anything while an app may fork: a child would have half a module."""
 
 from __future__ import annotations
 

@@ -295,23 +295,6 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     assert not module._held
 
 
-def test_a_variable_that_nobody_acts_on_is_told_of(
-    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """Not without a variable, nor where it is used, and once, whether calls are recorded or not."""
-    assert prompt("mails", "Which {mail}?") == "Which {mail}?"
-    monkeypatch.setenv("LIGHTSPAN_USE", str(run))
-    with use():
-        assert prompt("mails", "Which {mail}?") == "Which one: {mail}?"
-    assert not caplog.records
-    with record(str(tmp_path / "store.db")):
-        for _ in range(2):
-            assert prompt("mails", "Which {mail}?") == "Which {mail}?"
-    said = [each.getMessage() for each in caplog.records if "LIGHTSPAN_USE" in each.getMessage()]
-    assert len(said) == 1
-    assert f"LIGHTSPAN_USE={run} is set, and nothing of it is used: call lightspan.use()" in said[0]
-
-
 def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
     server: ScriptedServer, run: Path
 ) -> None:

@@ -79,7 +79,6 @@ async def test_what_is_claimed_while_a_runner_ends_is_given_back() -> None:
         await running
         attempts = await store.attempts(["ro-0", "ro-1"])
         assert [attempt.outcome for attempt in attempts] == [Outcome.CANCELLED] * 2
-        assert runner.closed
         states = await store.rollouts()
         assert [state.status for state in states] == [RolloutStatus.QUEUED] * 2
 

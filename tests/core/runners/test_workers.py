@@ -25,12 +25,11 @@ from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan.testing.scripted import ScriptedServer
 
-ANOTHERS = "a model call was made for an attempt by {}, which does not belong to it: " + ADVICE
 MISSING = (
     "it made no model call that was seen, and one was made beside it for no attempt under way, by "
     "{}, which belongs to {}: " + ADVICE
 )
-THREAD, TASK = "the thread 'consumer'", "the task 'consumer' (AsyncConsumer._consume)"
+THREAD = "the thread 'consumer'"
 
 
 @pytest.fixture(autouse=True)
@@ -131,51 +130,14 @@ async def test_a_worker_of_an_attempt_that_is_over(store: Store, ask: Any) -> No
     """The first attempt has its call; that of the second was made in the first one's name."""
     consumer = Consumer(queue.Queue())
     found = await damage_of(store, lambda task: consumer(ask))
-    assert found == [[], [ANOTHERS.format(THREAD)]]
-
-
-async def test_a_worker_that_is_a_task(store: Store, ask: Any) -> None:
-    """The call itself is made in a thread that the task waits for."""
-    consumer = AsyncConsumer()
-
-    async def app(task: int) -> float:
-        return await consumer(ask)
-
-    [first, [reason]] = await damage_of(store, app)
-    assert first == []
-    assert reason.startswith("a model call was made for an attempt by the thread 'asyncio_")
-
-
-async def test_a_worker_of_an_attempt_that_goes_on(store: Store, ask: Any) -> None:
-    """It may have calls that are not its own, and the other lacks one."""
-    consumer, asked, began = Consumer(queue.Queue()), threading.Event(), threading.Event()
-
-    def app(task: int) -> float:
-        if task == 0:
-            reward = consumer(ask)
-            began.set()
-            asked.wait()
-            return reward
-        began.wait()
-        reward = consumer(ask)
-        asked.set()
-        return reward
-
-    assert await damage_of(store, app, slots=2) == [[ANOTHERS.format(THREAD)]] * 2
-
-
-async def test_a_worker_that_nothing_tells_whom_it_works_for(store: Store, ask: Any) -> None:
-    consumer = Consumer(queue.SimpleQueue())
-    found = await damage_of(store, lambda task: consumer(ask))
     assert found == [[], [MISSING.format(THREAD, "one that is over")]]
 
 
-@pytest.mark.parametrize("orders", [queue.Queue, queue.SimpleQueue])
-async def test_a_worker_that_was_there_before(store: Store, ask: Any, orders: Any) -> None:
+async def test_a_worker_that_was_there_before(store: Store, ask: Any) -> None:
     threads.carry()  # as a process does before it imports the app
-    consumer = Consumer(orders(), at_once=True)
-    told = ANOTHERS.format(THREAD) if orders is queue.Queue else MISSING.format(THREAD, "none")
-    assert await damage_of(store, lambda task: consumer(ask)) == [[told]] * 2
+    consumer = Consumer(queue.Queue(), at_once=True)
+    message = MISSING.format(THREAD, "none")
+    assert await damage_of(store, lambda task: consumer(ask)) == [[message]] * 2
     consumer.orders.put(None)
 
 
@@ -195,60 +157,11 @@ async def test_a_worker_that_asks_no_model_is_nobodys_business(store: Store, ask
     assert await damage_of(store, app) == [[], []]
 
 
-async def test_an_answer_that_comes_by_a_queue_is_no_order(store: Store, ask: Any) -> None:
-    """Nothing tells whom the worker worked for, but the attempt itself waited for it."""
-    consumer = Consumer(queue.SimpleQueue())
-
-    def app(task: int) -> float:
-        replies: queue.Queue[float] = queue.Queue()
-        consumer(lambda: replies.put(1.0) or 0.0)
-        return replies.get() * ask()
-
-    assert await damage_of(store, app) == [[], []]
-
-
-@pytest.mark.parametrize("kind", [asyncio.LifoQueue, asyncio.Queue])
-async def test_what_is_taken_and_given_back_is_no_order(store: Store, ask: Any, kind: Any) -> None:
-    """A pool's connection, a limiter's permission: the next attempt has it of the one before."""
-    shared: asyncio.Queue[None] = kind()
-    shared.put_nowait(None)
-
-    async def node() -> float:
-        permission = await shared.get()
-        try:
-            return await asyncio.to_thread(ask)
-        finally:
-            shared.put_nowait(permission)
-
-    async def app(task: int) -> float:
-        await asyncio.gather(node(), node())
-        return await asyncio.create_task(node())
-
-    assert await damage_of(store, app) == [[], []]
-
-
-@pytest.mark.parametrize("kind", [queue.LifoQueue, queue.Queue])
-async def test_a_worker_of_an_attempts_own_works_for_it(store: Store, ask: Any, kind: Any) -> None:
-    """Whatever the attempt holds that another one gave back."""
-    pool: queue.Queue[object] = kind()
-    pool.put(object())
-
-    def app(task: int) -> float:
-        connection, orders = pool.get(), queue.Queue[Any]()
-        try:
-            return Consumer(orders)(ask)
-        finally:
-            orders.put(None)
-            pool.put(connection)
-
-    assert await damage_of(store, app) == [[], []]
-
-
-async def test_a_runner_leaves_queues_and_threads_as_they_were(store: Store, ask: Any) -> None:
+async def test_a_runner_leaves_threads_as_they_were(store: Store, ask: Any) -> None:
     """It may run in somebody's notebook."""
-    before = (queue.Queue.put, asyncio.Queue.get_nowait, threading.Thread.start)
+    before = threading.Thread.start
     assert await damage_of(store, lambda task: ask()) == [[], []]
-    assert before == (queue.Queue.put, asyncio.Queue.get_nowait, threading.Thread.start)
+    assert threading.Thread.start is before
 
 
 async def test_what_an_attempt_leaves_running_is_its_own_affair(store: Store, ask: Any) -> None:
@@ -292,19 +205,3 @@ async def test_work_that_comes_with_its_context(store: Store, ask: Any, kind: st
             spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
             [call] = [span for span in spans if span.kind is SpanKind.LLM]
             assert call.attributes["lightspan.agent.path"] == f"agent-{number}"
-
-
-async def test_a_queue_that_takes_nothing_more(store: Store) -> None:
-    """What could not be put there was given to nobody."""
-    orders: queue.Queue[Any] = queue.Queue(1)
-
-    def app(task: int) -> float:
-        orders.put_nowait(task)
-        with pytest.raises(queue.Full):
-            orders.put_nowait(task)
-        assert len(vars(orders)["_lightspan_given"][id(task)]) == 1
-        assert orders.get_nowait() == task
-        assert vars(orders)["_lightspan_given"] == {}
-        return 1.0
-
-    assert await damage_of(store, app) == [[], []]

@@ -133,13 +133,13 @@ def test_nothing_of_the_apps_client_travels(
     elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, str]] = []
-    original = Visitors.admit
+    original = Visitors.authenticate
 
-    async def admit(self: Visitors, request: Any) -> Any:
+    async def authenticate(self: Visitors, request: Any) -> Any:
         seen.append({key.lower(): value for key, value in request.headers.items()})
         return await original(self, request)
 
-    monkeypatch.setattr(Visitors, "admit", admit)
+    monkeypatch.setattr(Visitors, "authenticate", authenticate)
     monkeypatch.setenv("OPENAI_PROJECT_ID", "app-project")
     with in_thread() as served, lightspan.connect(served.url), app_client(elsewhere) as client:
         assert say(client, "writer") == "I am sql"

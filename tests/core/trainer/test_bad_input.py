@@ -21,7 +21,6 @@ from lightspan.errors import (
     RewardError,
     StoreFormatError,
     UnknownAgentError,
-    short_tracebacks,
 )
 from lightspan.learners.torch import TorchLearner
 from lightspan.testing.tiny import tiny_model
@@ -203,21 +202,6 @@ def test_an_error_shows_the_users_line_and_not_how_we_came_to_it(
     with pytest.raises(RewardError) as caught:
         Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, ask(2, give="text"))
     assert [frame.name for frame in caught.traceback[1:]] == ["door"]
-
-
-def test_an_error_out_of_a_users_own_code_shows_where() -> None:
-    """In an algorithm or a sink of theirs, say, which calls ours."""
-
-    @short_tracebacks
-    def door(inside: Callable[[], None]) -> None:
-        inside()
-
-    def theirs() -> None:
-        LightningRL("a/model", group_size=0)
-
-    with pytest.raises(ConfigError) as caught:
-        door(theirs)
-    assert "theirs" in [frame.name for frame in caught.traceback]
 
 
 @pytest.mark.parametrize(("give", "value"), [("true", 1.0), ("named", 0.75)])

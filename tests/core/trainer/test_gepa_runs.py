@@ -140,17 +140,9 @@ def test_the_folder_says_what_was_found(run: tuple[Path, Any]) -> None:
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: GEPA\napp prompt_apps:told\n")
     assert "candidate 0, as given: selection 0.000 (0 0 0 0)\n" in text
-    changed = "".join(
-        f"  {sign}{line}\n"
-        for sign, number in (("-", 1), ("+", found.chosen))
-        for line in found.candidates[number].templates["form"].splitlines()
-    )
-    assert (
-        f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
-        f"  form:\n{changed}"
-    ) in text
+    chosen = f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
+    assert chosen in text
     assert "candidate 1, of 0: " in text
-    assert ")\n  rules:\n  -Speak.\n  +SHOUT Speak.\ncandidate 2, " in text
     assert "prompt rules:\n  --- before\n  +++ after\n  @@ -1 +1 @@\n  -Speak.\n  +SHOUT" in text
 
 

@@ -91,7 +91,7 @@ def begin(around: Acting, client: Any, args: Any, kwargs: Mapping[str, Any]) -> 
 
 def _client(ask: Ask) -> Client:
     native = "autogen_ext.models.openai.OpenAIChatCompletionClient"
-    return client_of(ask.client, ask.acting.path, native)
+    return client_of(ask.client, native)
 
 
 def end(ask: Ask, result: Any, error: BaseException | None) -> None:

@@ -43,7 +43,6 @@ from lightspan.capture.adapter import (
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -51,7 +50,6 @@ from lightspan.schema.messages import dump_json
 from lightspan.schema.spans import SpanKind, SpanStatus, text_of
 from lightspan_autogen import _bypass, _messages
 from lightspan_autogen._identity import End, Opened, Role, enter, span_of
-from lightspan_autogen._versions import FRAMEWORK
 
 _COVERED: Final = ("autogen-core", "openinference.instrumentation.autogen_agentchat")
 """OpenTelemetry's instrumentation scopes whose spans tell of the same agents."""
@@ -199,7 +197,6 @@ def _end(opened: Opened, how: Callable[[], End], raised: BaseException | None = 
     if recorder.settle(opened.span_id):
         try:
             span = span_of(opened, how())
-            recorder.sightings.span(adapted(FRAMEWORK, _bypass.NAME), span)
             recorder.add(span)
         except Exception as error:
             damage(recorder, _bypass.NAME, error)

@@ -41,7 +41,6 @@ from lightspan.capture.adapter import (
     uncover,
 )
 from lightspan.capture.patch import Patch
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -60,7 +59,6 @@ from lightspan_crewai._identity import (
     given_up,
     spans,
 )
-from lightspan_crewai._versions import FRAMEWORK
 
 
 class _Open(NamedTuple):
@@ -210,7 +208,6 @@ def _record(current: scope.Scope, entry: Entry, event: End) -> None:
         return  # most of what begins: no span is due
     ids = Ids(current.rollout_id, current.attempt_id, current.trace_id, current.gateway_url)
     for span in spans(entry, event, ids):
-        current.recorder.sightings.span(adapted(FRAMEWORK, _NAME), span)
         current.recorder.add(span)
 
 

@@ -21,7 +21,6 @@ attempt's routing matches the filled role only: so `optimize=` may say either.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -155,21 +154,11 @@ def choose_name(name: Name, rules: Sequence[Rule] = ()) -> str:
     """The form of a name that the rules know, the template if they make no difference."""
     if name.template != name.filled:
         for rule in rules:
-            for segment in _segments(rule):
-                is_template, is_filled = (_hits(rule, segment, form) for form in name[:2])
+            for segment in rule.pattern.split("/"):
+                is_template, is_filled = (matches(segment, join_path([n])) for n in name[:2])
                 if is_template is not is_filled:
                     return name.template if is_template else name.filled
     return name.template
-
-
-def _segments(rule: Rule) -> list[str]:
-    return [rule.pattern] if rule.regex else rule.pattern.split("/")
-
-
-def _hits(rule: Rule, segment: str, name: str) -> bool:
-    if rule.regex:
-        return re.search(segment, name) is not None
-    return matches(segment, join_path([name]))
 
 
 # --- what begins and ends -------------------------------------------------------------------
@@ -323,7 +312,7 @@ def _client(entry: Entry) -> Client | None:
     if entry.start.client is None:
         return None
     native = 'crewai.LLM(model="openai/…")'
-    return client_of(entry.start.client, entry.inside.path, native)
+    return client_of(entry.start.client, native)
 
 
 def given_up(entry: Entry) -> End:

@@ -137,11 +137,11 @@ _MANAGER: Final = "run_manager"
 """What every method of a model calls what LangChain gives it of the run."""
 
 
-def client(ask: Asking, agent_path: str) -> Client | None:
+def client(ask: Asking) -> Client | None:
     """The model client, where it is known."""
     if ask.model is None:
         return None
-    return client_of(ask.model, agent_path, "langchain_openai.ChatOpenAI")
+    return client_of(ask.model, "langchain_openai.ChatOpenAI")
 
 
 def request(ask: Asking, run_id: UUID) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from lightspan.capture.adapter import (
 from lightspan.capture.bypass import bypassing_call, is_at_gateway, is_routed
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder, Unrecorded
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -45,7 +44,6 @@ from lightspan.schema.spans import SpanStatus, text_of
 from lightspan_langgraph import _bypass, _cache
 from lightspan_langgraph._identity import End, RunKind, RunTree, Start
 from lightspan_langgraph._prebuilt import is_running_prebuilt
-from lightspan_langgraph._versions import FRAMEWORK
 
 _NAME: Final = "lightspan_langgraph"
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
@@ -108,24 +106,24 @@ class LightspanCallback(BaseCallbackHandler):
     ignore_custom_event = True
 
     def on_chain_start(self, serialized: Any, inputs: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.CHAIN, serialized, event, inputs)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.CHAIN, serialized, event, inputs)
 
     def on_retriever_start(self, serialized: Any, query: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.RETRIEVER, serialized, event, query)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.RETRIEVER, serialized, event, query)
 
     def on_tool_start(self, serialized: Any, input_str: str, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.TOOL, serialized, event, input_str)
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.TOOL, serialized, event, input_str)
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event, messages[0] if messages else [])
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.MODEL, serialized, event, messages[0] if messages else [])
 
     def on_llm_start(self, serialized: Any, prompts: Any, **event: Any) -> None:
-        if scope.pushed() is not None:
-            _start(RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
+        if (current := scope.pushed()) is not None:
+            _start(current, RunKind.MODEL, serialized, event, prompts[0] if prompts else "")
 
     def on_llm_new_token(self, token: Any, **event: Any) -> None:
         if _bypass.asking.get() is not None:
@@ -150,12 +148,14 @@ class LightspanCallback(BaseCallbackHandler):
 
 
 # --- events ---------------------------------------------------------------------------------
-def _start(kind: RunKind, serialized: Any, event: Mapping[str, Any], given: Any = "") -> None:
-    current = scope.pushed()
-    if current is None:
-        return
+def _start(
+    current: scope.Acting,
+    kind: RunKind,
+    serialized: Any,
+    event: Mapping[str, Any],
+    given: Any = "",
+) -> None:
     try:
-        _watch()
         name = _name(serialized, event)
         current = _attempted(current, kind, name, event, given)
         _note_start(current, kind, name, event, given)
@@ -191,7 +191,7 @@ def _note_start(
     current: scope.Acting, kind: RunKind, name: str, event: Mapping[str, Any], given: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
-    forgotten = attempt.tree.start(
+    attempt.tree.start(
         Start(
             run_id=run_id,
             parent_id=event.get("parent_run_id") or _current_run(),  # `generate` does not inherit
@@ -204,9 +204,6 @@ def _note_start(
         )
     )
     _state.owners[run_id] = attempt
-    if forgotten is not None:
-        _state.owners.pop(forgotten, None)
-        attempt.asks.pop(forgotten, None)
     if kind is RunKind.MODEL:
         told = scope.call_begins(current, besides=_note_call)
         attempt.asks[run_id] = _bypass.begin(run_id, given, name, event, told, attempt.asks)
@@ -237,7 +234,6 @@ def _note_end(
             if run.inside.leave(is_ok=is_ok):
                 _record_bypassing(attempt, recorder, ask, end, what)
         for span in attempt.tree.end(end):
-            recorder.sightings.span(adapted(FRAMEWORK, _NAME), span)
             recorder.add(span)
     except Exception as error:
         damage(recorder, _NAME, error)
@@ -249,7 +245,7 @@ def _record_bypassing(
     """Add the call of a model client that did not use the OpenAI SDK."""
     place = attempt.tree.inside(end.run_id)
     acting = scope.Acting(attempt.scope, place.frames, place.span_id)
-    client = None if _bypass.is_cached(said) else _bypass.client(ask, acting.path)
+    client = None if _bypass.is_cached(said) else _bypass.client(ask)
     if is_at_gateway(client, attempt.scope.gateway_url):
         return
     call = bypassing_call(
@@ -309,6 +305,7 @@ def _attempt(current: scope.Scope) -> _AttemptRuns:
     attempt = _state.attempts.get(current.recorder)
     if attempt is not None:
         return attempt
+    _watch()
     with _state.lock:
         return _state.attempts.setdefault(current.recorder, _AttemptRuns(current))
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,9 +59,7 @@ _REACT_NODES: Final = frozenset(
 _PREBUILT_NODES: Final = _REACT_NODES | {"model"}
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
-OPEN_LIMIT: Final = 20_000
-"""Runs of one attempt that may be open at once; the longest untouched one is forgotten first."""
-CLOSED_LIMIT: Final = 256
+MAX_CLOSED: Final = 256
 """Ended runs that are remembered, for work that a node left behind in the background."""
 
 
@@ -151,22 +148,12 @@ class _Run:
 
 
 class RunTree:
-    """The runs of one attempt. Thread-safe, bounded."""
+    """The runs of one attempt. Thread-safe."""
 
-    def __init__(
-        self,
-        rollout_id: str,
-        attempt_id: str,
-        trace_id: str,
-        *,
-        open_limit: int = OPEN_LIMIT,
-        closed_limit: int = CLOSED_LIMIT,
-    ) -> None:
+    def __init__(self, rollout_id: str, attempt_id: str, trace_id: str) -> None:
         self._ids = (rollout_id, attempt_id, trace_id)
-        self._limits = (open_limit, closed_limit)
-        self._open: OrderedDict[UUID, _Run] = OrderedDict()
-        self._closed: OrderedDict[UUID, _Run] = OrderedDict()
-        self._forgotten = 0
+        self._open: dict[UUID, _Run] = {}
+        self._closed: dict[UUID, _Run] = {}
         self._orders = itertools.count()
         self._lock = threading.RLock()
 
@@ -174,23 +161,16 @@ class RunTree:
         """The number of open runs."""
         return len(self._open)
 
-    def start(self, event: Start) -> UUID | None:
-        """Note that a run begins; one that is known already is no news.
-
-        Returns:
-            The run that had to be forgotten, if any.
-
-        Raises:
-            LookupError: the parent was forgotten, so the path is not known.
-        """
+    def start(self, event: Start) -> None:
+        """Note that a run begins; one that is known already is no news."""
         with self._lock:
             if event.run_id in self._open:
-                return None
+                return
             parent = self._find(event.parent_id)
-            if parent is not None and _is_node(event, parent):
+            is_node = _is_node(event, parent)
+            if parent is not None and is_node:
                 _settle_graph(parent, event)
-            self._open[event.run_id] = _enter(next(self._orders), event, parent)
-            return self._forget()
+            self._open[event.run_id] = _enter(next(self._orders), event, parent, is_node=is_node)
 
     def end(self, event: End) -> list[Span]:
         """Note that a run ends: its spans; none if the run is not known or open."""
@@ -199,11 +179,9 @@ class RunTree:
             if run is None:
                 return []
             self._closed[event.run_id] = run
-            if len(self._closed) > self._limits[1]:
-                self._closed.popitem(last=False)
-            spans = [self._span(run, event, span) for span in run.open_spans]
-            run.open_spans, run.start = [], run.start._replace(metadata={}, attributes={})
-            return spans
+            if len(self._closed) > MAX_CLOSED:
+                del self._closed[next(iter(self._closed))]
+            return [self._span(run, event, span) for span in run.open_spans]
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
         """Where a model call made now happens; None if no run is known to be around it.
@@ -212,9 +190,6 @@ class RunTree:
             pushed: what is pushed in the calling context.
             chain: the innermost chain or tool run, by LangChain's own context.
             model: the model run that last began in this context; it counts while it is open.
-
-        Raises:
-            LookupError: the run was forgotten.
         """
         with self._lock:
             runs = (self._find(chain), self._open.get(model) if model else None)
@@ -232,20 +207,7 @@ class RunTree:
     def _find(self, run_id: UUID | None) -> _Run | None:
         if run_id is None:
             return None
-        run = self._open.get(run_id)
-        if run is not None:
-            self._open.move_to_end(run_id)
-            return run
-        run = self._closed.get(run_id)
-        if run is None and self._forgotten:
-            raise LookupError(f"more than {self._limits[0]} runs were open, {run_id} was forgotten")
-        return run
-
-    def _forget(self) -> UUID | None:
-        if len(self._open) <= self._limits[0]:
-            return None
-        self._forgotten += 1
-        return self._open.popitem(last=False)[0]
+        return self._open.get(run_id) or self._closed.get(run_id)
 
     def _span(self, run: _Run, event: End, span: _OpenSpan) -> Span:
         if span.kind is SpanKind.TOOL:
@@ -278,6 +240,8 @@ def _place_in(run: _Run, pushed: Place) -> Place:
     `pushed` may hold the run's own frames too: whoever pushes builds on what `scope.acting()` says.
     """
     before, inside = run.start.pushed, run.inside
+    if pushed == before:
+        return inside
     newer = tuple(f for f in pushed.frames if f not in before.frames and f not in inside.frames)
     if newer:
         return Place((*inside.frames, *newer), pushed.span_id)
@@ -287,7 +251,7 @@ def _place_in(run: _Run, pushed: Place) -> Place:
     return inside
 
 
-def _enter(order: int, event: Start, parent: _Run | None) -> _Run:
+def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _Run:
     """The run that begins, with its own frame and spans."""
     metadata = event.metadata
     run = _Run(
@@ -298,7 +262,7 @@ def _enter(order: int, event: Start, parent: _Run | None) -> _Run:
         agent_name=_text(metadata.get(_AGENT_KEY)),
         explicit=_text(metadata.get(EXPLICIT_KEY)),
         node_frame=parent.node_frame if parent else None,
-        is_node=_is_node(event, parent),
+        is_node=is_node,
     )
     if event.kind is RunKind.TOOL:
         _open_span(run, SpanKind.TOOL, event.name, Place(run.inside.frames, new_span_id()))
@@ -322,10 +286,10 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
 
 def _is_node(event: Start, parent: _Run | None) -> bool:
     """Whether the run is that of a graph node: the first one in a new namespace."""
+    if event.kind is not RunKind.CHAIN or event.metadata.get(_NODE_KEY) != event.name:
+        return False
     namespace = _text(event.metadata.get(_NAMESPACE_KEY))
-    is_new = namespace is not None and namespace != (parent.namespace if parent else None)
-    is_named = event.metadata.get(_NODE_KEY) == event.name
-    return is_new and is_named and event.kind is RunKind.CHAIN
+    return namespace is not None and namespace != (parent.namespace if parent else None)
 
 
 def _settle_graph(graph: _Run, node: Start) -> None:

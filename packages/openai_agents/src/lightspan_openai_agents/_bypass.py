@@ -1,15 +1,13 @@
 """Calls of models that do not use the OpenAI SDK: a `Model` of the user's own, LiteLLM's.
 
 The SDK asks every model by `get_response` or `stream_response`: both are wrapped in every class,
-and say what was asked and answered. A span of the model's own (`generation_span`) adds the model's
-name, and speaks alone where nothing is wrapped. A call in which the OpenAI SDK was asked is core's
-to record.
+and say what was asked and answered. A call in which the OpenAI SDK was asked is core's to record.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import FunctionType
@@ -20,7 +18,6 @@ from agents import FunctionTool, Handoff, Model, ModelResponse
 from lightspan.capture import scope
 from lightspan.capture.adapter import damage, follow, subclasses
 from lightspan.capture.answers import as_mapping
-from lightspan.capture.bypass import running
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import Acting, CallEnd
 from lightspan.schema.call_attributes import StreamedAnswer
@@ -31,61 +28,11 @@ from lightspan_openai_agents._identity import (
     End,
     Operation,
     OperationKind,
-    Told,
     begin,
     bypassing_call,
 )
 
 _ASKED: Final = inspect.signature(Model.get_response)
-
-
-# --- what the SDK's spans tell --------------------------------------------------------------
-def hear(operation: Operation, data: Any, end: End) -> None:
-    """A turn or a model call of the SDK's tracing has ended.
-
-    Args:
-        operation: what ended.
-        data: the SDK's data of its span.
-        end: how it ended.
-    """
-    if not operation.leave(is_ok=end.status is SpanStatus.OK):
-        return
-    model = getattr(data, "model", None)
-    said = getattr(data, "response", None)
-    answer = {} if said is None else said.model_dump(mode="json", warnings=False)
-    request = {"model": model or answer.get("model") or ""}
-    given = getattr(data, "input", None)
-    if given is not None:
-        request["messages" if operation.kind is OperationKind.GENERATION else "input"] = given
-    answer = answer or _completion(getattr(data, "output", None), data.usage)
-    told = Told(operation, request, answer, end, running(Model))
-    if operation.parent is not None and operation.parent.kind is OperationKind.MODEL:
-        operation.parent.told += (told,)
-    else:
-        _record(told)
-
-
-def _completion(output: Any, usage: Any) -> dict[str, Any]:
-    """A chat completion of what the SDK's span tells of an answer."""
-    told = [one for one in output or () if isinstance(one, Mapping)]
-    whole = next((one for one in told if "output" in one), None)
-    if whole is not None:
-        return dict(whole)
-    used = usage or {}
-    choices = [
-        {"index": n, "message": dict(one), "finish_reason": "stop"} for n, one in enumerate(told)
-    ]
-    counts = {
-        "prompt_tokens": used.get("input_tokens"),
-        "completion_tokens": used.get("output_tokens"),
-    }
-    return {"choices": choices, "usage": counts}
-
-
-def _record(told: Told) -> None:
-    span = bypassing_call(*told)
-    if span is not None:
-        told.operation.around.scope.recorder.add(span)
 
 
 # --- what models are asked ------------------------------------------------------------------
@@ -106,19 +53,15 @@ class _Ask:
     """Of a streamed answer, which is gathered there."""
     key: str = field(default_factory=new_span_id)
 
-    def request(self, name: str | None) -> dict[str, Any]:
-        """What was asked, as the body of a request for a response.
-
-        Args:
-            name: of the model, if a span told it.
-        """
+    def request(self) -> dict[str, Any]:
+        """Return what was asked, as the body of a request for a response."""
         known = {name: self.options[name] for name in _ASKED.parameters if name in self.options}
         given = _ASKED.bind_partial(self.model, *self.args, **known).arguments
         settings = given.get("model_settings")
         own = getattr(self.model, "model", None)
         kind = type(self.model).__name__
         return {
-            "model": name or (own if isinstance(own, str) else kind),
+            "model": own if isinstance(own, str) else kind,
             "instructions": given.get("system_instructions"),
             "input": given.get("input") or [],
             "tools": list(_tools(given)),
@@ -188,23 +131,22 @@ def _end(ask: _Ask, response: ModelResponse | None, error: BaseException | None)
             error = None
         if recorder.settle(ask.key):
             ask.told(error is None or isinstance(error, GeneratorExit))
-            for told in _told(ask, response, error):
-                _record(told)
+            _record(ask, response, error)
     except Exception as failure:
         damage(recorder, NAME, failure)
     if ask.root is not None:
         ask.root.close(error)
 
 
-def _told(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> Sequence[Told]:
-    """The calls that nobody else tells of."""
-    inside = ask.operation.told
-    if len(inside) > 1 or not ask.operation.leave(is_ok=error is None):
-        return inside
-    name = inside[0].request["model"] if inside else None
+def _record(ask: _Ask, response: ModelResponse | None, error: BaseException | None) -> None:
+    calls = ask.operation.calls
+    if calls is not None and not calls.leave(is_ok=error is None):
+        return
     gathered = ask.chunks or StreamedAnswer()
     answer = gathered.answer() if response is None else _answer(response)
-    return [Told(ask.operation, ask.request(name), answer, _ending(error), ask.model)]
+    span = bypassing_call(ask.operation, ask.request(), answer, _ending(error), ask.model)
+    if span is not None:
+        ask.operation.around.scope.recorder.add(span)
 
 
 def _ending(error: BaseException | None) -> End:

@@ -46,7 +46,6 @@ from lightspan.capture.adapter import (
 )
 from lightspan.capture.patch import Patch
 from lightspan.capture.recorder import Recorder
-from lightspan.capture.sightings import adapted
 from lightspan.production import record
 from lightspan.schema import conventions
 from lightspan.schema.conventions import exception_attributes
@@ -56,7 +55,6 @@ from lightspan_openai_agents._identity import (
     GUARDRAIL_TRIGGERED,
     HANDOFF_FROM,
     HANDOFF_TO,
-    MODEL_CALLS,
     NAME,
     WITHOUT_SPAN,
     End,
@@ -69,10 +67,9 @@ from lightspan_openai_agents._identity import (
     span_of,
 )
 from lightspan_openai_agents._upload import exchange_default, restored, silenced
-from lightspan_openai_agents._versions import FRAMEWORK
 
-_MAY_BYPASS: Final = (OperationKind.TURN, *MODEL_CALLS)
 _KINDS: Final = {kind.value: kind for kind in OperationKind}
+"""Of the SDK's spans that are watched."""
 
 _watched: Final[ContextVar[_Watched | None]] = ContextVar(
     "lightspan_openai_agents_span", default=None
@@ -148,8 +145,6 @@ def _begin(data: Any, *, is_current: bool = True, watched: _Watched | None = Non
         return None
     recorder, root = current.scope.recorder, None
     try:
-        if _state.provider is None:  # the processor is all that there is
-            scope.add_call_listener(_note_call)
         name = str(getattr(data, "name", None) or "")
         if is_current:
             acting, root = scope.begin(current, name or str(data.type))
@@ -189,8 +184,6 @@ def _end(opened: _Open, data: Any, reported: Any) -> None:
         end = _ending(operation, data, reported, error)
         if operation.inside is not operation.around:
             _record(operation, end)
-        if operation.kind in _MAY_BYPASS:
-            _bypass.hear(operation, data, end)
         if operation.kind is OperationKind.HANDOFF:
             handed = _state.handed.setdefault(recorder, {})
             hand_over(operation, data.from_agent or "", data.to_agent or "", handed)
@@ -205,7 +198,6 @@ def _record(operation: Operation, end: End) -> None:
     recorder = operation.around.scope.recorder
     span = span_of(operation, end) if recorder.settle(operation.key) else None
     if span is not None:
-        recorder.sightings.span(adapted(FRAMEWORK, NAME), span)
         recorder.add(span)
 
 
@@ -261,6 +253,7 @@ class LightspanProcessor(TracingProcessor):
     """
 
     def __init__(self) -> None:
+        _watch_models()
         self._open: weakref.WeakKeyDictionary[Span[Any], _Open] = weakref.WeakKeyDictionary()
 
     def on_trace_start(self, trace: Trace) -> None:
@@ -442,7 +435,8 @@ class _Provider(TraceProvider):
         if isinstance(parent, _Watched):
             parent = parent.inner
         span = (self._inner or self.inner).create_span(span_data, span_id, parent, disabled)
-        return _Watched(span) if self.on and scope.pushed() is not None else span
+        is_watched = self.on and span_data.type in _KINDS and scope.pushed() is not None
+        return _Watched(span) if is_watched else span
 
     def get_current_span(self) -> Span[Any] | None:
         span = self.inner.get_current_span()
@@ -577,8 +571,7 @@ def instrument() -> Instrumentation:
             return Instrumentation(None)
         _wrap_provider()
         _wrap_tool_context()
-        _state.models = _bypass.wrap()
-        scope.add_call_listener(_note_call)
+        _watch_models()
         cover(__name__, _COVERED)
         record.hold(__name__)
         return Instrumentation(uninstrument)
@@ -609,6 +602,12 @@ class Instrumentor(AdapterInstrumentor):
 
     on = staticmethod(instrument)
     off = staticmethod(uninstrument)
+
+
+def _watch_models() -> None:
+    with _state.lock:
+        _state.models = _state.models or _bypass.wrap()
+        scope.add_call_listener(_note_call)
 
 
 def _is_installed() -> bool:

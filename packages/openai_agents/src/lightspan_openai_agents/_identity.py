@@ -1,15 +1,15 @@
 """From the SDK's spans to agent paths and spans: pure, without the SDK.
 
-The SDK tells of *operations* in the context in which they happen: a run (`task`), an agent, a turn,
-a tool, a handoff, a guardrail, a model call. So an operation knows what is around it by who is
-acting when it begins, whatever framework said so, and decides who acts inside it:
+The SDK tells of *operations* in the context in which they happen: a run (`task`), an agent, a tool,
+a handoff, a guardrail. A call of a model is one more. So an operation knows what is around it by
+who is acting when it begins, whatever framework said so, and decides who acts inside it:
 
 | operation | adds to the path | becomes |
 |---|---|---|
 | agent | its name | an AGENT span |
 | function (a tool; of an agent as a tool, too) | nothing | a TOOL span |
 | handoff, guardrail | nothing | a span |
-| run, turn | nothing | nothing |
+| run | nothing | nothing |
 | model call | nothing | an LLM span, if it bypassed the OpenAI SDK: core records the others |
 
 An agent that is handed to is no child of the one that hands over: both stand side by side (a path
@@ -57,9 +57,6 @@ class OperationKind(StrEnum):
     """What an operation is; the values are the SDK's own, but for a model that is asked."""
 
     RUN = "task"
-    TURN = "turn"
-    GENERATION = "generation"
-    RESPONSE = "response"
     AGENT = "agent"
     TOOL = "function"
     HANDOFF = "handoff"
@@ -67,10 +64,7 @@ class OperationKind(StrEnum):
     MODEL = "a model is asked"
 
 
-MODEL_CALLS: Final = (OperationKind.GENERATION, OperationKind.RESPONSE)
-_OF_MODELS: Final = (*MODEL_CALLS, OperationKind.MODEL)
-_WITH_CALLS: Final = (OperationKind.TURN, *_OF_MODELS)
-WITHOUT_SPAN: Final = (OperationKind.RUN, *_WITH_CALLS)
+WITHOUT_SPAN: Final = (OperationKind.RUN, OperationKind.MODEL)
 
 
 class End(NamedTuple):
@@ -104,12 +98,7 @@ class Operation:
     tool_call_id: str = ""
     arguments: str = ""
     calls: bypass.CallsInside | None = None
-    """Of a turn or a model call: those that an operation in it tells of, or core does, because the
-    OpenAI SDK was asked."""
-    ended: CallEnd | None = None
-    """Of a model call: tells the turn around it."""
-    told: tuple[Told, ...] = ()
-    """Of a model that is asked: what the SDK's spans inside say of it, and nobody else."""
+    """Of a model call: those inside it that somebody else records."""
     start_ns: int = field(default_factory=now_ns)
     handed: dict[str, Origin] = field(default_factory=dict)
     """Name of an agent that was handed to → who handed over; until it begins."""
@@ -120,30 +109,6 @@ class Operation:
     def key(self) -> str:
         """Of its span, while that is not made."""
         return str(self.inside.parent_span_id)
-
-    def leave(self, *, is_ok: bool) -> bool:
-        """Of a turn or a model call that ends: whether nobody inside recorded it.
-
-        Args:
-            is_ok: it has an answer.
-        """
-        if self.ended is not None:
-            self.ended(is_ok)
-        return self.calls is None or self.calls.leave(is_ok=is_ok)
-
-
-class Told(NamedTuple):
-    """A model call, as far as somebody knows it."""
-
-    operation: Operation
-    """A turn or a model call that has ended."""
-    request: Mapping[str, Any]
-    """As the body of an OpenAI request."""
-    answer: Mapping[str, Any]
-    """As an OpenAI completion or response."""
-    end: End
-    model: Any = None
-    """The SDK's object that asked, where it is known."""
 
 
 def begin(
@@ -163,10 +128,8 @@ def begin(
         handed: who was handed to, and by whom, where no operation is around.
     """
     operation = Operation(kind, name, around, around, parent)
-    if kind in _WITH_CALLS:
+    if kind is OperationKind.MODEL:
         operation.calls = bypass.CallsInside()
-        if kind in MODEL_CALLS and parent is not None and parent.kind is not OperationKind.MODEL:
-            operation.ended = None if parent.calls is None else parent.calls.begins()
     is_agent = kind is OperationKind.AGENT
     if kind in WITHOUT_SPAN or (is_agent and not name):
         return operation
@@ -182,10 +145,9 @@ def begin(
 def note_asked(operation: Operation | None) -> CallEnd | None:
     """Somebody who knows more of it asks a model in this operation, and tells how that ended."""
     ends: list[CallEnd] = []
-    while operation is not None:
-        if operation.calls is not None:
-            ends.append(operation.calls.begins())
-        operation = operation.parent if operation.kind in _OF_MODELS else None
+    while operation is not None and operation.calls is not None:
+        ends.append(operation.calls.begins())
+        operation = operation.parent
     return all_ends(ends)
 
 
@@ -236,21 +198,18 @@ def bypassing_call(
     request: Mapping[str, Any],
     answer: Mapping[str, Any],
     end: End,
-    model: Any = None,
+    model: Any,
 ) -> Span | None:
-    """The LLM span of a model call that core could not see; None where there may be none.
+    """Return the LLM span of a model call that core could not see; None if the gateway records it.
 
-    A turn without any model call made one that not even the SDK's tracing knows of.
-
-    See `Told` for the arguments.
+    Args:
+        operation: the call, which has ended.
+        request: as the body of an OpenAI request.
+        answer: as an OpenAI completion or response.
+        end: how it ended.
+        model: the SDK's object that asked.
     """
-    has_failed = end.status is not SpanStatus.OK
-    if operation.kind is OperationKind.TURN and has_failed:
-        return None
-    client = None
-    if model is not None:
-        path = operation.around.path
-        client = bypass.client_of(model, path, "agents.OpenAIChatCompletionsModel")
+    client = bypass.client_of(model, "agents.OpenAIChatCompletionsModel")
     if bypass.is_at_gateway(client, operation.around.scope.gateway_url):
         return None
     is_cancelled = end.attributes.get(conventions.ERROR_TYPE) == "CancelledError"

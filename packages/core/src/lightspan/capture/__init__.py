@@ -3,10 +3,10 @@
 `scope` holds who acts (an attempt and a `stack` of agents) in one ContextVar, `entry` opens it,
 `recorder` collects its spans. `wire` wraps the clients of `sdks`, one that nobody has imported once
 somebody does (`imports`), hands requests to `clients` of ours and watches the `answers`; `bypass`
-words calls of other clients, `outgoing` notes their requests, `sightings` keeps those and whose
-agents acted; `candidates` are the texts that agents are given in place of the app's; `emit` is what
-a person's own code may say. `steps` keeps a block to its own generator; `threads` carries the scope
-along, `strays` are calls where it could not. What changes the process as a whole is in `state`;
-`readable_spans` are ours as OpenTelemetry's SDK has them. Framework adapters share `adapter`,
-`patch` (what they wrap) and `search` (the agents of an app, by what its code `references`).
+words calls of other clients, `uncaptured_http` notes their requests in a dry run; `candidates` are
+the texts that agents are given in place of the app's; `emit` is what a person's own code may say.
+`steps` keeps a block to its own generator; `threads` carries the scope along, `strays` are calls
+where it could not. What changes the process as a whole is in `state`; `readable_spans` are ours as
+OpenTelemetry's SDK has them. Framework adapters share `adapter`, `patch` (what they wrap) and
+`search` (the agents of an app, by what its code `references`).
 """

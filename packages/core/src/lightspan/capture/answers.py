@@ -120,13 +120,13 @@ def _observe_stream(call: Asked, stream: Any) -> None:
 def _observe_raw(call: Asked, raw: Any, streamed: bool) -> None:
     response = raw.http_response
     is_read = response.is_stream_consumed  # nothing will pass any more
-    if is_read and call.recorded_there and not streamed:
-        call.answered({})
+    if is_read and not streamed:
+        call.answered({} if call.recorded_there else _object_in(response.content))
         return
     body = _Body(raw, call.chunks if streamed else None)
     answer = _PassingAnswer(call, body)
     answer.expect(response)
-    if is_read:
+    if is_read:  # a transport that answers from memory, as in tests
         body.fill(response.content)
         answer.end()
         return
@@ -338,7 +338,7 @@ class _Body:
         self._make_decoder = raw._client._make_sse_decoder  # the SDK's own
 
     def fill(self, content: bytes) -> None:
-        """It has been read, and unpacked."""
+        """Take the whole body, which is decompressed."""
         self.parts, self._headers = [content], {}
 
     def read(self, *, is_cut: bool) -> _Read:
@@ -354,8 +354,8 @@ class _Body:
             for event in self._make_decoder().iter_bytes(self._unpacked()):
                 if event.data.startswith("[DONE]"):
                     break
-                data = _decoded(event.data)
-                if isinstance(data, dict):
+                data = _object_in(event.data)
+                if data:
                     failure = failure or _failure(data)
                     chunks.add(data)
         except Exception:
@@ -365,22 +365,24 @@ class _Body:
 
     def _read_whole(self) -> _Read:
         try:
-            decoded = msgspec.json.decode(b"".join(self._unpacked()))
-        except Exception:  # cut, or a page of a proxy
+            content = b"".join(self._unpacked())
+        except Exception:  # cut in the middle of a compressed block
             return _Read({}, complete=False)
-        return _Read(decoded if isinstance(decoded, dict) else {}, complete=True)
+        answer = _object_in(content)
+        return _Read(answer, complete=bool(answer))
 
     def _unpacked(self) -> Iterator[bytes]:
         copy = self._kind(200, headers=self._headers, content=iter(self.parts))
         return copy.iter_bytes()  # type: ignore[no-any-return]
 
 
-def _decoded(data: str) -> Any:
-    """The JSON of an event; None if it is none, such as that of a ping."""
+def _object_in(data: str | bytes) -> dict[str, Any]:
+    """Return the JSON object; empty if it is none, such as a ping or a page of a proxy."""
     try:
-        return msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return None
+        decoded = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _failure(event: Mapping[str, Any]) -> Exception | None:

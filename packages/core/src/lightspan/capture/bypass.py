@@ -26,14 +26,8 @@ _URLS: Final = (
     *("_base_url", "_api_base", "_host"),
 )
 """Settings in which clients keep where they ask."""
-_KEYS: Final = ("api_key", "openai_api_key")
 _SETTINGS: Final = ("_raw_config", "_create_args", "model_kwargs")
 """Attributes in which clients keep the settings that they were made with."""
-_OTHER_APIS: Final = (
-    *("anthropic", "bedrock", "cohere", "gemini", "genai", "google", "ollama", "sagemaker"),
-    *("vertex", "watsonx"),
-)
-"""Parts of the names of clients whose API is not OpenAI's."""
 
 
 class Client(NamedTuple):
@@ -60,19 +54,18 @@ class Client(NamedTuple):
         return known
 
 
-def client_of(client: Any, agent_path: str, instead: str) -> Client:
+def client_of(client: Any, instead: str) -> Client:
     """What is to be said of a model client. Never raises.
 
     Args:
         client: the framework's object.
-        agent_path: who asked: a request that names an agent as its model is that agent's.
         instead: the framework's client that the wire shim sees.
     """
     name = _name_of(type(client))
     places = [client, *(_read(client, key) for key in _SETTINGS)]
     urls = (_text(_read(place, key)) for key in _URLS for place in places)
     url = next((text for text in urls if "//" in text), "")
-    return Client(name, url, _fix(client, name, agent_path, instead))
+    return Client(name, url, _fix(client, name, instead))
 
 
 def _text(value: Any) -> str:
@@ -82,19 +75,10 @@ def _text(value: Any) -> str:
         return ""
 
 
-def _fix(client: Any, name: str, agent_path: str, instead: str) -> str:
-    words, taken = name.lower(), _taken(type(client))
-    if "litellm" in words or _read(client, "is_litellm") is True:
+def _fix(client: Any, name: str, instead: str) -> str:
+    if "litellm" in name.lower() or _read(client, "is_litellm") is True:
         return 'name its model "openai/…": LiteLLM then uses the OpenAI SDK, which lightspan sees'
-    replaced = f"use {instead} in its place"
-    url = next((key for key in _URLS[:3] if key in taken), None)
-    if url is None or any(other in words for other in _OTHER_APIS):
-        return replaced
-    key = next((key for key in _KEYS if key in taken), "api_key")
-    return (
-        f"give it {url}=llm.base_url, {key}=llm.api_key() and model={agent_path!r}, where `llm` is "
-        f"an argument that the app asks for, if it speaks OpenAI's API; else {replaced}"
-    )
+    return f"use {instead} in its place"
 
 
 def _name_of(kind: type) -> str:
@@ -102,20 +86,6 @@ def _name_of(kind: type) -> str:
     package = kind.__module__.partition(".")[0]
     is_public = getattr(sys.modules.get(package), kind.__name__, None) is kind
     return f"{package if is_public else kind.__module__}.{kind.__qualname__}"
-
-
-def _taken(kind: type) -> set[str]:
-    """The names of the settings that a client's class takes, as far as it says."""
-    fields = _read(kind, "model_fields")
-    names = {str(name) for name in fields} if isinstance(fields, Mapping) else set[str]()
-    if isinstance(fields, Mapping):
-        names |= {str(alias) for f in fields.values() if (alias := _read(f, "alias"))}
-    codes = (_read(_read(one, "__init__"), "__code__") for one in kind.__mro__)
-    return names.union(*(code.co_varnames[: _arguments(code)] for code in codes if code))
-
-
-def _arguments(code: Any) -> int:
-    return int(code.co_argcount + code.co_kwonlyargcount)
 
 
 def _read(place: Any, name: str) -> Any:
@@ -133,9 +103,10 @@ def running(kind: type) -> Any:
     """
     frame = sys._getframe(1).f_back
     while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, kind):
-            return found
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, kind):
+                return owner
         frame = frame.f_back
     return None
 

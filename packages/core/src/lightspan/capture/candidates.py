@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,8 +17,6 @@ log = logging.getLogger(__name__)
 
 USE_VARIABLE: Final = "LIGHTSPAN_USE"
 """Names the run whose prompts are used, once somebody asks for that."""
-_KEY_HEADER: Final = "idempotency-key"
-_told_of_variable: Final[set[str]] = set()
 
 
 def prompt(name: str, text: str) -> str:
@@ -45,8 +41,6 @@ def prompt(name: str, text: str) -> str:
         used = _used(current)
         if used is not None:
             _look(used, name, reading)
-        elif _is_in_production(current):
-            _look_for_variable()
         if reading is None:
             return text
         if current is not None:
@@ -115,19 +109,6 @@ def _look(used: Used, name: str, reading: Reading | None) -> None:
         )
 
 
-def _look_for_variable() -> None:
-    """Tell once of a variable that nobody acts on."""
-    value = os.environ.get(USE_VARIABLE)
-    if value and value not in _told_of_variable:
-        _told_of_variable.add(value)
-        log.warning(
-            "lightspan: %s=%s is set, and nothing of it is used: call lightspan.use() when the app "
-            "starts, or an adapter's instrument() (said once)",
-            USE_VARIABLE,
-            value,
-        )
-
-
 def reading_attributes(reading: Reading) -> Attributes:
     """What a span says of it."""
     attributes: Attributes = {}
@@ -140,7 +121,7 @@ def reading_attributes(reading: Reading) -> Attributes:
     return attributes
 
 
-def with_text(client: Any, options: Any, reading: Reading) -> Any:
+def with_text(options: Any, reading: Reading) -> Any:
     """A copy of a request with the text that is to be sent."""
     slot, text = reading.slot, reading.sent
     assert slot is not None
@@ -151,21 +132,6 @@ def with_text(client: Any, options: Any, reading: Reading) -> Any:
         if isinstance(body, Mapping) and slot.key in body:
             setattr(sent, name, {**body, slot.key: slot.put(body, text)})
             break
-    return _with_another_key(client, sent, text)
-
-
-def _with_another_key(client: Any, sent: Any, text: str) -> Any:
-    """An endpoint that knows an idempotency key answers as it did before, whatever the body says
-    now: with another text it is another request."""
-    mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
-    if sent.idempotency_key:
-        sent.idempotency_key = f"{sent.idempotency_key}-{mark}"
-    given = sent.headers if isinstance(sent.headers, Mapping) else {}
-    defaults = getattr(client, "_custom_headers", None)
-    known = {**(defaults if isinstance(defaults, Mapping) else {}), **given}
-    keys = {n: v for n, v in known.items() if n.lower() == _KEY_HEADER and isinstance(v, str)}
-    if keys:
-        sent.headers = {**given, **{name: f"{value}-{mark}" for name, value in keys.items()}}
     return sent
 
 

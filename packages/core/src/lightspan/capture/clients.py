@@ -35,7 +35,7 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
             if not state.clients:
                 atexit.register(close)
             http = sdk.module().DefaultHttpxClient(trust_env=False, **_trust(origin))
-            kind, _ = next(sdk.kinds())
+            kind = getattr(sdk.module(), sdk.client)
             state.clients[key] = _bare(sdk, kind, origin, http)
         return state.clients[key]
 
@@ -69,7 +69,7 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
         http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_trust(origin))
-        _, kind = next(sdk.kinds())
+        kind = getattr(sdk.module(), f"Async{sdk.client}")
         clients[key] = made = AsyncClient(_bare(sdk, kind, origin, http))
         await made.open()
     return clients[key].client

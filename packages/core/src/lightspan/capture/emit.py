@@ -26,7 +26,7 @@ from lightspan.capture.scope import (
     make_span,
     pushed,
 )
-from lightspan.errors import RewardError, short_tracebacks
+from lightspan.errors import RewardError
 from lightspan.schema import conventions as c
 from lightspan.schema.conventions import exception_attributes
 from lightspan.schema.messages import dump_json
@@ -49,7 +49,6 @@ RESPONSE_ID_PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 `resp_` of the Responses API."""
 
 
-@short_tracebacks
 def emit_reward(
     value: float | bool | Mapping[str, float] | None,
     *,

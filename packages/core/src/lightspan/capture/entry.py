@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightspan.capture import strays, wire
+from lightspan.capture import strays, uncaptured_http, wire
 from lightspan.capture.scope import Acting, Scope, reset_acting, set_acting
 from lightspan.capture.state import state
+from lightspan.schema.records import Mode
 
 
 @contextmanager
@@ -17,12 +18,14 @@ def open_scope(scope: Scope) -> Iterator[Scope]:
         wire.install()
     except Exception as error:  # such as an SDK that cannot be imported, which the app may not need
         scope.recorder.damage(f"a client SDK could not be wrapped: {error!r}")
+    if scope.mode is Mode.DEV:
+        uncaptured_http.install()
     for listener in list(state.entry_listeners):
         try:
             listener()
         except Exception as error:
             scope.recorder.damage(f"what has to be ready before an attempt is not: {error!r}")
-    strays.is_here()
+    strays.enter_home()
     token = set_acting(Acting(scope, parent_span_id=scope.root_span_id))
     try:
         yield scope

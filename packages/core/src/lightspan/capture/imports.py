@@ -23,9 +23,6 @@ class Awaited(MetaPathFinder):
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then = name, then
-        self.is_under_way = False
-        """Whether an import goes on that will tell us; one that had looked for the module before we
-        waited will not."""
         self._finding = threading.local()
         sys.meta_path.insert(0, self)
 
@@ -68,13 +65,8 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        awaited = self._awaited
-        awaited.is_under_way = True
-        try:
-            self._loader.exec_module(module)
-            # Only now: an import that fails may be tried again.
-            if awaited in sys.meta_path:
-                awaited.stop()
-                awaited.then()
-        finally:
-            awaited.is_under_way = False
+        self._loader.exec_module(module)
+        # Only now: an import that fails may be tried again.
+        if self._awaited in sys.meta_path:
+            self._awaited.stop()
+            self._awaited.then()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
-from lightspan.capture.sightings import Sightings
 from lightspan.schema.content import without_keys
+from lightspan.schema.origins import Request
 from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.texts import clean_text, kept_text
@@ -28,12 +29,10 @@ class Recorder:
     def __init__(self, limit: int = 100_000) -> None:
         self.has_called = False
         """A model call was seen here."""
-        self.has_children = False
-        """The app has started another process."""
         self.is_over = False
         """The attempt has ended: what is made in its name now is no part of it."""
-        self.sightings = Sightings()
-        """Of frameworks, and of requests past the SDKs."""
+        self.uncaptured: Counter[Request] = Counter()
+        """Requests to models that no SDK made; counted in a dry run alone."""
         self._limit = limit
         self._spans: list[Span] = []
         self._damage: list[str] = []
@@ -59,6 +58,11 @@ class Recorder:
                 self._spans.append(span)
             else:
                 self._dropped += 1
+
+    def add_uncaptured(self, request: Request) -> None:
+        """Count a request to a model that no SDK made."""
+        with self._lock:
+            self.uncaptured[request] += 1
 
     def damage(self, reason: str) -> None:
         """Note a capture error: the attempt will not be trained."""

@@ -293,7 +293,6 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
         What the caller tells of the end. Neither raises.
     """
     told: list[CallEnd] = []
-    recorder = weakref.ref(asking.scope.recorder)  # an end may never come
     for listener in state.call_listeners:
         if listener is besides:
             continue
@@ -303,6 +302,9 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
                 told.append(end)
         except Exception as error:  # an adapter's; it must not reach the app
             asking.scope.recorder.damage(f"a model call could not be told of: {error!r}")
+    if not told:
+        return _nothing_to_tell
+    recorder = weakref.ref(asking.scope.recorder)  # an end may never come
 
     def ended(is_answered: bool) -> None:
         while told:
@@ -316,14 +318,21 @@ def call_begins(asking: Acting, *, besides: CallListener | None = None) -> CallE
     return ended
 
 
+def _nothing_to_tell(is_answered: bool) -> None:
+    """Tell nobody of a call's end."""
+
+
 def all_ends(ends: Sequence[CallEnd]) -> CallEnd | None:
     """What tells all of them, None if there are none: what a listener returns."""
+
+    if len(ends) < 2:
+        return ends[0] if ends else None
 
     def ended(is_answered: bool) -> None:
         for end in ends:
             end(is_answered)
 
-    return ended if ends else None
+    return ended
 
 
 def add_call_listener(listener: CallListener) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,14 +15,15 @@ class Sdk:
 
     Args:
         name: of its module; also what GenAI attributes call its provider.
-        clients: the classes with a `request` of their own, those that others inherit from first; an
-            older version may lack some. Each has an async twin.
+        client: the class of its clients; `Async…` is the async twin.
+        wrapped: module and classes, sync and async, from which every client inherits `request`.
         base: where its base URLs end.
         paths: the requests that ask a model; every other request of a client is not ours to touch.
     """
 
     name: str
-    clients: tuple[str, ...]
+    client: str
+    wrapped: tuple[str, str, str]
     base: str
     paths: tuple[str, ...]
 
@@ -36,12 +36,11 @@ class Sdk:
         """It, imported."""
         return importlib.import_module(self.name)
 
-    def kinds(self) -> Iterator[tuple[Any, Any]]:
-        """The classes that are there, each with its async twin."""
-        module = self.module()
-        for name in self.clients:
-            if hasattr(module, name):
-                yield getattr(module, name), getattr(module, f"Async{name}")
+    def wrapped_classes(self) -> tuple[Any, Any]:
+        """Return the sync and the async class whose `request` is wrapped."""
+        name, sync_class, async_class = self.wrapped
+        module = importlib.import_module(name)
+        return getattr(module, sync_class), getattr(module, async_class)
 
     def path(self, url: str) -> str | None:
         """The path below `base` of a model request, whatever base path or deployment it had; None
@@ -54,14 +53,17 @@ class Sdk:
 
 OPENAI: Final = Sdk(
     name="openai",
-    clients=("OpenAI",),
+    client="OpenAI",
+    # not its base class: an instrumentation that wrapped these before us keeps the base's as it was
+    wrapped=("openai", "OpenAI", "AsyncOpenAI"),
     base="/v1",
     paths=("/chat/completions", "/completions", "/responses"),
 )
 ANTHROPIC: Final = Sdk(
     name="anthropic",
-    # until they send it, a request for another cloud is the same request
-    clients=("Anthropic", "AnthropicBedrock", "AnthropicBedrockMantle", "AnthropicVertex"),
+    client="Anthropic",
+    # the clients for other clouds inherit from these alone
+    wrapped=("anthropic._base_client", "SyncAPIClient", "AsyncAPIClient"),
     base="",
     paths=("/v1/messages",),
 )

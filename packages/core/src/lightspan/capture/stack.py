@@ -41,6 +41,8 @@ class Scope:
     instructions: Instructions | None = None
     """What agents are told; None: what the app says."""
     recorder: Recorder = field(default_factory=Recorder, repr=False)
+    follows_urls: bool = False
+    """Only calls that the app points at the gateway go there, whichever agent makes them."""
     is_outside: bool = False
     """It stands for the process, outside every attempt: what begins in it may be one of its own."""
 

@@ -1,7 +1,7 @@
 """What capturing changes in the process as a whole: all of it is here.
 
-What holds in a context alone is a ContextVar where it is used: who acts (`scope`), and whom the
-work that was just taken from a queue is for (`strays`). The rest of this folder is immutable, or
+What holds in a context alone is a ContextVar where it is used: who acts (`scope`), and the thread
+that opened the scope (`strays`). The rest of this folder is immutable, or
 belongs to one attempt.
 """
 
@@ -44,10 +44,8 @@ class State:
     """SDK → its wrapped requests."""
     awaited: dict[str, Awaited] = field(default_factory=dict)
     """The SDKs that are wrapped once they are imported."""
-    watches: list[Patch] = field(default_factory=list)
-    """The HTTP clients that are watched."""
-    watched: list[Awaited] = field(default_factory=list)
-    """Those that are once they are imported."""
+    http_patches: list[Patch] = field(default_factory=list)
+    """Of HTTP clients, in a dry run."""
     starters: list[Patch] = field(default_factory=list)
     """The wrapped starts of threads, and what else carries scopes."""
     forks_seen: bool = False

@@ -2,37 +2,30 @@
 
 `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool` start work in an empty
 context before Python 3.14, so a model call in a raw thread would lose its agent. Runners call
-`carry`; outside a scope nothing changes. What cannot be carried is noticed: workers that are fed by
-a queue (`strays`), and processes, in which nothing is recorded or redirected.
+`carry`; outside a scope nothing changes. A worker that is fed by a queue keeps the scope that began
+it (`strays`); in other processes nothing is recorded or redirected.
 """
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import os
-import queue
-import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from multiprocessing.pool import ThreadPool
-from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from lightspan.capture import strays, wire
+from lightspan.capture import wire
 from lightspan.capture.patch import Patch
 from lightspan.capture.scope import pushed
 from lightspan.capture.state import state
 
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt that happened to start them."""
-_POOL_METHODS: Final = (
-    *("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
-)
-_QUEUES: Final = ((queue.Queue, "put", "get"), (asyncio.Queue, "put_nowait", "get_nowait"))
+_POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
+"""All others of a `ThreadPool` go through these."""
 
 
 def carry() -> bool:
@@ -43,10 +36,6 @@ def carry() -> bool:
         (ThreadPoolExecutor, "submit", _submit),
         (threading.Thread, "start", _start),
         *((ThreadPool, name, _pooled) for name in _POOL_METHODS),
-        *((kind, put, _put) for kind, put, _ in _QUEUES),
-        *((kind, get, _get) for kind, _, get in _QUEUES),
-        (BaseProcess, "start", _start_process),
-        (subprocess.Popen, "__init__", _start_process),
     ]
     state.starters += [
         Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
@@ -115,44 +104,3 @@ def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callab
         original(self)
 
     return start
-
-
-def _put(original: Callable[..., None], patch: Patch) -> Callable[..., None]:
-    @wraps(original)
-    def put(self: Any, item: Any, *args: Any, **kwargs: Any) -> None:
-        # before it is there, or another thread could take it first
-        undo = strays.give(self, item, pushed()) if patch.on else None
-        try:
-            original(self, item, *args, **kwargs)
-        except BaseException:
-            if undo is not None:
-                undo()
-            raise
-
-    return put
-
-
-def _get(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    @wraps(original)
-    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
-        item = original(self, *args, **kwargs)
-        if patch.on:
-            strays.take(self, item)
-        return item
-
-    return get
-
-
-def _start_process(original: Callable[..., None], patch: Patch) -> Callable[..., None]:
-    @wraps(original)
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        if patch.on and (current := pushed()) is not None:
-            current.scope.recorder.has_children = True
-        original(self, *args, **kwargs)
-
-    return start
-
-
-def has_children() -> bool:
-    """Whether processes of multiprocessing's are there, whichever attempt started them."""
-    return bool(multiprocessing.active_children())

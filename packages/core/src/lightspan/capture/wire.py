@@ -1,5 +1,5 @@
 """The client shim: one wrapper around `openai.OpenAI.request` and its async twin, and the same one
-around `anthropic.Anthropic.request` and its kin.
+around the `request` of Anthropic's clients.
 
 Inside a scope, a call of an agent that the algorithm routes to us is handed, as a copy of its
 request, to a clean client of ours: whatever client the app built, whenever it built it, nothing of
@@ -10,7 +10,6 @@ are used as they were learned, a copy of the request says other ones (`candidate
 goes. Outside a scope nothing changes unless the user said so.
 
 `request` is stable from openai 2.0 to 3.x and in anthropic; hooks on httpx miss the newest of both.
-It is inherited by the client classes, so uninstalling is deleting the attribute.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from lightspan.capture import outgoing, strays
+from lightspan.capture import strays, uncaptured_http
 from lightspan.capture.answers import as_mapping, observe
 from lightspan.capture.candidates import note, reading_attributes, reading_of, with_text
 from lightspan.capture.clients import aclose, async_client, close, is_clean, sync_client
@@ -74,7 +73,6 @@ def install() -> None:
                 _wrap_now_or_later(sdk)
             except Exception as error:
                 failed = failed or error
-        outgoing.install()
         if failed is not None:
             raise failed
 
@@ -83,9 +81,9 @@ def _wrap_now_or_later(sdk: Sdk) -> None:
     waiting = state.awaited.get(sdk.name)  # before the shims: it goes when they are there
     if sdk.name in state.shims:
         return
-    # Somebody else's import may have looked for the module just before we began to wait for it. One
-    # that we saw begin is left to its own thread, which may want our lock before it ends.
-    if sdk.name in sys.modules and not (waiting is not None and waiting.is_under_way):
+    module = sys.modules.get(sdk.name)
+    # an import under way is left to its own thread, which may want our lock before it ends
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
         if waiting is not None:
             waiting.stop()
         _wrap(sdk)
@@ -104,11 +102,10 @@ def _wrap_imported(sdk: Sdk) -> None:
 
 
 def _wrap(sdk: Sdk) -> None:
-    every = list(sdk.kinds())  # first: one that is missing must not leave others wrapped
+    classes = sdk.wrapped_classes()  # first: one that is missing must not leave the other wrapped
     state.shims[sdk.name] = [
         Patch(owner, "request", partial(shim, sdk, owner.request))
-        for kinds in every
-        for owner, shim in zip(kinds, (_sync_shim, _async_shim), strict=True)
+        for owner, shim in zip(classes, (_sync_shim, _async_shim), strict=True)
     ]
     state.awaited.pop(sdk.name, None)
 
@@ -121,7 +118,7 @@ def uninstall() -> None:
         while state.shims:
             for shim in state.shims.popitem()[1]:
                 shim.undo()
-        outgoing.uninstall()
+        uncaptured_http.uninstall()
 
 
 def installed() -> bool:
@@ -135,7 +132,7 @@ def _sync_shim(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Callable
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(self, options)
+        client, sent = self, call.instructed(options)
         if call.redirected:
             try:
                 client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
@@ -159,7 +156,7 @@ def _async_shim(
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, call.instructed(self, options)
+        client, sent = self, call.instructed(options)
         if call.redirected:
             try:
                 client, sent = await async_client(sdk, call.origin), call.redirect(self, sent)
@@ -212,7 +209,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> _SentCall | None:
 def _target(current: Acting, path: str, address: Any) -> Target:
     """Where the call goes that a client with this base URL makes."""
     routing, gateway = current.scope.routing, current.scope.gateway_url
-    if routing.by_url and gateway and not f"{address}/".startswith(f"{gateway}/"):
+    if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
     return routing.target(path)
 
@@ -233,17 +230,14 @@ def _body(options: Any) -> dict[str, Any]:
     return body
 
 
-@lru_cache(maxsize=64)
-def _server(address: str) -> Attributes:
-    """Host and port of a base URL; nothing else of it, which may hold a key."""
-    try:
-        url = urlsplit(address)
-        host, port = url.hostname, url.port
-    except ValueError:  # a port that is no number
-        return {}
+def _server(address: Any) -> Attributes:
+    """Return host and port of the SDK's base URL; the rest of it may hold a key."""
+    host, port = getattr(address, "host", ""), getattr(address, "port", None)
     if not host:
         return {}
-    return {c.SERVER_ADDRESS: host, **({} if port is None else {c.SERVER_PORT: port})}
+    return (
+        {c.SERVER_ADDRESS: host} if port is None else {c.SERVER_ADDRESS: host, c.SERVER_PORT: port}
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -281,13 +275,13 @@ class _SentCall:
     def origin(self) -> str:
         return str(self.acting.scope.gateway_url)
 
-    def instructed(self, client: Any, options: Any) -> Any:
+    def instructed(self, options: Any) -> Any:
         """A copy of the request with the instructions that are to be sent; itself, if they are
         its own. What fails damages the attempt: the app's request is sent then."""
         if self.reading is None:
             return options
         try:
-            sent = with_text(client, options, self.reading) if self.reading.is_changed else options
+            sent = with_text(options, self.reading) if self.reading.is_changed else options
             if self.recorded_there:  # by what knows of the text that was sent alone
                 note(self.acting, {c.PROMPT_CALL: self.call_id, **reading_attributes(self.reading)})
             return sent
@@ -415,7 +409,7 @@ class _SentCall:
 
     def _elsewhere(self) -> Attributes:
         """Who answers, where that is not ours."""
-        server = _server(str(self.address or ""))
+        server = _server(self.address)
         return {**server, c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else server
 
     def guarded(self, note: Callable[..., None], *values: Any) -> None:

@@ -315,19 +315,16 @@ def refusal_of(span: Span) -> str:
 def why_no_call(episodes: Sequence[Episode]) -> str:
     """Why rollouts made no model call that was seen, for people."""
     failed = [episode for episode in episodes if episode.outcome is not Outcome.OK]
-    silent = "the app made no model call through the OpenAI SDK, nor to OPENAI_BASE_URL"
-    way_out = f"Give another client (LiteLLM, httpx, requests) {WAY_OUT}"
+    silent = (
+        "the app made no model call through the OpenAI SDK in its own process, nor to "
+        "OPENAI_BASE_URL"
+    )
+    way_out = f"Give another client (LiteLLM, httpx, requests) or process {WAY_OUT}"
     past = requests_of(span for episode in episodes for span in episode.spans)
     if past:
         named = list(past)[:NAMED]
         silent += f"; it asked {', '.join(map(asked, named))}, which lightspan does not see"
         way_out = ". ".join(dict.fromkeys(f"For {one.client}, {fix_of(one)}" for one in named))
-    elif any(span.attributes.get(c.CHILDREN) for episode in episodes for span in episode.spans):
-        silent += "; it started other processes, and what is asked there is not seen"
-        way_out = (
-            "Ask in the app's own process, or in threads, or hand every such process what to ask: "
-            f"{WAY_OUT.partition(';')[0]}"
-        )
     if not failed:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"
     every = len(failed) == len(episodes)

@@ -23,7 +23,6 @@ from lightspan.capture import scope
 from lightspan.capture.adapter import damage, is_covered
 from lightspan.capture.recorder import Recorder
 from lightspan.capture.scope import Acting, Frame, agent_attributes, make_span
-from lightspan.capture.sightings import framework_of
 from lightspan.capture.state import state
 from lightspan.otel.identity import READ, Role, agent_name, role_of, tool_call_id, tool_name
 from lightspan.schema import conventions as c
@@ -263,9 +262,6 @@ class SpanNote:
             return
         name, kind, known = self._agent(around) if self.frame is not None else self._tool()
         self._told = known
-        if self.frame is not None:
-            framework = framework_of(self.library)
-            around.scope.recorder.sightings.agent(framework, str(known[c.AGENT_PATH]))
         if not around.scope.recorder.settle(self._key):
             return
         if self._is_elsewhere or self.ids in kept_whole:

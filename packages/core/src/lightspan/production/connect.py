@@ -19,7 +19,7 @@ import msgspec
 from lightspan.capture import scope, sdks, wire
 from lightspan.capture.recorder import Unrecorded
 from lightspan.capture.scope import Acting, Scope
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.schema import conventions
 from lightspan.schema.conventions import ROUTING_PATH
 from lightspan.schema.records import Mode
@@ -59,7 +59,6 @@ class Connection:
         self.close()
 
 
-@short_tracebacks
 def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connection:
     """Send each agent's model calls to the policy that it trained, for the whole process.
 

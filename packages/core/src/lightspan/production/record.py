@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.production import span_exporter, use
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
@@ -115,7 +115,6 @@ class _State:
 _state: Final = _State()
 
 
-@short_tracebacks
 def record(
     store: str | os.PathLike[str] | None = None,
     *,

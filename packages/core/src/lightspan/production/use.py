@@ -20,7 +20,7 @@ import msgspec
 from lightspan.capture import scope, sdks, wire
 from lightspan.capture.candidates import USE_VARIABLE
 from lightspan.capture.state import Used
-from lightspan.errors import ConfigError, short_tracebacks
+from lightspan.errors import ConfigError
 from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 
@@ -66,7 +66,6 @@ class Usage:
         self.close()
 
 
-@short_tracebacks
 def use(run: str | os.PathLike[str] | None = None) -> Usage:
     """Use the prompts that a run learned, in this process, until it ends. While it runs rollouts,
     nothing is used: they are told what their algorithm says.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from lightspan.capture.scope import Root, Scope, begin, entered, pushed
-from lightspan.errors import AppError, short_tracebacks
+from lightspan.errors import AppError
 from lightspan.runners.command.command import PREFIX, Command
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -94,6 +94,9 @@ class App:
     Raises:
         AppError: a method, or a callable whose arguments cannot be seen.
     """
+
+    follows_urls = False
+    """See `Scope`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not inspect.ismethod(function):  # whose name nobody may need
@@ -227,7 +230,6 @@ def _not_here(name: str, task: Any) -> None:
 def rollout(function: F) -> F: ...
 @overload
 def rollout() -> Callable[[F], F]: ...
-@short_tracebacks
 def rollout(function: F | None = None) -> F | Callable[[F], F]:
     """Mark a function as an app; it stays callable as it was."""
     if function is None:

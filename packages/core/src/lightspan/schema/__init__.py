@@ -6,7 +6,7 @@ model call sampled, `reward` what an app returned. `spans` holds OpenTelemetry's
 request and answer. `messages`, `response_items` and `message_blocks` translate OpenAI's chat
 messages and Responses items, and Anthropic's messages. `llm`, `routing`, `prompts`, `instructions`
 and `resources` are what an algorithm hands to apps; `common_text` finds the template of an agent's
-texts, by the `variable_parts` that one alone shows. `origins` are frameworks and requests past the
+texts, by the `variable_parts` that one alone shows. `origins` are requests past the
 SDKs. `prices` says what a model's tokens cost. `checks` refuses an option by its name, `texts`
 makes fit to be kept what an app wrote: of `media` a reference, of a span's `content` what is no
 key. `clock` tells the time, whatever the app makes of it; `randomness` gives the digits of ids.

@@ -123,14 +123,9 @@ class Rule(msgspec.Struct, frozen=True):
 
     pattern: str
     target: Target
-    regex: bool = False
-    """The pattern is a regular expression that is searched in the innermost name (`agent_match` of
-    `lightspan.agl`). The unnamed agent has no name to search in."""
 
     def matches(self, path: str) -> bool:
         """Whether the agent at this path is meant."""
-        if self.regex:
-            return path != UNNAMED_AGENT and re.search(self.pattern, agent_name(path)) is not None
         return matches(self.pattern, path)
 
 
@@ -141,9 +136,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     gateway_url: str = ""
     """Origin of the gateway that serves the routes; runners read it here."""
     default: Target = Target(route=Route.APP)
-    by_url: bool = False
-    """Only calls that the app points at the gateway are ours: others go where they point, whichever
-    agent makes them (`lightspan.agl`)."""
 
     @property
     def serves(self) -> bool:

@@ -6,8 +6,8 @@ place of a language model stands what is scripted: `scripted` (an OpenAI server,
 `scripted_responses` and `scripted_messages`), `scripted_engine`, or random models of `tiny`; a
 `stage` is both servers for an adapter.
 `strategies` draws attempts for hypothesis, `attempts` and `conditions` help to look and to wait;
-`controls` are algorithms that must not learn; `verl_platform` makes the CPU one of verl's. Each
-submodule is imported when it is first asked for: they need pytest, which lightspan does not.
+`controls` are algorithms that must not learn. Each submodule is imported when it is first asked
+for: they need pytest, which lightspan does not.
 """
 
 from __future__ import annotations

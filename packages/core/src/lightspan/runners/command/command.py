@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Self, get_args
 import msgspec
 
 from lightspan.capture.scope import Acting, acting, make_span
-from lightspan.errors import AppError, ConfigError, short_constructor
+from lightspan.errors import AppError, ConfigError
 from lightspan.runners.command.environment import (
     OURS,
     TASK_FILE_VARIABLE,
@@ -50,7 +50,6 @@ LONGEST_VARIABLE: Final = 128 * 1024 - 1
 """Bytes of one environment variable, with its name, that Linux accepts."""
 
 
-@short_constructor
 @dataclass(frozen=True, slots=True)
 class Command:
     """A program in any language as an app: `Trainer(…).fit(Command(["node", "app.js"]), train)`.

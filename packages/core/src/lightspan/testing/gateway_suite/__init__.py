@@ -79,7 +79,7 @@ class GatewaySuite:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: len(rig.engine.cancelled) == cell.n)
-        await rig.account().calls["call-a"].settled()
+        await rig.session().calls["call-a"].wait_done()
         [span] = await rig.spans()
         assert span.attributes[c.CALL_OUTCOME] == "cancelled"
         assert (span.sequence_start, span.sequence_end) == (1, 2)
@@ -105,7 +105,7 @@ class GatewaySuite:
         for gate in gates:
             await gate.reached.wait()
         second = asyncio.create_task(rig.ask(**cell.body()))
-        [call] = rig.account().calls.values()
+        [call] = rig.session().calls.values()
         await until(lambda: call._clients == 2)
         for gate in gates:
             gate.open()
@@ -167,7 +167,7 @@ class GatewaySuite:
                     first.cancel()
                     await asyncio.gather(first, return_exceptions=True)
                     await until(lambda: len(rig.engine.cancelled) == count)
-                    await rig.account().calls["call-a"].settled()
+                    await rig.session().calls["call-a"].wait_done()
                 for gate in gates:
                     gate.open()
             reading = await rig.ask_text(**cell.body())

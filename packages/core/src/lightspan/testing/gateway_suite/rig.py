@@ -12,7 +12,7 @@ import openai
 
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.gateway import Gateway
-from lightspan.gateway.calls import Account
+from lightspan.gateway.calls import CallerSession
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
@@ -156,10 +156,10 @@ class Rig:
         attempt_id = self.attempt.attempt_id
         return (await self.store.spans([attempt_id]))[attempt_id]
 
-    def account(self) -> Account:
-        """The only account of the gateway."""
-        [account] = self.gateway.terms.accounts()
-        return account
+    def session(self) -> CallerSession:
+        """The only session of the gateway."""
+        [session] = self.gateway.access.sessions()
+        return session
 
     def prompt(self, tools: Sequence[Any] | None = TOOLS) -> list[int]:
         """The ids of the prompt."""

@@ -9,7 +9,7 @@ the store's capabilities say that it does not apply. No test looks at a clock bu
 
 A module per subject (`move_tests`, `queue_tests`, `lease_tests`, `watch_tests`, `span_tests`,
 `call_tests`, `resource_tests`, `retry_tests`, `number_tests`, `prune_tests`, `load_tests`,
-`clock_tests`, `life_tests`), `model_tests` for random operations, and `base` for what they share; a
+`life_tests`), `model_tests` for random operations, and `base` for what they share; a
 store's own tests may use that, too.
 """
 
@@ -33,7 +33,6 @@ from lightspan.testing.store_suite.base import (
     status_of,
 )
 from lightspan.testing.store_suite.call_tests import CallTests
-from lightspan.testing.store_suite.clock_tests import ClockTests
 from lightspan.testing.store_suite.lease_tests import LeaseTests
 from lightspan.testing.store_suite.life_tests import LifeTests
 from lightspan.testing.store_suite.load_tests import LoadTests
@@ -52,7 +51,6 @@ class StoreSuite(
     MoveTests,
     QueueTests,
     LeaseTests,
-    ClockTests,
     WatchTests,
     SpanTests,
     CallTests,

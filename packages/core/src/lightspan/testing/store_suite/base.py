@@ -36,33 +36,17 @@ LEASE_S = 60.0
 
 
 class Clock:
-    """A machine's clock that moves when told. It may be set, too, and the machine restarted."""
+    """A store's clock that moves when told."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
-        self.boot = "the first"
-        self._elapsed = 1_000.0
 
     def __call__(self) -> float:
         return self.now
 
-    def elapsed(self) -> float:
-        """Seconds since the machine has started, more or less."""
-        return self._elapsed
-
     def advance(self, seconds: float) -> None:
-        """So much time passes."""
+        """Let so much time pass."""
         self.now += seconds
-        self._elapsed += seconds
-
-    def step(self, seconds: float) -> None:
-        """Somebody sets the clock; no time passes."""
-        self.now += seconds
-
-    def restart(self) -> None:
-        """The machine starts again, at once."""
-        self.boot = f"after {self.boot}"
-        self._elapsed = 1.0
 
 
 def make_rollout(name: str = "ro-1", **fields: Any) -> Rollout:

@@ -1,0 +1,145 @@
+"""Note requests to models that no SDK of `sdks` makes, in a dry run (`lightspan dev`).
+
+httpx, httpx2, requests and aiohttp are patched when a process opens its first scope of a dry run.
+Of each POST to the path of a model's API the acting agent, the calling package, the model and the
+URL are noted, so that the report can say what to change. urllib and botocore are not watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from lightspan.capture.patch import Patch
+from lightspan.capture.scope import acting
+from lightspan.capture.sdks import SDKS
+from lightspan.capture.state import state
+from lightspan.schema.origins import Request
+from lightspan.schema.records import Mode
+
+_MODEL_PATHS: Final = (
+    *(path for sdk in SDKS for path in sdk.paths),
+    *("/api/chat", "/api/generate"),  # Ollama
+    *("/v1/chat", "/v2/chat"),  # Cohere
+)
+_GEMINI_PATHS: Final = (":generateContent", ":streamGenerateContent")
+"""Their requests name no model in the body."""
+_PLUMBING: Final = ("httpx", "httpx2", "requests", "aiohttp", "urllib3", "contextlib", "asyncio")
+"""Packages between the caller and the patched method."""
+_SDK_MODULES: Final = tuple(f"{sdk.name}._base_client" for sdk in SDKS)
+
+
+def install() -> None:
+    """Patch the HTTP clients that are installed; idempotent."""
+    if state.http_patches:
+        return
+    for package, owner, method, make in _PATCHES:
+        with contextlib.suppress(Exception):  # not installed, or of a version without the method
+            patched = getattr(importlib.import_module(package), owner)
+            state.http_patches.append(
+                Patch(patched, method, partial(make, getattr(patched, method)))
+            )
+
+
+def uninstall() -> None:
+    """Undo `install`."""
+    while state.http_patches:
+        state.http_patches.pop().undo()
+
+
+def _sync_send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if patch.on:
+            _note(lambda: (request.method, request.url, _body(request)))
+        return original(self, request, *args, **kwargs)
+
+    return send
+
+
+def _async_send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if patch.on:
+            _note(lambda: (request.method, request.url, _body(request)))
+        return await original(self, request, *args, **kwargs)
+
+    return send
+
+
+def _aiohttp_request(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    async def request(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
+        if patch.on:
+            body = kwargs.get("json") or kwargs.get("data")
+            _note(lambda: (method, self._build_url(url), body), is_aiohttp=True)
+        return await original(self, method, url, **kwargs)
+
+    return request
+
+
+_PATCHES: Final = (
+    ("httpx", "Client", "send", _sync_send),
+    ("httpx", "AsyncClient", "send", _async_send),
+    ("httpx2", "Client", "send", _sync_send),
+    ("httpx2", "AsyncClient", "send", _async_send),
+    ("requests", "Session", "send", _sync_send),
+    ("aiohttp", "ClientSession", "_request", _aiohttp_request),
+)
+
+
+def _body(request: Any) -> Any:
+    """Return the body of a request of httpx or requests; a stream is not read."""
+    return getattr(request, "body", None) or getattr(request, "content", None)
+
+
+def _note(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = False) -> None:
+    """Note a request to a model. Never raises."""
+    with contextlib.suppress(Exception):  # the app's request must go out, whatever it is
+        current = acting()
+        if current is None or current.scope.mode is not Mode.DEV:
+            return
+        method, address, body = read()
+        url, gateway = str(address), current.scope.gateway_url
+        model = _model_of(url, body) if str(method).upper() == "POST" else None
+        if model is None or (gateway and f"{url}/".startswith(f"{gateway}/")):
+            return
+        modules = list(_calling_modules())
+        if any(module in _SDK_MODULES for module in modules):
+            return
+        if is_aiohttp and any(module.startswith("httpx") for module in modules):
+            return  # LiteLLM's transport below httpx, whose request was noted
+        packages = (module.partition(".")[0] for module in modules)
+        caller = next(package for package in packages if package not in _PLUMBING)
+        parts = urlsplit(url)
+        plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        current.scope.recorder.add_uncaptured(Request(current.path, caller, model, plain))
+
+
+def _model_of(url: str, body: Any) -> str | None:
+    """Return the model that a request asks, empty if it is not named; None if it asks none."""
+    path = urlsplit(url).path.rstrip("/")
+    if path.endswith(_GEMINI_PATHS):
+        return ""
+    if not path.endswith(_MODEL_PATHS):
+        return None
+    content = json.loads(body) if isinstance(body, str | bytes) else body
+    model = content.get("model") if isinstance(content, Mapping) else None
+    return model if isinstance(model, str) else None
+
+
+def _calling_modules() -> Iterator[str]:
+    """Yield the names of the modules on the stack outside this one, the innermost first."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        module = str(frame.f_globals.get("__name__", ""))
+        if module != __name__:
+            yield module
+
+
+__all__ = ["install", "uninstall"]
