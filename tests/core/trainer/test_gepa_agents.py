@@ -188,18 +188,6 @@ def test_the_reflection_is_told_of_the_placeholders(run: Run) -> None:
     assert "placeholders that the application fills: {date_1}, {part_2}, {part_3}." in asked
 
 
-@pytest.mark.slow
-def test_a_cache_of_the_apps_own_is_reported(
-    desk: Any, environment: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It answers for every candidate what it answered to the first one."""
-    options = {"max_rollouts": 22, "minibatch": 3, "app": desk.remembered}
-    told = learned(desk, environment, tmp_path / "run", **options).told
-    [said] = [line for line in told if "was not asked" in line]
-    assert "'router' was not asked in " in said
-    assert "if a cache of the app's answered" in said
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed(run: Run, desk: Any, tmp_path: Path) -> None:
