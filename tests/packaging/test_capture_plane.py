@@ -258,10 +258,13 @@ except ModuleNotFoundError as error:
 
 
 @pytest.mark.parametrize(
-    "command", ["dev json:dumps tasks.jsonl --base-url http://localhost:9/v1", "serve run"]
+    "command", ["dev json:dumps {tasks} --model nowhere/model", "serve run"]
 )
 def test_commands_of_the_learning_plane_name_the_remedy(tmp_path: Path, command: str) -> None:
     """In the app's own environment: one line and no traceback."""
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("{}\n")
+    command = command.format(tasks=tasks)
     code = f"""
 import contextlib, io
 from lightspan.cli import main

@@ -9,7 +9,7 @@ public names are an ImportError that says what to use (`_unsupported`). See
 
 from __future__ import annotations
 
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm import APO, VERL
 from lightspan_agl.emitter import (
@@ -72,4 +72,4 @@ __all__ = [
     "rollout",
     "setup_logging",
 ]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)

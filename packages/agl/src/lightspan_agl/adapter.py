@@ -9,10 +9,10 @@ from typing import Any, TypedDict
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Span, SpanKind
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["TraceToMessages", "TracerTraceToTriplet"]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)
 
 
 class TracerTraceToTriplet:

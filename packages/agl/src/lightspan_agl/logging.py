@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 
 __all__ = ["setup_logging"]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)
 
 FORMAT: Final = "%(asctime)s [%(levelname)s] (process %(process)d %(name)s)  %(message)s"
 
@@ -32,7 +32,7 @@ def setup_logging(
         handlers.append(logging.FileHandler(files, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(logging.Formatter(FORMAT))
-    for name in ("lightspan", *(apply_to or ())):
+    for name in ("lightspan", "lightspan_agl", *(apply_to or ())):
         logger = logging.getLogger(name)
         logger.handlers[:] = handlers  # a script that sets up twice would show each line twice
         logger.setLevel(level)

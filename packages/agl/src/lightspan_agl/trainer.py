@@ -16,7 +16,7 @@ from lightspan.progress import say
 from lightspan.schema.records import Json
 from lightspan.stores.event_loop import run_sync
 from lightspan_agl._agent_match import globs_of
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, first_prompt
 from lightspan_agl.algorithm.verl import VERL, Plan
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lightspan_agl._dev import DevSummary
 
 __all__ = ["Trainer"]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)
 
 
 class Trainer:

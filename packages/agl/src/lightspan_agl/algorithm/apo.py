@@ -15,14 +15,14 @@ from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode, task_id
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.types import NamedResources, PromptTemplate
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 __all__ = ["APO"]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)
 
 T = TypeVar("T")
 

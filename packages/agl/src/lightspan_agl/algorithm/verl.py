@@ -20,7 +20,7 @@ from lightspan.reports.sinks import MLflow, Trackio, WandB
 from lightspan.schema.checks import check_number, check_whole
 from lightspan.schema.records import Json
 from lightspan.training.sinks import MetricSink
-from lightspan_agl._unsupported import refuse_names
+from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.algorithm._verl_keys import (
     ACTOR,
     ALLOWED,
@@ -37,7 +37,7 @@ from lightspan_agl.algorithm._verl_keys import (
 )
 
 __all__ = ["VERL"]
-__getattr__ = refuse_names(__name__)
+__getattr__ = _refuse_names(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
