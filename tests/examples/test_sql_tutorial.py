@@ -1,5 +1,5 @@
 """Scripts in the shape of the original tutorial's listing (its configuration, classes and calls; an
-agent and a reward of our own), which name `lightspan.agl` in place of its import."""
+agent and a reward of our own), which name `lightspan_agl` in place of its import."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pyarrow import parquet
 from lightspan.learners.torch import TorchLearner
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route
-from lightspan.testing.scripted import Request, ScriptedServer
-from lightspan.testing.tiny import Family, tiny_model
 from lightspan.training.collector import stored_episodes
 from lightspan.training.folder import RunFolder
+from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_testing.tiny import Family, tiny_model
 
 pytestmark = pytest.mark.timeout(300)
 

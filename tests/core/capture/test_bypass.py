@@ -25,8 +25,8 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
-from lightspan.testing.strategies import make_rollout
 from lightspan.training.folder import RunFolder
+from lightspan_testing.strategies import make_rollout
 
 ACTING = Acting(
     Scope(rollout_id="r", attempt_id="a", trace_id="0" * 32), (Frame("writer", "1" * 16),), "1" * 16

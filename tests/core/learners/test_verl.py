@@ -20,8 +20,8 @@ from lightspan.learners.verl.environment import check_environment
 from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner, partition
 from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.shards import Saved, Shard, write
-from lightspan.testing.learner_suite.rows import random_row
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite.rows import random_row
+from lightspan_testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import lightspan
 from lightspan.errors import StoreError
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 
 def test_a_store_out_of_reach(

@@ -23,8 +23,8 @@ from lightspan.errors import (
     UnknownAgentError,
 )
 from lightspan.learners.torch import TorchLearner
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.folder import RunFolder
+from lightspan_testing.tiny import tiny_model
 
 Make = Callable[..., Any]
 APPS = Path(__file__).parents[2] / "apps"

@@ -23,8 +23,8 @@ from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Instructions
 from lightspan.schema.records import Mode
 from lightspan.schema.resources import INSTRUCTIONS
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Request, ScriptedServer
 
 BEFORE = "You are the router of a help desk.\nToday is {date_1}.\n\nWhat is known of the customer"
 

@@ -48,7 +48,7 @@ def agents(app: Any) -> AgentPaths:
 class _Search(AgentSearch[Where]):
     makers = frozenset({"Agent", "Crew", "LiteAgent", "CrewBase", "lightspan_agent"})
     installed = ("crewai", "openai", "litellm", "pydantic")
-    plain = ("lightspan.testing",)
+    plain = ("lightspan_testing",)
     reads_texts = False
 
     def visit(self, thing: Any, at: Where) -> None:

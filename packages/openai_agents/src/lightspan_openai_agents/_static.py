@@ -57,7 +57,7 @@ class _Where(Where):
 class _Search(AgentSearch[_Where]):
     makers = frozenset({"Agent", "SandboxAgent", "as_tool", "clone"})
     installed = (_SDK, "openai")
-    plain = ("lightspan.testing",)
+    plain = ("lightspan_testing",)
 
     def visit(self, thing: Any, where: _Where) -> None:
         if isinstance(thing, Agent):

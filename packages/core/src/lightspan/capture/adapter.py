@@ -3,7 +3,7 @@
 Another framework is another package beside this one, `packages/NAME`: its `_hook` listens to the
 framework and tells `scope` who acts, `_identity` makes agent paths and spans of what it heard,
 `_static` finds agents without running them (by `search`), and `__init__` has `instrument()` and
-`agents()`. It passes `lightspan.testing.AdapterSuite`. CONTRIBUTING says where else its name goes.
+`agents()`. It passes `lightspan_testing.AdapterSuite`. CONTRIBUTING says where else its name goes.
 """
 
 from __future__ import annotations
