@@ -257,9 +257,7 @@ except ModuleNotFoundError as error:
         assert found["error"].endswith(remedy)
 
 
-@pytest.mark.parametrize(
-    "command", ["dev json:dumps {tasks} --model nowhere/model", "serve run"]
-)
+@pytest.mark.parametrize("command", ["dev json:dumps {tasks} --model nowhere/model", "serve run"])
 def test_commands_of_the_learning_plane_name_the_remedy(tmp_path: Path, command: str) -> None:
     """In the app's own environment: one line and no traceback."""
     tasks = tmp_path / "tasks.jsonl"
