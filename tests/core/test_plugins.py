@@ -54,6 +54,7 @@ def run(python: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.timeout(300)
 def test_a_training_with_the_plugins_of_a_third_party(
     environment: str, tiny: Path, tmp_path: Path
 ) -> None:

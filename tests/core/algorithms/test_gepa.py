@@ -22,9 +22,9 @@ import pytest
 from tests.core.algorithms.made_up import TASKS, World, gepa, pool, reflects, score, search
 
 from lightspan import GEPA, LLM, PromptTemplate
+from lightspan.algorithms import endpoint_client
 from lightspan.algorithms.endpoint_client import EndpointClient
 from lightspan.algorithms.gepa.questions import question
-from lightspan.algorithms.prompts import reflection
 from lightspan.algorithms.prompts.candidates import read_found
 from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.reflection import Unusable, new_text
@@ -433,7 +433,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 @pytest.mark.parametrize(
     ("body", "tries", "message"),
     [
-        (b'{"choices": [', reflection.TRIES, "failed: JSONDecodeError: Expecting value"),
+        (b'{"choices": [', endpoint_client.TRIES, "failed: JSONDecodeError: Expecting value"),
         (b"null", 1, "answered with no choice: 'None'"),
         (b'{"choices": {"a": 1}}', 1, "answered with no choice"),
     ],
@@ -441,7 +441,7 @@ async def test_an_endpoint_that_answers_otherwise_than_the_sdk_promises(
 async def test_a_body_that_is_no_answer(
     monkeypatch: pytest.MonkeyPatch, body: bytes, tries: int, message: str
 ) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.0)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.0)
     asked = []
 
     def answers(request: httpx.Request) -> httpx.Response:
@@ -498,7 +498,7 @@ async def test_it_can_be_cancelled_while_it_waits(server: ScriptedServer, tmp_pa
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reflection, "PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_client, "PAUSE_S", 0.01)
 
 
 async def asks(url: str, notes: list[str], **options: Any) -> Any:

@@ -174,8 +174,9 @@ async def test_a_cache_that_is_too_large_names_its_size(folder: Path) -> None:
     assert text.startswith("the engine ran out of memory")
     assert (
         "while generating for policy writer. Lower num_blocks, now 1000000000 (64,000,000,000 "
-        "tokens of keys and values), and batch_tokens, now 512: engine_options={'num_blocks': "
-        "500000000, 'batch_tokens': 256}. If that is not enough: a shorter context_length, now 512"
+        "tokens of keys and values), and batch_tokens, now 512: "
+        "engine=Transformers(num_blocks=500000000, batch_tokens=256). If that is not enough: a "
+        "shorter context_length, now 512"
     ) in text
     with pytest.raises(EngineMemoryError, match="Lower num_blocks"):
         await generate(engine, [7, 8, 9])

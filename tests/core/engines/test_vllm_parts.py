@@ -233,8 +233,8 @@ class TestDescription:
     def test_what_is_said_to_who_waits(self) -> None:
         lists = {"a": (HERE, OTHER), "b": (HERE, OTHER)}
         said = f"looking for the vLLM servers at {HERE}, {OTHER}"
-        assert VLLM(addresses=lists).waiting(Path("run")) == said
-        assert VLLM(addresses=(HERE, OTHER)).waiting(Path("run")) == said
+        assert VLLM(addresses=lists).describe(Path("run")) == said
+        assert VLLM(addresses=(HERE, OTHER)).describe(Path("run")) == said
 
     @pytest.mark.parametrize("flag", sorted(OURS))
     def test_flags_that_are_set_already_are_refused_however_they_are_spelled(

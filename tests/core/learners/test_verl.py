@@ -57,9 +57,12 @@ def test_where_ranks_are() -> None:
 
 
 def test_where_ranks_are_started_is_said() -> None:
-    assert Verl(python="p").where == ""
-    assert Verl(python="p", ray=True).where == "in a Ray cluster on this machine"
-    assert Verl(python="p", ray="head:6379").where == "in the Ray cluster head:6379"
+    two = "starting 2 ranks of the learner: cpu, cpu"
+    assert Verl(python="p").describe("cpu") == "starting 1 rank of the learner: cpu"
+    assert Verl(python="p", ranks=2).describe("cpu") == two
+    own, named = Verl(python="p", ranks=2, ray=True), Verl(python="p", ranks=2, ray="head:6379")
+    assert own.describe("cpu") == f"{two} in a Ray cluster on this machine"
+    assert named.describe("cpu") == f"{two} in the Ray cluster head:6379"
 
 
 def interpreter(folder: Path, found: str) -> str:

@@ -76,8 +76,8 @@ def test_servers_of_vllm(tiny: Path) -> None:
     assert missing == ""
     assert parts["engine weights"] == 2 * 2 * size.parameters
     assert parts["key-value cache"] == 2 * 2 * 2**30
-    assert "key-value cache" not in VLLM(python="p").memory(size)
-    assert VLLM(addresses=["http://127.0.0.1:8000"]).memory(size) == {}
+    assert "key-value cache" not in VLLM(python="p").memory(size, "cpu")
+    assert VLLM(addresses=["http://127.0.0.1:8000"]).memory(size, "cpu") == {}
     _, missing = estimated(tiny, engine=VLLM(python="p"))
     assert (
         missing == "memory: the key-value cache, whose size the engine's servers choose themselves"

@@ -166,7 +166,7 @@ async def test_who_leaves_leaves_at_the_gateway_too(
 ) -> None:
     """Which samples no further if nobody comes back; who asks again under the same id asks for the
     same call, and a finished one is not sampled again."""
-    monkeypatch.setattr("lightspan.gateway.intake.RELAYED_S", 0.1)
+    monkeypatch.setattr("lightspan.gateway.request_handler.RELAYED_S", 0.1)
     gate, asked = Gate(), list[object]()
 
     def script(request: object) -> Say:

@@ -111,12 +111,14 @@ class TrainerSettings:
             raise ConfigError(
                 f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
             )
+        self._check_policies()
         self._check_parts()
         if self.engine is None or self.learner_spec is not None:
             check_device_name(self.device)
         if self.gateway is not None:
             parse_gateway_address(self.gateway)
-        self._check_policies()
+        if isinstance(self.engine, str):  # it is an error here, and not when the engine is built
+            _ = self.engine_spec
         if self.learner_spec is not None:
             self.learner_spec.check(self.device)
         if self.reward is not None:
