@@ -132,7 +132,7 @@ def test_production_and_its_commands(
     missing = url.replace("schema=", "schema=no_")
     assert main(["inspect", missing]) == 1
     assert "nothing was recorded there" in capsys.readouterr().err
-    assert main(["export", url, "metrics"]) == 1
+    assert main(["export", url, "model"]) == 1
     assert "is a store of production" in capsys.readouterr().err
 
 
