@@ -34,5 +34,5 @@ def imports_of_threads(endpoint: str, **environment: str) -> list[str]:
     done = subprocess.run(
         command, env={**os.environ, **environment}, check=True, capture_output=True, text=True
     )
-    assert done.stderr == ""
+    assert done.stderr == "", done.stderr
     return done.stdout.split("\n")[:-1]

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from lightspan.learners.verl.description import Verl
     from lightspan.lightning.air import AIR
     from lightspan.lightning.overlong import Overlong
+    from lightspan.production.apply_prompts import apply_prompts
     from lightspan.production.connect import connect
     from lightspan.production.feedback import feedback
     from lightspan.production.record import record
     from lightspan.production.redact import map_text
-    from lightspan.production.use import use
     from lightspan.reports.dry_run import DevReport
     from lightspan.runners.app import rollout
     from lightspan.runners.cluster import RayRunners
@@ -74,6 +74,7 @@ _HOME = {
     "PromptTemplate": "lightspan.schema.prompts",
     "Trainer": "lightspan.trainer",
     "agent": "lightspan.capture.emit",
+    "apply_prompts": "lightspan.production.apply_prompts",
     "connect": "lightspan.production.connect",
     "current_attempt_id": "lightspan.capture.emit",
     "emit_annotation": "lightspan.capture.emit",
@@ -90,7 +91,6 @@ _HOME = {
     "rollout": "lightspan.runners.app",
     "tasks_from_store": "lightspan.training.data",
     "tool": "lightspan.capture.emit",
-    "use": "lightspan.production.use",
 }
 
 __all__ = [
@@ -123,6 +123,7 @@ __all__ = [
     "Verl",
     "__version__",
     "agent",
+    "apply_prompts",
     "connect",
     "current_attempt_id",
     "emit_annotation",
@@ -139,7 +140,6 @@ __all__ = [
     "rollout",
     "tasks_from_store",
     "tool",
-    "use",
 ]
 
 

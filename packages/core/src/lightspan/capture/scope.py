@@ -34,7 +34,7 @@ from lightspan.capture.stack import (
     Root as Root,
     Scope as Scope,
 )
-from lightspan.capture.state import Used, state
+from lightspan.capture.state import ActivePrompts, state
 from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import (
@@ -177,20 +177,20 @@ def set_opener(opener: Opener | None) -> None:
     _settle()
 
 
-def use(used: Used) -> None:
-    """Have agents be told this where no rollout says otherwise, until `no_use`."""
-    state.uses.append(used)
+def push_prompts(active: ActivePrompts) -> None:
+    """Apply prompts outside rollouts, until `pop_prompts`."""
+    state.active_prompts.append(active)
     _settle()
 
 
-def no_use(used: Used) -> None:
-    """Undo `use`."""
-    state.uses[:] = [one for one in state.uses if one is not used]
+def pop_prompts(active: ActivePrompts) -> None:
+    """Undo `push_prompts`."""
+    state.active_prompts[:] = [one for one in state.active_prompts if one is not active]
     _settle()
 
 
 def _settle() -> None:
-    quiet = _QUIET if state.uses else None
+    quiet = _QUIET if state.active_prompts else None
     recorded = quiet if state.opener is None else _NOWHERE
     state.outside = state.connections[-1] if state.connections else recorded
 

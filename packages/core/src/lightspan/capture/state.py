@@ -22,8 +22,8 @@ from lightspan.schema.instructions import Instructions
 
 
 @dataclass(slots=True, eq=False)
-class Used:
-    """Learned texts that are used outside rollouts."""
+class ActivePrompts:
+    """Learned prompts that apply outside rollouts."""
 
     instructions: Instructions
     calls: int = 0
@@ -72,8 +72,8 @@ class State:
     """The servers that the process is connected to; the last one answers."""
     opener: Opener | None = None
     """Makes attempts of what begins where no scope is open."""
-    uses: list[Used] = field(default_factory=list)
-    """What agents are told in production (`lightspan.use`); the last one counts."""
+    active_prompts: list[ActivePrompts] = field(default_factory=list)
+    """Of `lightspan.apply_prompts`; the last one counts."""
     outside: Acting | None = None
     """Who acts where no scope is open; None unless it is connected or records."""
 

@@ -35,7 +35,7 @@ def look(current: Acting | None) -> None:
     """Count a model call that begins if it is made for no attempt under way."""
     if not state.starters:
         return
-    # who acts outside of every attempt, by `lightspan.use`, acts for none
+    # who acts outside of every attempt, by `lightspan.apply_prompts`, acts for none
     owner = None if current is None or current.scope.is_outside else current
     if owner is not None and not owner.scope.recorder.is_over:
         return

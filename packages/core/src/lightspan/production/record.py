@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 from lightspan.capture import scope, wire
 from lightspan.capture.scope import Acting, Root
 from lightspan.errors import ConfigError
-from lightspan.production import span_exporter, use
+from lightspan.production import apply_prompts, span_exporter
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
 from lightspan.production.journal import EXIT_S
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
@@ -161,7 +161,7 @@ def hold(owner: str) -> None:
     Never raises: an app must start whatever its environment says. What is wrong is logged, and then
     nothing is recorded.
     """
-    use.hold(owner)
+    apply_prompts.hold(owner)
     if not os.environ.get(STORE_VARIABLE):
         return
     try:
@@ -181,7 +181,7 @@ def hold(owner: str) -> None:
 
 def release(owner: str) -> None:
     """Undo `hold`."""
-    use.release(owner)
+    apply_prompts.release(owner)
     with _state.lock:
         _state.holders.discard(owner)
         recording = None if _state.holders else _state.by_environment

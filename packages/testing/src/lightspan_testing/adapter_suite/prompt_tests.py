@@ -10,7 +10,7 @@ import pytest
 
 from lightspan.algorithms.prompts.survey import survey
 from lightspan.lightning import Episode, build_episode
-from lightspan.production.use import use
+from lightspan.production.apply_prompts import apply_prompts
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Instructions, Slot, find
 from lightspan.schema.prompts import PromptTemplate
@@ -72,7 +72,7 @@ class PromptTests(AdapterTests):
     def test_instructions_in_production(
         self, request: pytest.FixtureRequest, stage: Stage, tmp_path: Path
     ) -> None:
-        """`lightspan.use` sends what was learned outside every scope, where nothing is recorded."""
+        """`lightspan.apply_prompts` sends what was learned where nothing is recorded."""
         self.expects(request, "team", "team/async", "team/async/app", "async")
         name = self.app(stage, "team").names.get("writer", "writer")
         with self.adapter.instrument():
@@ -82,7 +82,7 @@ class PromptTests(AdapterTests):
             prompts = {name: found.learned(name, f"{before} {FINELY}")}
             (tmp_path / "prompts.json").write_bytes(msgspec.json.encode(prompts))
             app = self.app(stage, "team")
-            with use(tmp_path):
+            with apply_prompts(tmp_path):
                 used = play_outside(stage, app, "team", "async", _part_of(app))
         writers, checkers = _by_agent(stage, used)
         plain_writers, plain_checkers = _by_agent(stage, surveyed)

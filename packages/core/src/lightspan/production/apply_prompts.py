@@ -1,4 +1,4 @@
-"""Use what a run learned: `lightspan.use("runs/desk")`, for the whole process.
+"""Apply the prompts of a run: `lightspan.apply_prompts("runs/desk")`, for the whole process.
 
 The instructions of agents are replaced as they were while they were learned, in requests that go
 where the app points them; a text that the app asks for (`lightspan.prompt`) is the learned one. It
@@ -18,8 +18,8 @@ from typing import Any, Final, Self
 import msgspec
 
 from lightspan.capture import scope, sdks, wire
-from lightspan.capture.candidates import USE_VARIABLE
-from lightspan.capture.state import Used
+from lightspan.capture.candidates import PROMPTS_VARIABLE
+from lightspan.capture.state import ActivePrompts
 from lightspan.errors import ConfigError
 from lightspan.schema.instructions import Instructions, Rewrite
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
@@ -30,29 +30,29 @@ PROMPTS: Final = "prompts.json"
 """In the folder of a run: what it learned."""
 
 
-class Usage:
-    """What `use` returns; as a context manager it ends with the block."""
+class AppliedPrompts:
+    """What `apply_prompts` returns; as a context manager it ends with the block."""
 
     def __init__(self, prompts: Mapping[str, LearnedPrompt]) -> None:
         self.prompts = dict(prompts)
-        """Name → prompt: `usage.prompts["router"].template` is the text. Empty if nothing is
-        used."""
-        self._used = Used(_instructions(prompts)) if prompts else None
-        if self._used is not None:
-            scope.use(self._used)
-            atexit.register(self._tell)
+        """Name → prompt: `applied.prompts["router"].template` is the text. Empty if nothing
+        is applied."""
+        self._active = ActivePrompts(_instructions(prompts)) if prompts else None
+        if self._active is not None:
+            scope.push_prompts(self._active)
+            atexit.register(self._warn)
 
     def close(self) -> None:
-        """Let the app say what it says again. Idempotent."""
-        used, self._used = self._used, None
-        if used is not None:
-            atexit.unregister(self._tell)
-            scope.no_use(used)
-            _tell(used)
+        """Let the app's own prompts apply again. Idempotent."""
+        active, self._active = self._active, None
+        if active is not None:
+            atexit.unregister(self._warn)
+            scope.pop_prompts(active)
+            _warn_of_missing_agents(active)
 
-    def _tell(self) -> None:
-        if self._used is not None:
-            _tell(self._used)
+    def _warn(self) -> None:
+        if self._active is not None:
+            _warn_of_missing_agents(self._active)
 
     def __enter__(self) -> Self:
         return self
@@ -66,35 +66,35 @@ class Usage:
         self.close()
 
 
-def use(run: str | os.PathLike[str] | None = None) -> Usage:
-    """Use the prompts that a run learned, in this process, until it ends. While it runs rollouts,
-    nothing is used: they are told what their algorithm says.
+def apply_prompts(run: str | os.PathLike[str] | None = None) -> AppliedPrompts:
+    """Apply the prompts that a run learned, in this process, until it ends. Rollouts have those of
+    their algorithm.
 
     Where an agent's text is not the one that was found while it was learned, the app's own is sent,
     and a warning says so once. What fails later never reaches the app.
 
     Args:
-        run: its folder, or its `prompts.json` alone; None for `LIGHTSPAN_USE`, and if that is not
-            set nothing is used, so that the line can stay in the app. With the variable alone, an
-            adapter's `instrument()` does the same.
+        run: its folder, or its `prompts.json` alone; None for `LIGHTSPAN_PROMPTS`, and if that is
+            not set nothing is applied, so that the line can stay in the app. With the variable
+            alone, an adapter's `instrument()` does the same.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or there is no client of OpenAI or
             Anthropic whose requests could say it.
     """
-    chosen = run or os.environ.get(USE_VARIABLE)
+    chosen = run or os.environ.get(PROMPTS_VARIABLE)
     if not chosen:
-        return Usage({})
+        return AppliedPrompts({})
     prompts = read_prompts(Path(chosen))
-    told = [name for name, each in prompts.items() if each.place is PromptPlace.AGENT]
-    if told and not sdks.any_installed():
+    agents = [name for name, each in prompts.items() if each.place is PromptPlace.AGENT]
+    if agents and not sdks.any_installed():
         raise ConfigError(
-            f"the instructions of {', '.join(map(repr, told))} cannot be used: there is no client "
-            "of OpenAI or Anthropic in this environment: pip install openai"
+            f"the instructions of {', '.join(map(repr, agents))} cannot be applied: there is no "
+            "client of OpenAI or Anthropic in this environment: pip install openai"
         )
-    if told:
+    if agents:
         wire.install()
-    return Usage(prompts)
+    return AppliedPrompts(prompts)
 
 
 def read_prompts(path: Path) -> dict[str, LearnedPrompt]:
@@ -138,43 +138,41 @@ def _instructions(prompts: Mapping[str, LearnedPrompt]) -> Instructions:
     )
 
 
-def _tell(used: Used) -> None:
-    """Of agents that were not there."""
-    told = used.instructions
-    names = [rewrite.agent for rewrite in told.rewrites]
-    missing = [name for name in names if name not in used.asked] if used.calls else []
+def _warn_of_missing_agents(active: ActivePrompts) -> None:
+    names = [rewrite.agent for rewrite in active.instructions.rewrites]
+    missing = [name for name in names if name not in active.asked] if active.calls else []
     if missing:
         log.warning(
-            "lightspan.use: of %s no model call was seen, so what was learned for it changed "
-            "nothing: are the agents called as they were, with the adapter's instrument()?",
+            "lightspan.apply_prompts: of %s no model call was seen, so what was learned for it "
+            "changed nothing: are the agents called as they were, with the adapter's instrument()?",
             ", ".join(map(repr, missing)),
         )
 
 
 # --- by the environment ---------------------------------------------------------------------
 _held: Final[dict[str, Any]] = {}
-"""Adapter → True, and the one `Usage` of all of them."""
-_USAGE: Final = "usage"
+"""Adapter → True, and the one `AppliedPrompts` of all of them."""
+_APPLIED: Final = "applied"
 
 
 def hold(owner: str) -> None:
-    """Use what the environment names while `owner` (an adapter, by its `instrument()`) is on. Never
-    raises: what is wrong is logged, and then nothing is used."""
-    if not os.environ.get(USE_VARIABLE):
+    """Apply what the environment names while `owner` (an adapter, by its `instrument()`) is on.
+    Never raises: what is wrong is logged, and then nothing is applied."""
+    if not os.environ.get(PROMPTS_VARIABLE):
         return
     try:
-        if _USAGE not in _held:
-            _held[_USAGE] = use()
+        if _APPLIED not in _held:
+            _held[_APPLIED] = apply_prompts()
         _held[f"of {owner}"] = True
     except Exception as error:
-        log.error("lightspan: no learned prompt is used: %s", error)
+        log.error("lightspan: no learned prompt is applied: %s", error)
 
 
 def release(owner: str) -> None:
     """Undo `hold`."""
     _held.pop(f"of {owner}", None)
-    if _held.keys() == {_USAGE}:
-        _held.pop(_USAGE).close()
+    if _held.keys() == {_APPLIED}:
+        _held.pop(_APPLIED).close()
 
 
-__all__ = ["Usage", "hold", "read_prompts", "release", "use"]
+__all__ = ["AppliedPrompts", "apply_prompts", "hold", "read_prompts", "release"]

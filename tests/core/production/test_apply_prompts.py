@@ -17,12 +17,12 @@ import openai
 import pytest
 
 import lightspan
-from lightspan import PromptTemplate, agent, prompt, record, use
+from lightspan import PromptTemplate, agent, apply_prompts, prompt, record
 from lightspan.capture import scope, sdks, strays, threads, wire
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import Scope
 from lightspan.errors import ConfigError
-from lightspan.production import use as module
+from lightspan.production import apply_prompts as module
 from lightspan.production.record import hold, release
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
@@ -56,7 +56,7 @@ LEARNED = {
 @pytest.fixture
 def run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a run, as a training writes it. Afterwards nothing is used."""
-    monkeypatch.delenv("LIGHTSPAN_USE", raising=False)
+    monkeypatch.delenv("LIGHTSPAN_PROMPTS", raising=False)
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.write_prompts(LEARNED)
@@ -83,7 +83,7 @@ def test_for_the_whole_process_and_undone(
             ask(client)
         assert told_last(server) == OLD
     plain = server.requests[-1]
-    with use(run) as usage:
+    with apply_prompts(run) as applied:
         with agent("router"):
             ask(client)
             assert told_last(server) == NEW
@@ -93,8 +93,8 @@ def test_for_the_whole_process_and_undone(
         assert json.dumps(server.requests[-1].body) == json.dumps(plain.body)
         assert prompt("mails", "Which {mail}?").format(mail="x") == "Which one: x?"
         assert prompt("rules", "Speak.") == "Shout."  # was an argument
-        assert usage.prompts["rules"].template == "Shout."
-    usage.close()
+        assert applied.prompts["rules"].template == "Shout."
+    applied.close()
     with agent("router"):
         ask(client)
     assert told_last(server) == OLD
@@ -104,7 +104,7 @@ def test_for_the_whole_process_and_undone(
 
 async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
     async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
-        with use(run), agent("router"):
+        with apply_prompts(run), agent("router"):
             stream: Any = await client.chat.completions.create(
                 model="m",
                 messages=[TOLD, USER],  # type: ignore[list-item]
@@ -115,11 +115,15 @@ async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) ->
     assert told_last(server) == NEW
 
 
-@pytest.mark.parametrize("order", ["use first", "record first"])
+@pytest.mark.parametrize("order", ["apply first", "record first"])
 def test_recorded_with_both_texts(
     server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, order: str
 ) -> None:
-    first, second = (use(run), record(url)) if order == "use first" else (record(url), use(run))
+    first, second = (
+        (apply_prompts(run), record(url))
+        if order == "apply first"
+        else (record(url), apply_prompts(run))
+    )
     with first, second, agent("router"):
         ask(client)
     [found] = read_recorded(url)
@@ -134,7 +138,7 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
     def redact(span: Any) -> Any:
         return lightspan.map_text(span, lambda text: text.replace("2026-11-24", "<day>"))
 
-    with use(run), record(url, redact=redact), agent("router"):
+    with apply_prompts(run), record(url, redact=redact), agent("router"):
         ask(client)
     [found] = read_recorded(url)
     assert "2026-11-24" not in " ".join(str(span.attributes) for span in found.spans)
@@ -143,7 +147,7 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
 def test_a_rollout_is_told_what_its_algorithm_says(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    with use(run), open_scope(Scope(rollout_id="r", attempt_id="a")), agent("router"):
+    with apply_prompts(run), open_scope(Scope(rollout_id="r", attempt_id="a")), agent("router"):
         ask(client)
         assert told_last(server) == OLD
         assert prompt("rules", "Speak.") == "Speak."
@@ -152,7 +156,7 @@ def test_a_rollout_is_told_what_its_algorithm_says(
 def test_braces_of_a_learned_text_do_not_fail_in_the_app(run: Path) -> None:
     after = PromptTemplate("Which {mail}?").rewritten('As {"desk": 1}: {mail}').template
     RunFolder(run).write_prompts({"mails": change("Which {mail}?", after, place=CODE)})
-    with use(run):
+    with apply_prompts(run):
         said = prompt("mails", "Which {mail}?").format(mail="x")
     assert said == 'As {"desk": 1}: x'
 
@@ -170,11 +174,11 @@ def test_in_a_runners_process_it_changes_nothing(
 
     threads.carry()
     try:
-        with use(run), open_scope(Scope(rollout_id="r", attempt_id="a")):
+        with apply_prompts(run), open_scope(Scope(rollout_id="r", attempt_id="a")):
             worker = threading.Thread(target=contextvars.Context().run, args=(work,))
             worker.start()
             worker.join()
-        with use(run):  # where an attempt was open before
+        with apply_prompts(run):  # where an attempt was open before
             work()
     finally:
         threads.stop_carrying()
@@ -187,7 +191,7 @@ def test_another_text_is_left_alone_and_said_once(
     server: ScriptedServer, client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = {"role": "system", "content": "You write."}
-    with use(run), agent("router"):
+    with apply_prompts(run), agent("router"):
         for _ in range(3):
             ask(client, other)
         assert prompt("mails", "Who {mail}?") == "Who {mail}?"
@@ -195,23 +199,25 @@ def test_another_text_is_left_alone_and_said_once(
     assert [r.messages[0]["content"] for r in server.requests[-4:]] == ["You write."] * 3 + [NEW]
     said = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert said == [
-        "lightspan.use: the text that was learned for 'router' is not used, and the app's own is: "
-        "the text is not one that was found before (said once)",
-        "lightspan.use: the text that was learned for 'mails' is not used, and the app's own is: "
-        "the app gives another text than in the first evaluation (said once)",
+        "lightspan.apply_prompts: the text that was learned for 'router' is not applied, and the "
+        "app's own is sent: the text is not one that was found before (said once)",
+        "lightspan.apply_prompts: the text that was learned for 'mails' is not applied, and the "
+        "app's own is sent: the app gives another text than in the first evaluation (said once)",
     ]
 
 
 def test_an_agent_that_is_not_there(
     client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with use(run):
+    with apply_prompts(run):
         pass
     assert caplog.records == []  # nothing was asked at all
-    with use(run), agent("ruter"):
+    with apply_prompts(run), agent("ruter"):
         ask(client)
     [entry] = caplog.records
-    assert entry.getMessage().startswith("lightspan.use: of 'router' no model call was seen, so ")
+    assert entry.getMessage().startswith(
+        "lightspan.apply_prompts: of 'router' no model call was seen, so "
+    )
 
 
 def test_what_fails_never_reaches_the_app(
@@ -224,7 +230,7 @@ def test_what_fails_never_reaches_the_app(
     def broken(*args: Any) -> Any:
         raise RuntimeError("a bug")
 
-    with use(run), agent("router"):
+    with apply_prompts(run), agent("router"):
         monkeypatch.setattr("lightspan.schema.instructions.find", broken)
         ask(client)
         monkeypatch.setattr("lightspan.schema.instructions.Instructions.text_of", broken)
@@ -251,26 +257,26 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ),
     ):
         with pytest.raises(ConfigError, match=message):
-            use(path)
+            apply_prompts(path)
     (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
-        use(run)
+        apply_prompts(run)
     assert scope.pushed() is None
     monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
-    with pytest.raises(ConfigError, match="'router' cannot be used: there is no client"):
-        use(run)
+    with pytest.raises(ConfigError, match="'router' cannot be applied: there is no client"):
+        apply_prompts(run)
 
 
 def test_the_environment_names_it(
     server: ScriptedServer, client: openai.OpenAI, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the line without a folder, and for an adapter's `instrument()`."""
-    with use() as usage:
-        assert usage.prompts == {}
+    with apply_prompts() as applied:
+        assert applied.prompts == {}
         assert scope.pushed() is None
-    monkeypatch.setenv("LIGHTSPAN_USE", str(run / "prompts.json"))
-    with use(), agent("router"):
+    monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "prompts.json"))
+    with apply_prompts(), agent("router"):
         ask(client)
     assert told_last(server) == NEW
     hold("one")
@@ -287,9 +293,9 @@ def test_the_environment_names_it(
 def test_a_wrong_variable_is_logged_and_the_app_starts(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LIGHTSPAN_USE", str(run / "away"))
+    monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "away"))
     hold("one")
-    assert "lightspan: no learned prompt is used: " in caplog.text
+    assert "lightspan: no learned prompt is applied: " in caplog.text
     release("one")
     assert scope.pushed() is None
     assert not module._held
@@ -300,7 +306,7 @@ def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
 ) -> None:
     program = (
         "import sys, openai, lightspan\n"
-        "lightspan.use(sys.argv[1])\n"
+        "lightspan.apply_prompts(sys.argv[1])\n"
         "openai.OpenAI(base_url=sys.argv[2], api_key='k').chat.completions.create(\n"
         "    model='m', messages=[{'role': 'user', 'content': 'hi'}])\n"
         "print(sorted({'torch', 'gepa'} & sys.modules.keys()))\n"
@@ -314,11 +320,11 @@ def test_a_process_that_ends_tells_of_an_agent_that_was_not_there(
         check=True,
     )
     assert done.stdout == "[]\n"
-    assert "lightspan.use: of 'router' no model call was seen" in done.stderr
+    assert "lightspan.apply_prompts: of 'router' no model call was seen" in done.stderr
 
 
 def test_a_langgraph_app_that_nobody_edits(run: Path) -> None:
-    """`LIGHTSPAN_USE` and the adapter: the graph of the training, as it is. In a process of its
+    """`LIGHTSPAN_PROMPTS` and the adapter: the graph of the training, as it is. In a process of its
     own: what the variable says is used from the adapter's first `instrument()` on."""
     pytest.importorskip("langchain_openai")
 
@@ -344,7 +350,7 @@ print(graph.invoke({"text": "my bill", "records": ["new", "kind"]})["desk"])
             "PYTHONPATH": str(Path(__file__).parents[2] / "apps"),
             "OPENAI_BASE_URL": server.url,
             "OPENAI_API_KEY": "own-key",
-            "LIGHTSPAN_USE": str(run),
+            "LIGHTSPAN_PROMPTS": str(run),
         }
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
