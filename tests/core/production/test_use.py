@@ -20,7 +20,7 @@ import lightspan
 from lightspan import PromptTemplate, agent, prompt, record, use
 from lightspan.capture import scope, sdks, strays, threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production import use as module
 from lightspan.production.record import hold, release
@@ -99,7 +99,7 @@ def test_for_the_whole_process_and_undone(
         ask(client)
     assert told_last(server) == OLD
     assert prompt("mails", "Which {mail}?") == "Which {mail}?"
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
 def test_a_rollout_is_told_what_its_algorithm_says(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    with use(run), open_scope(Scope(rollout_id="r", attempt_id="a")), agent("router"):
+    with use(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")), agent("router"):
         ask(client)
         assert told_last(server) == OLD
         assert prompt("rules", "Speak.") == "Speak."
@@ -170,7 +170,7 @@ def test_in_a_runners_process_it_changes_nothing(
 
     threads.carry()
     try:
-        with use(run), open_scope(Scope(rollout_id="r", attempt_id="a")):
+        with use(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
             worker = threading.Thread(target=contextvars.Context().run, args=(work,))
             worker.start()
             worker.join()
@@ -255,7 +255,7 @@ def test_what_cannot_be_read(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (run / "prompts.json").write_bytes((run / "prompts.json").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"prompts\.json cannot be read: Input data was trunc"):
         use(run)
-    assert scope.pushed() is None
+    assert scope.current_context() is None
     monkeypatch.setattr(sdks, "SDKS", ())
     RunFolder(run).write_prompts(LEARNED)
     with pytest.raises(ConfigError, match="'router' cannot be used: there is no client"):
@@ -268,7 +268,7 @@ def test_the_environment_names_it(
     """For the line without a folder, and for an adapter's `instrument()`."""
     with use() as usage:
         assert usage.prompts == {}
-        assert scope.pushed() is None
+        assert scope.current_context() is None
     monkeypatch.setenv("LIGHTSPAN_USE", str(run / "prompts.json"))
     with use(), agent("router"):
         ask(client)
@@ -281,7 +281,7 @@ def test_the_environment_names_it(
     assert told_last(server) == NEW
     release("other")
     release("other")
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 def test_a_wrong_variable_is_logged_and_the_app_starts(
@@ -291,7 +291,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     hold("one")
     assert "lightspan: no learned prompt is used: " in caplog.text
     release("one")
-    assert scope.pushed() is None
+    assert scope.current_context() is None
     assert not module._held
 
 
