@@ -42,7 +42,7 @@ class TestSuite(AdapterSuite):
 
         asyncio.run(main())
     """
-    program_root = "invoke_agent writer @app"
+    program_root = "invoke_workflow writer"
 
     def build(self, scenario: str, model: Model) -> App:
         if scenario not in TREES:

@@ -202,7 +202,7 @@ class _Block(ContextDecorator):
         current = current_context()
         if current is None:
             return None
-        current, root = start_attempt(current, self._name, self._given)
+        current, root = start_attempt(current, self._attempt_name, self._given)
         try:
             inner = self._inside(current)
             span = make_span(
@@ -221,6 +221,11 @@ class _Block(ContextDecorator):
         span = span.replace(attributes={**span.attributes, c.AGENT_PATH: clean_text(inner.path)})
         self._open.append((current, span, act(inner, sys._getframe(1)), root))
         return span
+
+    @property
+    def _attempt_name(self) -> str:
+        """Of an attempt that begins with it."""
+        return self._name
 
     def _inside(self, current: AgentContext) -> AgentContext:
         return current.enter_tool()
@@ -264,6 +269,10 @@ class _BetweenSteps:
 
 
 class _AgentBlock(_Block):
+    @property
+    def _attempt_name(self) -> str:
+        return self._agent
+
     @property
     def _agent(self) -> str:
         return str(self._attributes[c.AGENT_NAME])

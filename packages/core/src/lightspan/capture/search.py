@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
@@ -22,10 +21,8 @@ from lightspan.capture.references import (
     referred,
     root_of,
 )
+from lightspan.plugins import installed_plugins
 from lightspan.schema.routing import AgentPaths, join_path
-
-FRAMEWORKS_GROUP: Final = "lightspan.frameworks"
-"""Entry points in which an adapter's package names its framework's top-level modules."""
 
 _LOOKED_AT_MOST: Final = 2_000
 
@@ -33,7 +30,7 @@ _LOOKED_AT_MOST: Final = 2_000
 def frameworks() -> frozenset[str]:
     """The modules that name agents of their own: the frameworks of the adapters that are installed
     here, and lightspan's."""
-    return frozenset(("lightspan", *(one.name for one in entry_points(group=FRAMEWORKS_GROUP))))
+    return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
 @dataclass(frozen=True, slots=True)
