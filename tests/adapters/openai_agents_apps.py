@@ -17,9 +17,9 @@ from agents.tool_context import ToolContext
 from agents.tracing import Span as SdkSpan, Trace, TracingProcessor, setup
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
-from lightspan.testing.stage import Stage
 from lightspan_openai_agents import _hook, instrument
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.stage import Stage
 
 
 def async_client(server: ScriptedServer | Stage, **more: Any) -> openai.AsyncOpenAI:

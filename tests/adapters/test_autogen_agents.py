@@ -23,9 +23,9 @@ from autogen_core import CancellationToken
 from tests.adapters.autogen_apps import SAYS, TEAM, WRITER, Before, Rig, answer, lines, said, two
 
 from lightspan.capture import scope
-from lightspan.testing.adapter_suite import Turn
-from lightspan.testing.stage import Says
 from lightspan_autogen import _hook, agents, instrument, uninstrument
+from lightspan_testing.adapter_suite import Turn
+from lightspan_testing.stage import Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 

@@ -25,10 +25,10 @@ from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
 from lightspan.schema import conventions
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.adapter_suite import Turn, instructions, look, tree
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Says
 from lightspan_autogen import _hook
+from lightspan_testing.adapter_suite import Turn, instructions, look, tree
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Says
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 

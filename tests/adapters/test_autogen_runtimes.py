@@ -38,10 +38,10 @@ from lightspan.capture import scope, wire
 from lightspan.capture.entry import open_scope
 from lightspan.production.record import flush
 from lightspan.schema.records import AttemptStatus
-from lightspan.testing.adapter_suite import Turn, instructions, tree
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.stage import Part, Says, Stage
 from lightspan_autogen import LightspanRuntime, _hook, _messages, agents, instrument, uninstrument
+from lightspan_testing.adapter_suite import Turn, instructions, tree
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.stage import Part, Says, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 

@@ -16,9 +16,9 @@ from crewai.flow.flow import Flow, and_, listen, router, start
 from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_of, llm_of
 
 from lightspan.capture import scope
-from lightspan.testing.attempts import ROOT_ID, Captured, captured, make_scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan_crewai import _hook, agents
+from lightspan_testing.attempts import ROOT_ID, Captured, captured, make_scope
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 

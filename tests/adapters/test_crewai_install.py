@@ -19,9 +19,9 @@ from tests.adapters.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_
 
 from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured, make_scope, tree
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_crewai import LightspanListener, _hook, agents, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, make_scope, tree
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 

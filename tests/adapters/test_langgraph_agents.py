@@ -28,9 +28,9 @@ from tests.adapters.langgraph_apps import (
 )
 
 from lightspan.capture import emit, scope
-from lightspan.testing.attempts import captured, path_of
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_langgraph import agents, instrument, uninstrument
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

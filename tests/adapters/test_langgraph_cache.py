@@ -22,9 +22,9 @@ from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import AgentContext
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import make_routing
-from lightspan.testing.attempts import captured, make_scope, read_recorded
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_langgraph import LightspanCallback, _hook, instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

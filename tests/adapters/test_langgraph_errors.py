@@ -27,10 +27,10 @@ from tests.adapters.langgraph_apps import (
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import captured, make_scope, path_of
-from lightspan.testing.scripted import Reply, ScriptedServer
 from lightspan_langgraph import _hook
 from lightspan_langgraph._identity import RunTree
+from lightspan_testing.attempts import captured, make_scope, path_of
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

@@ -37,10 +37,10 @@ from tests.adapters.langgraph_apps import (
 
 from lightspan.capture import emit, scope, wire
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Stage
 from lightspan_langgraph import agents
+from lightspan_testing.attempts import Captured, captured
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Stage
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

@@ -26,9 +26,9 @@ import lightspan
 import lightspan_langgraph
 from lightspan.capture import emit, scope
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import captured, make_scope
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_langgraph import LightspanCallback, _hook, agents, instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 

@@ -34,8 +34,8 @@ from lightspan.capture import scope
 from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import Recorded, read_recorded
-from lightspan.testing.scripted import Reply, Request, Script, ScriptedServer, ToolCall
+from lightspan_testing.attempts import Recorded, read_recorded
+from lightspan_testing.scripted import Reply, Request, Script, ScriptedServer, ToolCall
 
 
 class State(TypedDict):

@@ -30,7 +30,9 @@ from langgraph.types import Command
 from pydantic import SecretStr
 
 from lightspan.capture import scope
-from lightspan.testing.adapter_suite import (
+from lightspan_langgraph import _hook
+from lightspan_langgraph._cache import METHODS
+from lightspan_testing.adapter_suite import (
     OTHER_MEANS,
     AdapterSuite,
     App,
@@ -42,8 +44,6 @@ from lightspan.testing.adapter_suite import (
     instructions,
     look,
 )
-from lightspan_langgraph import _hook
-from lightspan_langgraph._cache import METHODS
 
 
 class Texts(TypedDict):

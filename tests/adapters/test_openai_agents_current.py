@@ -24,7 +24,7 @@ from agents.tracing import (
 
 import lightspan
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

@@ -29,9 +29,9 @@ from tests.adapters.openai_agents_apps import (
 
 import lightspan_openai_agents
 from lightspan.capture.entry import open_scope
-from lightspan.testing.attempts import Captured, captured, make_scope
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
 from lightspan_openai_agents import LightspanProcessor, _hook, instrument, uninstrument
+from lightspan_testing.attempts import Captured, captured, make_scope
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

@@ -40,9 +40,9 @@ from tests.adapters.openai_agents_apps import (
 import lightspan
 from lightspan.capture import scope
 from lightspan.schema.spans import SpanLink, SpanStatus
-from lightspan.testing.attempts import captured, path_of
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_openai_agents import agents
+from lightspan_testing.attempts import captured, path_of
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

@@ -45,9 +45,9 @@ from lightspan.capture import scope
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import NullRecorder
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.attempts import captured, make_scope, path_of, read_recorded
-from lightspan.testing.scripted import ScriptedServer
 from lightspan_openai_agents import instrument, uninstrument
+from lightspan_testing.attempts import captured, make_scope, path_of, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("installed_openai_agents")
 

@@ -12,10 +12,10 @@ import pytest
 
 from lightspan import LightningRL, LoRA, Policy, Torch, Transformers
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
+from lightspan_testing.scripted import Request, ScriptedServer
 from router_example import recipes, training
 from router_example.messages import tasks
 from router_example.prompts import ANSWERED, ROUTED

@@ -15,9 +15,9 @@ from apart_training import HOWS, How, trained_apart  # type: ignore[import-not-f
 
 from lightspan import VLLM, Torch, Verl
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import Reply, ScriptedServer
 from lightspan_examples.example import ON_CPU, Run
 from lightspan_examples.script import main
+from lightspan_testing.scripted import Reply, ScriptedServer
 from sql_example import training
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "sql" / "train.py"

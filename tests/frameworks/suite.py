@@ -1,7 +1,7 @@
 """What a framework that is known by its spans must do: the real framework, a scripted model.
 
 A test file subclasses `FrameworkSuite` and says how its framework expresses the scenarios, as test
-files of adapters do (`lightspan.testing.adapter_suite`), and what is recorded of them: identity.
+files of adapters do (`lightspan_testing.adapter_suite`), and what is recorded of them: identity.
 A tool's arguments and results are none, so they are not in its span.
 """
 
@@ -35,8 +35,8 @@ from lightspan.schema import conventions as c, messages
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store
-from lightspan.testing.adapter_suite.checks import check_calls, check_names, check_tokens
-from lightspan.testing.adapter_suite.plays import (
+from lightspan_testing.adapter_suite.checks import check_calls, check_names, check_tokens
+from lightspan_testing.adapter_suite.plays import (
     close_clients,
     inside_root,
     part_of,
@@ -44,10 +44,10 @@ from lightspan.testing.adapter_suite.plays import (
     play_outside,
     run_sync,
 )
-from lightspan.testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
-from lightspan.testing.adapter_suite.trees import ordered, without_call_status
-from lightspan.testing.attempts import path_of, read_recorded, tree
-from lightspan.testing.stage import Played, Stage
+from lightspan_testing.adapter_suite.scenarios import ROUTES, SCENARIOS, App, Model
+from lightspan_testing.adapter_suite.trees import ordered, without_call_status
+from lightspan_testing.attempts import path_of, read_recorded, tree
+from lightspan_testing.stage import Played, Stage
 
 CONCURRENT: Final = 32
 

@@ -26,11 +26,11 @@ from lightspan.schema.origins import Request
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import SpanKind
-from lightspan.testing.adapter_suite.plays import play
-from lightspan.testing.adapter_suite.scenarios import App, Model, count, instructions, look
-from lightspan.testing.attempts import path_of
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.stage import Part, Played, Stage, Turn
+from lightspan_testing.adapter_suite.plays import play
+from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
+from lightspan_testing.attempts import path_of
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stage import Part, Played, Stage, Turn
 
 dspy = pytest.importorskip("dspy")
 litellm = pytest.importorskip("litellm")

@@ -27,7 +27,7 @@ from lightspan.cli import main
 from lightspan.production import span_exporter as module
 from lightspan.schema import conventions as c
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 STARTING_S = 300.0
 

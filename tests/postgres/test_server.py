@@ -27,7 +27,7 @@ from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.postgres import schema, tables as postgres_tables
 from lightspan.stores.postgres.address import read_address
 from lightspan.stores.postgres.store import PostgresStore
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,
     make_peer,

@@ -23,8 +23,8 @@ from lightspan.cli import main
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import AttemptStatus
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Request, ScriptedServer
 
 SECRET = quote(PASSWORD, safe="")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 from lightspan import Verl
 from lightspan.engines.weights import load_model
 from lightspan.learners.protocol import Optimizer
 from lightspan.learners.verl.learner import VerlLearner
 from lightspan.learners.verl.workers import Workers
-from lightspan.testing.learner_suite import BOTH_CLIPS, distance, make_rows, published
-from lightspan.testing.tiny import tiny_model
 from lightspan.training.folder import RunFolder
+from lightspan_testing.learner_suite import BOTH_CLIPS, distance, make_rows, published
+from lightspan_testing.tiny import tiny_model
 
 
 def test_a_configuration_trains_on_its_ranks(python: str, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from room_selector import (  # type: ignore[import-not-found]
     room_selector,
 )
 
-from lightspan.agl import Trainer, setup_logging
-from lightspan.agl.adapter import TraceToMessages
-from lightspan.agl.algorithm.apo import APO
+from lightspan_agl import Trainer, setup_logging
+from lightspan_agl.adapter import TraceToMessages
+from lightspan_agl.algorithm.apo import APO
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""lightspan.agl: agents, what they are handed, how they travel, what is refused."""
+"""lightspan_agl: agents, what they are handed, how they travel, what is refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import openai
 import pytest
 
 import lightspan
-import lightspan.agl as agl
-from lightspan.agl._agent_transport import AgentApp, AgentPool, MainLLM, agents, as_app
-from lightspan.agl._dev import DevSummary
+import lightspan_agl as agl
 from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.runners.app import load_app
 from lightspan.runners.runner import Runner
@@ -25,7 +23,9 @@ from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_agl._agent_transport import AgentApp, AgentPool, MainLLM, agents, as_app
+from lightspan_agl._dev import DevSummary
+from lightspan_testing.scripted import ScriptedServer
 
 LLM = MainLLM(
     model="Qwen/Qwen2.5", sampling={"train": {"temperature": 1.0}, "val": {"temperature": 0.25}}
@@ -471,7 +471,7 @@ class Numbers:
 
 
 def test_data_sets_become_tasks() -> None:
-    from lightspan.agl.trainer import as_tasks
+    from lightspan_agl.trainer import as_tasks
 
     many = {"many": [0, 1], "one": [1, "a"]}
     assert as_tasks(Numbers(), "x") == [{"n": 0, **many}, {"n": 1, **many}]

@@ -18,9 +18,9 @@ from typing import Any
 import openai
 import pytest
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 from lightspan.errors import ConfigError, EngineError
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TUTORIAL = Path(__file__).parents[2] / "apps" / "tutorial"
 RULE = "Take the smallest room with enough seats."
@@ -214,7 +214,7 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
     timer = threading.Timer(6.0, Hangs.is_over.set)
     timer.start()
     try:
-        with caplog.at_level(logging.INFO, "lightspan.agl"):
+        with caplog.at_level(logging.INFO, "lightspan_agl"):
             algorithm = learn(server, Hangs(), rollout_batch_timeout=2.0)
     finally:
         Hangs.is_over.set()
@@ -263,7 +263,7 @@ def test_what_is_without_effect_is_said(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
-    with caplog.at_level(logging.INFO, "lightspan.agl"):
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
         agl.APO(client, run_initial_validation=False, _poml_trace=True)
     assert [record.getMessage() for record in caplog.records] == [
         "APO(run_initial_validation=False) is without effect here",

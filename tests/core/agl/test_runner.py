@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 from lightspan.errors import ConfigError
-from lightspan.testing.scripted import Reply, Request, ScriptedServer, ToolCall
+from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TOOLS: Any = [{"type": "function", "function": {"name": "rooms", "parameters": {"type": "object"}}}]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-import lightspan.agl as agl
+import lightspan_agl as agl
 from lightspan import Critic, LoRA, Optimizer, PolicyLoss
-from lightspan.agl._agent_match import globs_of
-from lightspan.agl.algorithm._verl_keys import ALLOWED, DEFAULTS, NEVER, NO_EFFECT
-from lightspan.agl.algorithm.verl import make_plan
-from lightspan.agl.trainer import make_algorithm
 from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.selection import check_agents
 from lightspan.reports.sinks import WandB
 from lightspan.schema.routing import Route
+from lightspan_agl._agent_match import globs_of
+from lightspan_agl.algorithm._verl_keys import ALLOWED, DEFAULTS, NEVER, NO_EFFECT
+from lightspan_agl.algorithm.verl import make_plan
+from lightspan_agl.trainer import make_algorithm
 
 TUTORIAL: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
@@ -223,7 +223,7 @@ def test_unset_keys_have_verls_default() -> None:
 
 
 def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.agl.algorithm.verl.find_spec", lambda name: None)
+    monkeypatch.setattr("lightspan_agl.algorithm.verl.find_spec", lambda name: None)
     plan = make_plan(TUTORIAL)
     assert plan.sinks() == []
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -241,7 +241,7 @@ def test_keys_without_effect_are_named_in_one_line(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_key_is_used_or_named() -> None:
-    from lightspan.agl.algorithm.verl import _leaves
+    from lightspan_agl.algorithm.verl import _leaves
 
     report = make_plan(TUTORIAL).report()
     for key, _ in _leaves(TUTORIAL):
@@ -250,7 +250,7 @@ def test_every_key_is_used_or_named() -> None:
 
 
 def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightspan.agl.algorithm.verl.find_spec", lambda name: object())
+    monkeypatch.setattr("lightspan_agl.algorithm.verl.find_spec", lambda name: object())
     plan = make_plan(changed(trainer__logger=["console", "wandb", "tensorboard", "swanlab"]))
     wandb, tensorboard = plan.sinks()
     assert isinstance(wandb, WandB)

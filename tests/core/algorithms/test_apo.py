@@ -24,7 +24,7 @@ from lightspan.algorithms.prompts.candidates import Found, read_found
 from lightspan.algorithms.prompts.journal import Evaluation, Journal, Reflection
 from lightspan.errors import CheckpointError, ConfigError, EngineError, RewardError
 from lightspan.schema.records import task_id
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 SMALL: dict[str, Any] = {
     "beam_width": 1,

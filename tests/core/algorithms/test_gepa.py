@@ -30,8 +30,8 @@ from lightspan.algorithms.prompts.journal import Journal
 from lightspan.algorithms.prompts.reflection import Unusable, new_text
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
 from lightspan.schema.records import task_id
-from lightspan.testing import scripted
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing import scripted
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 
 @pytest.fixture

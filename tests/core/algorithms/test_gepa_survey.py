@@ -26,7 +26,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.instructions import ASKS, NEW_AGENT, NO_INSTRUCTIONS, OTHER_TEXT, Instructions
 from lightspan.schema.prompts import PromptPlace
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 ROUTER = "You are the router of a desk. It is 2026-11-{day:02d}. Say which desk it is."
 OTHER = "Now sum up in a few words what all of the others have said so far, please."

@@ -21,7 +21,7 @@ from lightspan.lightning.health import check_computed
 from lightspan.lightning.selection import Rejection
 from lightspan.schema.routing import Route
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 
 MODEL = "a/model"
 

@@ -14,7 +14,7 @@ from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TRAINED = Routing(rules=[Rule("writer", Target(route=Route.POLICY, policy="policy"))])

@@ -21,8 +21,8 @@ from lightspan.production.record import record
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -24,8 +24,8 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
-from lightspan.testing.strategies import make_rollout
 from lightspan.training.folder import RunFolder
+from lightspan_testing.strategies import make_rollout
 
 ACTING = AgentContext(
     AttemptContext(rollout_id="r", attempt_id="a", trace_id="0" * 32),

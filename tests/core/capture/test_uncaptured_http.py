@@ -16,7 +16,7 @@ from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import AttemptContext
 from lightspan.capture.state import state
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 ASKED = {"model": "mine", "messages": [{"role": "user", "content": "a secret"}]}
 HERE = __name__.partition(".")[0]

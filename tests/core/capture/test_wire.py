@@ -29,7 +29,7 @@ from lightspan.capture.state import state
 from lightspan.schema import conventions as c
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

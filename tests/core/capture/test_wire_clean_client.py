@@ -12,7 +12,7 @@ from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.scope import AttemptContext
 from lightspan.schema.routing import Route, Routing, Target
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

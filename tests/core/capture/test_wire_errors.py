@@ -29,7 +29,7 @@ from lightspan.capture.scope import (
     unregister_resolver,
 )
 from lightspan.schema import conventions as c
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -34,7 +34,7 @@ from lightspan.schema.instructions import (
 )
 from lightspan.schema.prompts import LearnedPrompt, PromptTemplate
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -36,8 +36,8 @@ from tests.core.capture.streams import (
 
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanStatus
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -20,8 +20,8 @@ from tests.core.capture.streams import stopping
 
 from lightspan.capture import wire
 from lightspan.capture.scope import AgentContext, CallEnd, add_call_listener, remove_call_listener
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 pytestmark = pytest.mark.usefixtures("unwrapped")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lightspan.cli import main
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 APP = """
 import openai

@@ -27,9 +27,9 @@ from lightspan.errors import (
 from lightspan.learners import LoRA, SFTLoss
 from lightspan.learners.models import default_dtype
 from lightspan.learners.torch import TorchLearner
-from lightspan.testing.engine_suite import generate
-from lightspan.testing.learner_suite import make_rows
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.engine_suite import generate
+from lightspan_testing.learner_suite import make_rows
+from lightspan_testing.tiny import tiny_model
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 79.11 GiB of "

@@ -33,7 +33,7 @@ from lightspan.engines.vllm.engine import VLLMEngine
 from lightspan.engines.vllm.process import command, environment
 from lightspan.engines.vllm.weights import HEAD, PREFIX, Blueprint, Exchange
 from lightspan.errors import ConfigError, EngineMemoryError, ModelError
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.tiny import tiny_model
 
 HERE, OTHER = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
 

@@ -9,7 +9,7 @@ from lightspan.schema import conventions as c
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import POLICY, make_rig
+from lightspan_testing.gateway_suite import POLICY, make_rig
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from lightspan.schema.spans import SpanStatus
 from lightspan.schema.tokens import CallOutcome, FinishReason
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.protocol import Store, StoredCall
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
-from lightspan.testing.scripted import Reply, ScriptedServer, ToolCall
-from lightspan.testing.scripted_engine import Gate, Say
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import MESSAGES, POLICY, Rig, make_rig
+from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
+from lightspan_testing.scripted_engine import Gate, Say
 
 TOOLS_F: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 

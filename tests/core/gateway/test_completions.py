@@ -21,9 +21,9 @@ from lightspan.schema.records import Mode
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.tokens import Sampling
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import Rig, make_rig
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import Say
+from lightspan_testing.gateway_suite import Rig, make_rig
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import Say
 
 FORCED = Sampling(temperature=0.5, max_tokens=40)
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=FORCED)

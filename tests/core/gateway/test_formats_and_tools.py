@@ -14,8 +14,8 @@ from lightspan.engines.protocol import EngineCapabilities, ToolParserName
 from lightspan.engines.tokenizer import TransformersTokenizer
 from lightspan.engines.vllm.engine import CAPABILITIES as VLLM_CAPABILITIES
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import TOOLS, Rig
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.gateway_suite import TOOLS, Rig
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 TEXT = {"type": "string"}

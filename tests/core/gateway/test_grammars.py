@@ -24,7 +24,7 @@ from lightspan.gateway.dialects.openai_responses import parse_response
 from lightspan.gateway.grammars import GrammarCache, closed, grammar_of
 from lightspan.gateway.tools import tool_parser
 from lightspan.schema.records import Mode
-from lightspan.testing.tiny import Family, tiny_model
+from lightspan_testing.tiny import Family, tiny_model
 
 ADD = Tool(
     name="add",

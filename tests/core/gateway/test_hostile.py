@@ -16,8 +16,8 @@ from lightspan.schema.records import Mode
 from lightspan.schema.routing import Routing
 from lightspan.serving.visitors import ServingGateway
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import POLICY, make_rig, shared_tokenizer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.gateway_suite import POLICY, make_rig, shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 REQUESTS: Final = 600
 MAX_REFUSAL: Final = 20_000

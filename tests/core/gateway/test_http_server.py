@@ -11,7 +11,7 @@ from lightspan.errors import ConfigError
 from lightspan.gateway import Gateway, http_server
 from lightspan.gateway.http_server import check_port, raise_file_limit
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import Rig, make_rig
+from lightspan_testing.gateway_suite import Rig, make_rig
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -15,7 +15,7 @@ from tests.core.gateway.posting import ask, post
 from lightspan.gateway import request_body
 from lightspan.schema import conventions as c
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import Rig, make_rig
+from lightspan_testing.gateway_suite import Rig, make_rig
 
 BODY = json.dumps(ask()).encode()
 

@@ -21,7 +21,7 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanStatus
 from lightspan.schema.tokens import CallOutcome, Sampling
 from lightspan.stores.protocol import Store
-from lightspan.testing.gateway_suite import MESSAGES, POLICY, make_rig
+from lightspan_testing.gateway_suite import MESSAGES, POLICY, make_rig
 
 TRAINED = Target(route=Route.POLICY, policy="policy", sampling=Sampling(max_tokens=100))
 

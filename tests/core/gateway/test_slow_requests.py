@@ -19,8 +19,8 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import Rig, make_rig
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import Rig, make_rig
 
 ABLE = EngineCapabilities(exact_tokens=True, grammars="the script")
 LONG = [{"role": "user", "content": "a " * 6_000}]

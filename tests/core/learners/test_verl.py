@@ -20,8 +20,8 @@ from lightspan.learners.verl.environment import check_environment
 from lightspan.learners.verl.learner import CAPABILITIES, VerlLearner, partition
 from lightspan.learners.verl.ray_workers import RayWorkers
 from lightspan.learners.verl.shards import Saved, Shard, write
-from lightspan.testing.learner_suite.rows import random_row
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.learner_suite.rows import random_row
+from lightspan_testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_rank_sees_its_own_of_the_cards_that_the_trainer_sees(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert [card(device, "Verl") for device in ("cuda", "cuda:1", "cuda:2")] == expected
+    assert [card(device) for device in ("cuda", "cuda:1", "cuda:2")] == expected
 
 
 @pytest.mark.parametrize(("shown", "count"), [("", 0), ("-1", 0), ("3", 1), ("3,-1,4", 1)])
@@ -235,4 +235,4 @@ def test_a_card_that_is_not_shown_is_named(
     with pytest.raises(
         ConfigError, match=rf"CUDA_VISIBLE_DEVICES='{shown}' shows {count} devices.*'cuda:1'"
     ):
-        card("cuda:1", "Verl")
+        card("cuda:1")

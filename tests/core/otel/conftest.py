@@ -13,7 +13,7 @@ from opentelemetry.trace import Tracer
 from lightspan import otel
 from lightspan.capture import scope, wire
 from lightspan.capture.state import state
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(autouse=True)

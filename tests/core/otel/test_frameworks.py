@@ -15,7 +15,7 @@ from lightspan import otel
 from lightspan.capture.entry import open_scope
 from lightspan.otel import frameworks
 from lightspan.otel.tracer import PROVIDER
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 
 def proxy() -> trace.Tracer:

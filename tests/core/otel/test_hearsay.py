@@ -25,8 +25,8 @@ from lightspan.otel import LightspanSpanProcessor
 from lightspan.production.record import record
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import AttemptStatus
-from lightspan.testing.attempts import Recorded, captured, read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import Recorded, captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
 GENAI: dict[str, Any] = {

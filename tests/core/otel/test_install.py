@@ -29,7 +29,7 @@ from lightspan.capture.state import state
 from lightspan.errors import ConfigError
 from lightspan.otel.frameworks import FRAMEWORKS, Framework, Switch
 from lightspan.otel.tracer import PROVIDER
-from lightspan.testing.attempts import captured, make_scope, tree
+from lightspan_testing.attempts import captured, make_scope, tree
 
 
 class Exported:

@@ -18,8 +18,8 @@ from lightspan.capture import scope
 from lightspan.otel import LightspanSpanProcessor
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import Recorded, captured, read_recorded
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.attempts import Recorded, captured, read_recorded
+from lightspan_testing.scripted import ScriptedServer
 
 
 # --- spans ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.scope import AgentContext, Frame
 from lightspan.capture.state import state
 from lightspan.otel import notes
-from lightspan.testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope
 
 
 # --- one span -------------------------------------------------------------------------------

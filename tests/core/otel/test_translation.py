@@ -98,7 +98,7 @@ def test_otlp_round_trip(
 
 
 def test_bytes_that_are_no_otlp_are_refused() -> None:
-    with pytest.raises(DataError, match="not OTLP traces"):
+    with pytest.raises(DataError, match="no OTLP protobuf"):
         decode_otlp(b"\xff\xff\xff")
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from lightspan.capture import scope
-from lightspan.testing.scripted import Request, ScriptedServer
+from lightspan_testing.scripted import Request, ScriptedServer
 
 
 def echo(request: Request) -> str:

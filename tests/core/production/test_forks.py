@@ -8,7 +8,7 @@ from tests.core.production.imports import imports_of_threads
 from tests.core.stores.served import serving
 
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 def test_threads_that_write_import_nothing(server: ScriptedServer, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import make_routing
 from lightspan.schema.tokens import TokenRecord
 from lightspan.stores import open_store
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 
 def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:

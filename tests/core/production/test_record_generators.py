@@ -21,7 +21,7 @@ from lightspan.capture import scope
 from lightspan.capture.state import state
 from lightspan.production.record import record
 from lightspan.schema import conventions as c
-from lightspan.testing.attempts import read_recorded
+from lightspan_testing.attempts import read_recorded
 
 Way = Callable[[openai.OpenAI, str], Iterator[Any]]
 LETTERS = "123"

@@ -19,7 +19,7 @@ from lightspan.errors import ConfigError
 from lightspan.production.attempt import sampled
 from lightspan.production.record import hold, record, release
 from lightspan.schema.spans import Span
-from lightspan.testing.attempts import read_recorded
+from lightspan_testing.attempts import read_recorded
 
 
 def test_unset_nothing_happens(client: openai.OpenAI, url: str) -> None:

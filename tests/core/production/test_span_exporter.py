@@ -26,7 +26,7 @@ from lightspan.production import span_exporter as module
 from lightspan.production.span_exporter import current, enqueue
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 VARIABLES = ("LIGHTSPAN_OTLP", "LIGHTSPAN_STORE", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 SPAN = Span(

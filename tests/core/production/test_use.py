@@ -27,9 +27,9 @@ from lightspan.production.record import hold, release
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 from lightspan.schema.spans import SpanKind
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.folder import RunFolder
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import Request, ScriptedServer
 
 OLD, NEW = "You route. Today is 2026-11-24.", "Route well! Today is 2026-11-24."
 TOLD = {"role": "system", "content": OLD}

@@ -19,8 +19,8 @@ from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run import text
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 
 APPS = Path(__file__).parents[2] / "apps"
 

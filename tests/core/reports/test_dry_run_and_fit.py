@@ -15,8 +15,8 @@ from lightspan.errors import UnsupportedError
 from lightspan.progress import SilentReporter
 from lightspan.reports.dry_run.report import Reason
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import ScriptedServer
 
 
 def test_an_app_that_calls_no_model(rl: Callable[..., Any], dry_apps: Any) -> None:

@@ -20,7 +20,7 @@ from lightspan.reports.dry_run.endpoints import (
 )
 from lightspan.schema.routing import Route
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 

@@ -25,14 +25,14 @@ from lightspan.schema.records import AttemptRef, AttemptStatus, Report
 from lightspan.schema.resources import ROUTING
 from lightspan.stores import open_store
 from lightspan.stores.protocol import StoredCall
-from lightspan.testing.strategies import (
+from lightspan.training.folder import RunFolder
+from lightspan.training.results import Evaluation
+from lightspan_testing.strategies import (
     make_call_span,
     make_record,
     make_reward_span,
     make_rollout,
 )
-from lightspan.training.folder import RunFolder
-from lightspan.training.results import Evaluation
 
 APPS = Path(__file__).parents[2] / "apps"
 

@@ -12,7 +12,7 @@ from lightspan.engines.sizes import model_size
 from lightspan.errors import ModelError
 from lightspan.learners import PolicyLoss
 from lightspan.reports.dry_run.measurements import estimate_memory
-from lightspan.testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
 
 P, L = 1000, 50
 """Parameters of a model, and of LoRA beside it."""

@@ -11,7 +11,7 @@ from tests.core.reports.dry_runs import scripted
 
 from lightspan import DevReport, Trainer
 from lightspan.progress import SilentReporter
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from lightspan.progress import SilentReporter
 from lightspan.reports.inspect import inspect_run
 from lightspan.reports.rescore import Change, compare, most_changed, rescore
 from lightspan.schema.records import Mode
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scored
+from lightspan_testing.scripted import ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 

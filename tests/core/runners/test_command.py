@@ -27,7 +27,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 TEXTS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 

@@ -20,7 +20,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan.stores.event_loop import run_sync
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 HERE = str(Path(__file__).parent)
 Run = Callable[..., subprocess.Popen[str]]

@@ -35,7 +35,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.spans import SpanStatus
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 
 @pytest.fixture

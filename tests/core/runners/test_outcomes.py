@@ -33,7 +33,7 @@ from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.texts import LONGEST_TEXT
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
+from lightspan_testing.conditions import until
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -39,10 +39,10 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Routing
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
-from lightspan.testing.conditions import until
-from lightspan.testing.gateway_suite import shared_tokenizer
-from lightspan.testing.scripted import ScriptedServer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.conditions import until
+from lightspan_testing.gateway_suite import shared_tokenizer
+from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("clean")
 

@@ -16,8 +16,8 @@ from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.serving.visitors import (
     ServingGateway,
 )
-from lightspan.testing.gateway_suite import MESSAGES, shared_tokenizer
-from lightspan.testing.scripted_engine import ScriptedEngine
+from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
+from lightspan_testing.scripted_engine import ScriptedEngine
 
 ROUTING = Routing(
     rules=[

@@ -30,9 +30,9 @@ from lightspan.serving.visitors import (
     ServingGateway,
     Visitors,
 )
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.gateway_suite import MESSAGES
-from lightspan.testing.scripted import Reply, ScriptedServer
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.gateway_suite import MESSAGES
+from lightspan_testing.scripted import Reply, ScriptedServer
 
 
 @contextmanager

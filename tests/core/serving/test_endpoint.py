@@ -25,8 +25,8 @@ from lightspan.errors import ConfigError, ModelError
 from lightspan.schema.llm import LLM
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.serving.endpoint import ServeOptions, describe, load_served, serve
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.manifest import KEY, Served, ServedPolicy
+from lightspan_testing.scripted import ScriptedServer
 
 POLICY = Target(route=Route.POLICY, policy="policy")
 MESSAGES: Any = [{"role": "user", "content": "What is 12 + 7 * 3?"}]

@@ -36,8 +36,8 @@ from lightspan.serving.visitors import (
     ServingGateway,
     is_loopback,
 )
-from lightspan.testing.gateway_suite import MESSAGES, shared_tokenizer
-from lightspan.testing.scripted import ScriptedServer
+from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
+from lightspan_testing.scripted import ScriptedServer
 
 
 # --- who is answered by what ----------------------------------------------------------------

@@ -28,15 +28,15 @@ from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store, relay_url
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.conditions import until
-from lightspan.testing.scripted_engine import (
+from lightspan_testing.conditions import until
+from lightspan_testing.scripted_engine import (
     Gate,
     Say,
     ScriptedEngine,
     TokenScript,
     tiny_chat_tokenizer,
 )
-from lightspan.testing.store_suite import make_report, make_rollout
+from lightspan_testing.store_suite import make_report, make_rollout
 
 BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOKENIZER = tiny_chat_tokenizer()

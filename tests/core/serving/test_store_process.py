@@ -23,7 +23,7 @@ from lightspan.cli import main
 from lightspan.schema.records import AttemptStatus, PeerRole, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import make_peer, make_production, make_report, make_rollout
+from lightspan_testing.store_suite import make_peer, make_production, make_report, make_rollout
 
 KEYS = ("--trainer-key-env", "TRAINER_KEY", "--runner-key-env", "RUNNER_KEY")
 IN_ENVIRONMENT = {"TRAINER_KEY": TRAINER, "RUNNER_KEY": RUNNER}

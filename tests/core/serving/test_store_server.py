@@ -29,7 +29,7 @@ from lightspan.stores.protocol import Store
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.remote.rpc import OPERATIONS
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     make_call,
     make_peer,

@@ -33,8 +33,8 @@ from lightspan.serving.store.keys import Keys
 from lightspan.stores import open_store
 from lightspan.stores.remote.roles import Role
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.attempts import read_recorded
-from lightspan.testing.store_suite import make_rollout
+from lightspan_testing.attempts import read_recorded
+from lightspan_testing.store_suite import make_rollout
 
 TRACER = "a-tracer-key-0123456789"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

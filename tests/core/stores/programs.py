@@ -8,7 +8,7 @@ from typing import Final
 
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.protocol import Store
-from lightspan.testing.store_suite import Clock
+from lightspan_testing.store_suite import Clock
 
 FORKED: Final = """
 import asyncio, os, sys
@@ -41,7 +41,7 @@ WRITER: Final = """
 import asyncio, itertools, sys
 from lightspan.errors import StoreError
 from lightspan.stores import open_store
-from lightspan.testing.store_suite import claim_one, make_call, make_report, make_rollout
+from lightspan_testing.store_suite import claim_one, make_call, make_report, make_rollout
 
 def say(*words):
     print(*words, flush=True)

@@ -29,7 +29,7 @@ from lightspan.stores import open_existing, open_store
 from lightspan.stores.remote import client
 from lightspan.stores.remote.rpc import OPERATIONS
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     make_rollout,
 )

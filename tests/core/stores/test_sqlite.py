@@ -31,7 +31,7 @@ from lightspan.stores import open_store
 from lightspan.stores._sql import tables as sql_tables
 from lightspan.stores.memory import MemoryStore
 from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file, tables as sqlite_tables
-from lightspan.testing.store_suite import (
+from lightspan_testing.store_suite import (
     LEASE_S,
     Clock,
     StoreSuite,
@@ -368,7 +368,7 @@ async def test_another_process_wakes_a_watch(tmp_path: Path) -> None:
     script = f"""
         import asyncio
         from lightspan.stores import open_store
-        from lightspan.testing.store_suite import make_rollout
+        from lightspan_testing.store_suite import make_rollout
         async def main():
             async with open_store({url!r}) as store:
                 await store.enqueue([make_rollout()])

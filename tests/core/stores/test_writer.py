@@ -16,8 +16,8 @@ from lightspan.schema.records import RolloutStatus
 from lightspan.stores._encoding import pack_rollout
 from lightspan.stores._sql.jobs import GROUP_COST
 from lightspan.stores.sqlite import SQLiteStore, database as sqlite_database
-from lightspan.testing.conditions import until
-from lightspan.testing.store_suite import make_rollout, make_span, ref, start
+from lightspan_testing.conditions import until
+from lightspan_testing.store_suite import make_rollout, make_span, ref, start
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from lightspan.schema import conventions as c
 from lightspan.schema.records import Mode
 from lightspan.schema.tokens import CallOutcome
 from lightspan.stores import open_store
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training import checkpoints
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)

@@ -22,8 +22,8 @@ from lightspan.errors import ConfigError
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode, task_id
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training import checkpoints
+from lightspan_testing.scripted import ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 SEARCHES = (1, 4)

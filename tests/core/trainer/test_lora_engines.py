@@ -14,10 +14,10 @@ from lightspan.engines.transformers import TransformersEngine
 from lightspan.errors import EngineError, UnsupportedError
 from lightspan.learners.torch import TorchLearner
 from lightspan.schema.tokens import Sampling
-from lightspan.testing.engine_suite import generate, of_tokens, reference
-from lightspan.testing.lora_suite import merged
 from lightspan.training.backends import engine_request, make_engine
 from lightspan.training.checkpoints import latest
+from lightspan_testing.engine_suite import generate, of_tokens, reference
+from lightspan_testing.lora_suite import merged
 
 PROMPT = [5, 6, 7, 8, 9]
 TWO = {"checker": Policy(lora=LoRA(rank=8)), "writer": Policy(lora=LoRA(rank=4))}

@@ -19,11 +19,11 @@ from lightspan.learners.torch import TorchLearner
 from lightspan.reports.inspect import inspect_run
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
-from lightspan.testing.scripted import ScriptedServer
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
+from lightspan_testing.scripted import ScriptedServer
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ from lightspan.schema.resources import ROUTING
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
-from lightspan.testing.scripted import Request, ScriptedServer
 from lightspan.training.collector import stored_episodes
+from lightspan_testing.scripted import Request, ScriptedServer
 
 APPS = Path(__file__).parents[2] / "apps"
 

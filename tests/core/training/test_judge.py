@@ -27,18 +27,18 @@ from lightspan.lightning.transcript import answer_of, task_text, transcript
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
-from lightspan.testing import scripted
-from lightspan.testing.scripted import Reply, Request, ScriptedServer
-from lightspan.testing.strategies import (
+from lightspan.training.ballots import Ballot, ballots, scores, words
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
+from lightspan_testing import scripted
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
+from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
     make_reward_span,
     make_rollout,
     make_span,
 )
-from lightspan.training.ballots import Ballot, ballots, scores, words
-from lightspan.training.folder import RunFolder
-from lightspan.training.rewards import Kept, Member, Place, Scored, scored_groups, with_reward
 
 APPS = Path(__file__).parents[2] / "apps"
 KEY = "sk-" + "proj-abcdefghijklmnop1234567890"

@@ -28,8 +28,8 @@ from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.tokens import FinishReason, Sampling
 from lightspan.serving.visitors import ServingGateway
 from lightspan.stores import open_store
-from lightspan.testing.gateway_suite import Rig
-from lightspan.testing.tiny import tiny_model
+from lightspan_testing.gateway_suite import Rig
+from lightspan_testing.tiny import tiny_model
 
 GAP = 1e-4
 SCHEMA = {

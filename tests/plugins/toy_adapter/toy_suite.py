@@ -10,7 +10,7 @@ import pytest
 from toyframe import Agent, AgentTool, Team, Tool
 
 from lightspan.capture import emit
-from lightspan.testing.adapter_suite import (
+from lightspan_testing.adapter_suite import (
     AdapterSuite,
     App,
     Impossible,

@@ -33,6 +33,12 @@ def frameworks() -> frozenset[str]:
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
+def _is_ours(thing: Any) -> bool:
+    """Return whether it is of a distribution of lightspan's, be it in a checkout."""
+    root = root_of(thing)
+    return root == "lightspan" or root.startswith("lightspan_")
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """The agents around something."""
@@ -102,7 +108,7 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif is_users(thing, (*self.installed, "lightspan")):
+        elif is_users(thing, self.installed) and not _is_ours(thing):
             self._users(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:

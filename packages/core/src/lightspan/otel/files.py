@@ -8,6 +8,7 @@ number, and the others are kept.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple, cast
 
 from lightspan.errors import DataError
@@ -48,9 +48,6 @@ _PREFIX: Final = 4
 _TRACES_DATA: Final = b"\x0a"
 """How a message begins that no length stands before."""
 _LOOKED_AT: Final = 4096
-MOST_AT_ONCE: Final = 256 * 2**20
-"""Bytes, unpacked, of a message or of a JSON document that goes over several lines: it is read
-whole."""
 _BINARY: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 """What text has none of, and OTLP's protobuf within its first bytes."""
 _NOT_TRACES: Final = (
@@ -221,16 +218,11 @@ def read_file(path: str | os.PathLike[str], *, service: str | None = None) -> It
         raise DataError(f"{_named(path)} cannot be read: {error}") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """The file; of a pipe a copy, for a file's beginning is looked at before it is read."""
-    if os.fspath(path) == STDIN:
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.seek(0)
-            yield copy
-        return
-    with open(path, "rb") as raw:
+    source: Any = sys.stdin.buffer if os.fspath(path) == STDIN else path
+    with contextlib.nullcontext(source) if source is not path else open(path, "rb") as raw:
         if raw.seekable():
             yield raw
             return
@@ -258,21 +250,12 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
             f"{_named(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
             f"{begin[:20]!r}; see docs/otel.md for what can be imported"
         )
-    first = file.readline()
-    if _loads(first) is None:
+    if _loads(file.readline()) is None:  # one document that goes over several lines, or a bad line
         file.seek(0)
-        whole = file.read(MOST_AT_ONCE + 1)
-        is_long = len(whole) > MOST_AT_ONCE
-        if is_long and first.strip() in (b"{", b"["):
-            raise DataError(
-                f"{_named(path)} is one JSON document of more than {MOST_AT_ONCE:,} bytes, "
-                "which would be read at once: write it as lines, a span each"
-            )
-        document = None if is_long else _loads(whole)
-        if document is not None:  # one that goes over several lines
+        document = _loads(file.read())
+        if document is not None:
             yield _portion("the file", document, service)
             return
-        del whole
     file.seek(0)
     yield from _lines(file, service)
 
@@ -298,34 +281,21 @@ def _loads(text: bytes) -> Any:
 
 
 def _messages(file: IO[bytes], service: str) -> Iterator[Portion]:
-    """Messages of OTLP's protobuf: one, or many with their lengths before them."""
+    """Read OTLP's protobuf: one message, or many with their lengths before them."""
     prefix = file.read(_PREFIX)
     if prefix.startswith(_TRACES_DATA):
-        data = prefix + file.read(MOST_AT_ONCE - len(prefix) + 1)
-        if len(data) > MOST_AT_ONCE:
-            why = f"it is one message of more than {MOST_AT_ONCE:,} bytes, which is not read"
-            yield Portion("the file", [], [why], 0)
-            return
-        yield _message("the file", data, service)
+        yield _message("the file", prefix + file.read(), service)
         return
-    at, number = len(prefix), 0
+    number = 0
     while prefix:
         number += 1
-        place = f"message {number}"
-        size = int.from_bytes(prefix, "big")
-        if size > MOST_AT_ONCE:
-            why = f"it would have {size:,} bytes, more than {MOST_AT_ONCE:,}: no more is read"
-            yield Portion(place, [], [why], 0)
-            return
+        place, size = f"message {number}", int.from_bytes(prefix, "big")
         message = file.read(size)
-        at += len(message)
         if len(message) < size or len(prefix) < _PREFIX:
-            why = f"the file ends in it, at byte {at:,}: {size:,} bytes were to come"
-            yield Portion(place, [], [why], 0)
+            yield Portion(place, [], [f"the file ends in it: {size:,} bytes were to come"], 0)
             return
         yield _message(place, message, service)
         prefix = file.read(_PREFIX)
-        at += len(prefix)
 
 
 def _message(place: str, data: bytes, service: str) -> Portion:

@@ -230,33 +230,25 @@ class SpanNote:
         Args:
             span: it, complete.
         """
-        around, recorder = self.around, None if self.around is None else self.around.scope.recorder
-        if around is None or recorder is None:
+        around = self.around
+        if around is None:
             self.ended = True
             return
         raised = sys.exception()
         error = None if raised is self._handled else raised
+        is_left = isinstance(error, GeneratorExit)
         failed: str | None = None
         try:
             failed = failure_of(span)
-            if failed is None and isinstance(error, Exception) and not _has_told(span, error):
-                error = None  # one that is being handled, such as the end of a stream
+            if failed is None and error is not None and not is_left and _is_failure(span, error):
+                failed = type(error).__qualname__
             self.settle(may_guess=True)
-            if isinstance(error, GeneratorExit):
-                self._finish(SpanStatus.UNSET)
-            elif error is not None:
-                self._finish(SpanStatus.ERROR, type(error).__qualname__)
-            elif failed is not None:
-                self._finish(SpanStatus.ERROR, failed)
-            else:
-                self._finish(SpanStatus.OK)
+            status = SpanStatus.ERROR if failed is not None else SpanStatus.OK
+            self._finish(SpanStatus.UNSET if is_left else status, failed)
         except Exception as failure:
-            add_capture_error(recorder, NAME, failure)
+            add_capture_error(around.scope.recorder, NAME, failure)
         finally:
-            if isinstance(error, GeneratorExit):
-                self._leave(GeneratorExit())  # one without a stack
-            else:
-                self._leave(failed if error is None else type(error).__qualname__)
+            self._leave(GeneratorExit() if is_left else failed)  # one without a stack
 
     def _finish(self, status: SpanStatus, error: str | None = None) -> None:
         """Record it, once.
@@ -357,20 +349,22 @@ def failure_of(span: Readable) -> str | None:
     """The kind of a span's error, not its words; None if it has none."""
     if span.status.status_code is not StatusCode.ERROR:
         return None
-    return next(iter(_errors_of(span)), "error")
+    return next(iter(_error_types(span)), "error")
 
 
-def _errors_of(span: Readable) -> list[str]:
-    """The kinds of errors that a span tells of."""
-    said = (span.attributes or {}).get(c.ERROR_TYPE)
+def _error_types(span: Readable) -> list[str]:
+    named = (span.attributes or {}).get(c.ERROR_TYPE)
     kinds = [(event.attributes or {}).get(c.EXCEPTION_TYPE) for event in span.events]
-    return [str(kind) for kind in (said, *kinds) if kind]
+    return [str(kind) for kind in (named, *kinds) if kind]
 
 
-def _has_told(span: Readable, error: Exception) -> bool:
-    """Whether a span tells of this error, though some say at its end that all went well."""
+def _is_failure(span: Readable, error: BaseException) -> bool:
+    """Whether an error that passes through a span without the status ERROR is its failure: the SDK
+    does not record a cancellation, and OpenInference sets OK though it recorded the exception. The
+    end of a stream is an exception, too, and none."""
     name = type(error).__qualname__
-    return any(kind.endswith(name) for kind in _errors_of(span))
+    recorded = any(kind.endswith(name) for kind in _error_types(span))
+    return recorded or not isinstance(error, Exception)
 
 
 # --- finding them ---------------------------------------------------------------------------

@@ -303,7 +303,7 @@ class OpenAttempts:
         if not sampled(trace_id, self.options.sample):
             return Unkept(current.scope, trace_id)
         if len(self._under_way) >= MOST_OPEN:
-            self.journal.lose(1, 0, f"more than {MOST_OPEN} attempts were under way at once")
+            self.journal.lose(1, f"more than {MOST_OPEN} attempts were under way at once")
             return Unkept(current.scope, trace_id)
         self.journal.begin()
         attempt = OpenAttempt(self, is_call=name is None)

@@ -13,7 +13,8 @@ import multiprocessing
 import os
 import threading
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightspan.errors import ConfigError, how_to_install
@@ -36,44 +37,6 @@ _MAX_BATCH_SIZE: Final = 256
 _SCHEDULE_DELAY_MS: Final = 200
 _EXPORT_TIMEOUT_MS: Final = 30_000
 _TRACES_PATH: Final = "/v1/traces"
-
-
-class _CountingExporter:
-    """Passes batches on to an exporter and reports the result of each.
-
-    Args:
-        exporter: of the OpenTelemetry SDK; never shut down, as it may be the user's.
-        is_wanted: whether a batch is still to be exported.
-        count: gets the size of each batch and whether its export succeeded.
-    """
-
-    def __init__(
-        self,
-        exporter: SpanExporter,
-        is_wanted: Callable[[], bool],
-        count: Callable[[int, bool], None],
-    ) -> None:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        self._exporter = exporter
-        self._is_wanted = is_wanted
-        self._count = count
-        self._results = SpanExportResult
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export a batch; never raises."""
-        if not self._is_wanted():
-            return self._results.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        except Exception as error:
-            log.warning("lightspan: %s failed: %r", type(self._exporter).__name__, error)
-            result = self._results.FAILURE
-        self._count(len(spans), result is self._results.SUCCESS)
-        return result
-
-    def shutdown(self) -> None:
-        """Do nothing."""
 
 
 class ExportHandle:
@@ -99,9 +62,11 @@ class ExportHandle:
         self._changed = threading.Condition()
         self._pending = 0
         self._is_closed = self._has_dropped = self._has_exit_hook = False
-        counting = _CountingExporter(exporter, lambda: self._pending > 0, self._count)
-        self._processor = BatchSpanProcessor(
-            cast("SpanExporter", counting),
+        self._exporter = exporter
+        # The exporter may be the user's, so it is not shut down.
+        counting: Any = SimpleNamespace(export=self._export, shutdown=lambda: None)
+        self._processor: Any = BatchSpanProcessor(
+            counting,
             max_queue_size=MAX_QUEUE_SIZE,
             schedule_delay_millis=_SCHEDULE_DELAY_MS,
             max_export_batch_size=_MAX_BATCH_SIZE,
@@ -142,7 +107,7 @@ class ExportHandle:
             self.lost += self._pending
             self._pending = 0
         if is_drained:  # else `shutdown` would wait for an exporter that does not return
-            self._processor.shutdown()  # type: ignore[no-untyped-call]
+            self._processor.shutdown()
         if self.lost and not was_closed:
             log.warning("lightspan: %d spans did not get to %s", self.lost, self.destination)
 
@@ -152,13 +117,24 @@ class ExportHandle:
         self._pending = self.sent = self.lost = 0
         self._has_exit_hook = False
 
-    def _count(self, count: int, is_sent: bool) -> None:
+    def _export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        result = SpanExportResult.FAILURE
+        try:
+            if self._pending:  # else it was closed
+                result = self._exporter.export(spans)
+        except Exception as error:
+            log.warning("lightspan: %s failed: %r", type(self._exporter).__name__, error)
         with self._changed:
             if self._pending:  # else it was closed meanwhile
-                self._pending -= count
-                self.sent += count * is_sent
-                self.lost += count * (not is_sent)
+                self._pending -= len(spans)
+                if result is SpanExportResult.SUCCESS:
+                    self.sent += len(spans)
+                else:
+                    self.lost += len(spans)
                 self._changed.notify_all()
+        return result
 
     def _drop(self) -> None:
         self.lost += 1

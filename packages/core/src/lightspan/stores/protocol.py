@@ -1,7 +1,7 @@
 """The Store protocol: what joins the agents' world and the learner's.
 
 Async only, batch first, idempotent by ids that the caller makes. Implementations: memory, SQLite
-and PostgreSQL (`lightspan.stores`); each passes `lightspan.testing.StoreSuite`.
+and PostgreSQL (`lightspan.stores`); each passes `lightspan_testing.StoreSuite`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from lightspan.schema.routing import Routing
 from lightspan.training.data import fingerprint
 from lightspan.training.folder import PROMPTS, RunFolder
 from lightspan.training.results import Evaluation, FitResult, Outcomes
-from lightspan.training.settings import planned_steps
 
 KEY: Final = "serving"
 """In `result.json`."""
@@ -30,15 +29,6 @@ def data_config(
     splits = {"val": val, "selection": selection}
     others = {name: None if tasks is None else _described(tasks) for name, tasks in splits.items()}
     return {"train": _described(train), **others}
-
-
-def planned_of(config: Mapping[str, Any], done: int) -> int:
-    """The iterations that a run is to take, as far as its `config.json` says; those done if it
-    does not."""
-    tasks, each = (config.get("train") or {}).get("tasks"), config.get("tasks_per_step")
-    if config.get("steps") is None and not (tasks and each):
-        return done
-    return planned_steps(config.get("steps"), config.get("epochs", 1.0), tasks or 0, each or 1)
 
 
 def _described(tasks: Sequence[Json]) -> dict[str, Json]:

@@ -11,14 +11,11 @@ from lightspan.errors import ConfigError
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def card(device: str, asker: str) -> str:
-    """What a rank on a device is told to see, of the cards that this process sees.
-
-    Args:
-        asker: the option that places it there, for a message.
+def card(device: str) -> str:
+    """Return the `CUDA_VISIBLE_DEVICES` of a rank on a device.
 
     Raises:
-        ConfigError: it sees fewer.
+        ConfigError: this process sees fewer devices.
     """
     number = int(device.partition(":")[2] or 0)
     seen = os.environ.get(VISIBLE)
@@ -27,7 +24,7 @@ def card(device: str, asker: str) -> str:
     cards = list(takewhile(_is_card, map(str.strip, seen.split(","))))
     if number >= len(cards):
         raise ConfigError(
-            f"{asker}: {VISIBLE}={seen!r} shows {len(cards)} devices, and a rank is to be on "
+            f"Verl: {VISIBLE}={seen!r} shows {len(cards)} devices, and a rank is to be on "
             f"{device!r}: show more, or take fewer ranks"
         )
     return cards[number]

@@ -142,7 +142,7 @@ class RayWorkers(Team):
         """Of the steward, and so of a cluster that it starts."""
         if self._address:
             return self._environment()
-        cards = [] if self._on_cpu else [card(device, "Verl") for device in self.devices]
+        cards = [] if self._on_cpu else [card(device) for device in self.devices]
         seen = {VISIBLE: ",".join(cards)} if cards else {}
         return {
             **self._environment(without=("RAY_",)),

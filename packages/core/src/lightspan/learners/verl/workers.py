@@ -83,7 +83,7 @@ class Workers(Team):
         device = self.devices[rank]
         return {
             **self._environment(),
-            **({} if device == "cpu" else {VISIBLE: card(device, "Verl")}),
+            **({} if device == "cpu" else {VISIBLE: card(device)}),
             "PYTHONSAFEPATH": "1",
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self.devices)),

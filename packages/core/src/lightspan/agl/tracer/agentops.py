@@ -1,7 +1,0 @@
-"""`AgentOpsTracer` under its path in Agent Lightning."""
-
-from __future__ import annotations
-
-from lightspan.agl.tracer import AgentOpsTracer
-
-__all__ = ["AgentOpsTracer"]
