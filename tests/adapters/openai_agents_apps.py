@@ -182,4 +182,4 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not isinstance(setup.GLOBAL_TRACE_PROVIDER, _hook._Provider)
     assert vars(ToolContext)["from_agent_context"] is maker
     assert _hook._note_call not in scope.call_listeners()
-    assert scope.pushed() is None
+    assert scope.current_context() is None

@@ -42,10 +42,10 @@ async def test_every_way_to_invoke_an_agent_is_one_invocation(rig: Rig, way: str
             work = getattr(writer, way)([message], CancellationToken())
         if way.endswith("stream"):
             async for _ in work:
-                assert scope.pushed().frames == ()  # type: ignore[union-attr]
+                assert scope.current_context().frames == ()  # type: ignore[union-attr]
         else:
             await work
-        assert scope.pushed().frames == ()  # type: ignore[union-attr]
+        assert scope.current_context().frames == ()  # type: ignore[union-attr]
 
     await rig.record({"writer": ["W {task}."]}, run)
     assert rig.tree == WRITER

@@ -286,7 +286,7 @@ async def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
                 result = await two(rig).run(task=played.text)
             await wire.aclose()
         assert len(result.messages) == 3
-        reasons = set(played.scope.recorder.damages())
+        reasons = set(played.scope.recorder.capture_errors())
         assert reasons == {"lightspan_autogen: RuntimeError: a bug of ours"}
 
 

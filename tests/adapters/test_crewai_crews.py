@@ -254,7 +254,7 @@ def test_what_follows_a_task_belongs_to_its_agent() -> None:
         return '{"title": "Rain"}' if "title" in text else "no poem"
 
     def check(output):  # type: ignore[no-untyped-def]  # CrewAI reads annotations
-        seen.append(scope.acting().path)  # type: ignore[union-attr]
+        seen.append(scope.current_agent().path)  # type: ignore[union-attr]
         return len(seen) > 1, "again"
 
     with ScriptedServer(script) as server:

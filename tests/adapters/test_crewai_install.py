@@ -97,12 +97,12 @@ def test_an_error_of_ours_damages_the_attempt_and_nothing_else(
     result = Captured(scope=make_scope())
     with open_scope(result.scope):
         assert crew_of(an_agent(server, "writer")).kickoff().raw == "fine"
-    assert "lightspan_crewai: RuntimeError: a bug" in result.scope.recorder.damages()
+    assert "lightspan_crewai: RuntimeError: a bug" in result.scope.recorder.capture_errors()
 
 
 def test_outside_a_scope_nothing_happens(server: ScriptedServer) -> None:
     crew_of(an_agent(server, "writer")).kickoff()
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 # --- the static list ------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_another_framework_around_langgraph(server: ScriptedServer) -> None:
     uninstrument()
     crew = scope.Frame("crew", "cd" * 8)
 
-    def other(acting: scope.Acting) -> scope.Acting:
+    def other(acting: scope.AgentContext) -> scope.AgentContext:
         return replace(acting, frames=(crew, *acting.frames), parent_span_id=crew.span_id)
 
     scope.register_resolver(other)

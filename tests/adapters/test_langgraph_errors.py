@@ -177,7 +177,7 @@ def test_an_error_of_ours_damages_the_attempt_and_never_reaches_the_app(
     monkeypatch.setattr(RunTree, "place", broken)
     with open_scope(current):
         assert two_nodes(server).invoke(USER)["messages"]
-    assert current.recorder.damages()
-    assert {reason.partition(": ")[0] for reason in current.recorder.damages()} == {
+    assert current.recorder.capture_errors()
+    assert {reason.partition(": ")[0] for reason in current.recorder.capture_errors()} == {
         "lightspan_langgraph"
     }

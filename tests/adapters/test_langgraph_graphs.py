@@ -301,10 +301,10 @@ def test_the_scope_alone_in_a_thread_falls_back_to_what_is_pushed(server: Script
     client = raw_client(server)
 
     def work(state: Any) -> dict[str, Any]:
-        pushed = scope.pushed()
+        pushed = scope.current_context()
 
         def in_thread() -> None:
-            scope.set_acting(pushed)
+            scope.set_agent(pushed)
             ask_raw(client)
 
         thread = threading.Thread(target=in_thread)

@@ -59,7 +59,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "support")
     yield url
     lightspan_langgraph.uninstrument()
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 def chat(server: ScriptedServer, **more: Any) -> ChatOpenAI:
@@ -316,7 +316,7 @@ def test_nothing_is_patched_without_the_variable(
 ) -> None:
     monkeypatch.delenv(STORE_VARIABLE, raising=False)
     with lightspan_langgraph.instrument():
-        assert scope.pushed() is None
+        assert scope.current_context() is None
         assert make_graph(chat(server)).invoke(question("one"))["said"] == ["echo one"] * 2
         assert not record._state.by_environment
         assert lightspan.current_attempt_id() is None

@@ -197,7 +197,6 @@ def tools(cast: Cast) -> App:
           execute_tool look @scout
           chat @scout
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -212,7 +211,6 @@ def parallel_tools(cast: Cast) -> App:
           execute_tool count @scout
           execute_tool look @scout
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -267,7 +265,6 @@ def agent_as_tool(cast: Cast) -> App:
               chat @boss/expert
           chat @boss
         """,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 
@@ -309,7 +306,6 @@ def tool_error(cast: Cast) -> App:
           execute_tool broken @scout error
         """,
         raises=LookupError,
-        complete=False,  # a tool of the suite's is lightspan's, which may name agents
     )
 
 

@@ -122,7 +122,7 @@ def test_an_error_of_ours_damages_the_attempt_only(
     current = make_scope()
     with open_scope(current):
         assert run_async(make(server, "writer")).final_output == "go"
-    assert "lightspan_openai_agents: RuntimeError: ours" in current.recorder.damages()
+    assert "lightspan_openai_agents: RuntimeError: ours" in current.recorder.capture_errors()
 
 
 def test_opentelemetry_loads_it(server: ScriptedServer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -94,8 +94,8 @@ def test_an_app_without_end_leaves_the_list_incomplete(monkeypatch: pytest.Monke
 @pytest.fixture
 def sibling(monkeypatch: pytest.MonkeyPatch) -> str:
     """A framework that an adapter which is installed beside this one is for."""
-    point = EntryPoint("crews", "lightspan_crews", search.FRAMEWORKS_GROUP)
-    monkeypatch.setattr(search, "entry_points", lambda group: EntryPoints([point]))
+    point = EntryPoint("crews", "lightspan_crews", "lightspan.frameworks")
+    monkeypatch.setattr(search, "installed_plugins", lambda kind: {"crews": point})
     return "crews"
 
 

@@ -12,7 +12,7 @@ import pytest
 from lightspan.capture import wire
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.engines.protocol import PromptRefused
 from lightspan.schema import call_attributes, conventions as c
 from lightspan.schema.llm import LLM
@@ -176,9 +176,9 @@ def shim() -> Any:
     wire.close()
 
 
-async def in_scope(rig: Rig, app: Any, routing: Routing) -> Scope:
+async def in_scope(rig: Rig, app: Any, routing: Routing) -> AttemptContext:
     """Run the app, made for the wrong endpoint, as the writer in the rig's attempt."""
-    scope = Scope(
+    scope = AttemptContext(
         rollout_id=rig.attempt.rollout_id,
         attempt_id=rig.attempt.attempt_id,
         gateway_url=rig.gateway.url,
@@ -217,7 +217,7 @@ async def test_a_scope_hands_completions_to_the_gateway(store: Store, shim: None
 
         scope = await in_scope(rig, app, routing)
         assert texts == ["ok"] * 5
-        assert scope.recorder.damages() == []
+        assert scope.recorder.capture_errors() == []
         prompts = [rig.tokenizer.encode("SELECT")] * 2 + [rig.tokenizer.encode("How")] * 2
         records = await rig.records()
         assert [record.prompt_ids for record in records] == [*prompts, [5, 6, 7]]

@@ -12,7 +12,7 @@ import pytest
 from lightspan.capture import wire
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema import call_attributes, conventions as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.messages import load
@@ -456,7 +456,7 @@ async def test_the_span(store: Store) -> None:
 async def test_through_the_shim(store: Store) -> None:
     """The app's own client, in a scope: the gateway answers, streams and records."""
     async with make_rig(store, "ok") as rig:
-        current = Scope(
+        current = AttemptContext(
             rollout_id=rig.attempt.rollout_id,
             attempt_id=rig.attempt.attempt_id,
             gateway_url=rig.gateway.url,
@@ -473,12 +473,12 @@ async def test_through_the_shim(store: Store) -> None:
         spans = await rig.spans()
         assert [span.attributes[c.AGENT_PATH] for span in spans] == ["writer", "writer"]
         assert len(await rig.records()) == 2
-        assert current.recorder.damages() == []
+        assert current.recorder.capture_errors() == []
 
 
 # --- elsewhere ------------------------------------------------------------------------------
-def scope_elsewhere() -> Scope:
-    return Scope(rollout_id="r", attempt_id="a")
+def scope_elsewhere() -> AttemptContext:
+    return AttemptContext(rollout_id="r", attempt_id="a")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -504,7 +504,7 @@ async def test_a_response_from_the_apps_endpoint_is_recorded(store: Store, strea
         c.INPUT_TOKENS,
         c.OUTPUT_TOKENS,
     )
-    assert current.recorder.damages() == []
+    assert current.recorder.capture_errors() == []
     assert span.attributes[c.AGENT_PATH] == "writer"
     theirs = {key: recorded.attributes[key] for key in keys}
     theirs[c.OUTPUT_MESSAGES] = str(theirs[c.OUTPUT_MESSAGES]).replace('"stop"', '"tool_calls"')

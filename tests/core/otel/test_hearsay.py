@@ -236,9 +236,9 @@ def test_a_call_in_a_tool_inside_a_call_is_another(
 
 def test_a_call_that_an_adapter_records_is_its_own(tracer: Tracer, url: str) -> None:
     with record(url), agent(tracer, "writer"):
-        acting = scope.acting()
+        acting = scope.current_agent()
         assert acting is not None
-        told = scope.call_begins(acting)
+        told = scope.notify_call_start(acting)
         bypassing(tracer)
         told(True)
         bypassing(tracer, OPENINFERENCE)

@@ -195,7 +195,7 @@ def test_a_run_is_an_attempt(tracer: Tracer, client: openai.OpenAI, url: str) ->
                 say(client, "two")
         with agent(tracer, "other"):
             pass
-        assert scope.acting() is not None
+        assert scope.current_agent() is not None
     first, second = read_recorded(url)
     assert first.tree() == (
         "invoke_workflow boss\n"

@@ -34,4 +34,4 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     yield f"sqlite:{tmp_path / 'production.db'}"
-    assert scope.pushed() is None
+    assert scope.current_context() is None

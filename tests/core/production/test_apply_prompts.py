@@ -20,7 +20,7 @@ import lightspan
 from lightspan import PromptTemplate, agent, apply_prompts, prompt, record
 from lightspan.capture import scope, sdks, strays, threads, wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts as module
 from lightspan.production.record import hold, release
@@ -99,7 +99,7 @@ def test_for_the_whole_process_and_undone(
         ask(client)
     assert told_last(server) == OLD
     assert prompt("mails", "Which {mail}?") == "Which {mail}?"
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 async def test_asynchronously_and_streamed(server: ScriptedServer, run: Path) -> None:
@@ -147,7 +147,11 @@ def test_a_redaction_sees_the_apps_own_text_too(client: openai.OpenAI, run: Path
 def test_a_rollout_is_told_what_its_algorithm_says(
     server: ScriptedServer, client: openai.OpenAI, run: Path
 ) -> None:
-    with apply_prompts(run), open_scope(Scope(rollout_id="r", attempt_id="a")), agent("router"):
+    with (
+        apply_prompts(run),
+        open_scope(AttemptContext(rollout_id="r", attempt_id="a")),
+        agent("router"),
+    ):
         ask(client)
         assert told_last(server) == OLD
         assert prompt("rules", "Speak.") == "Speak."
@@ -174,7 +178,7 @@ def test_in_a_runners_process_it_changes_nothing(
 
     threads.carry()
     try:
-        with apply_prompts(run), open_scope(Scope(rollout_id="r", attempt_id="a")):
+        with apply_prompts(run), open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
             worker = threading.Thread(target=contextvars.Context().run, args=(work,))
             worker.start()
             worker.join()
@@ -287,7 +291,7 @@ def test_the_environment_names_it(
     assert told_last(server) == NEW
     release("other")
     release("other")
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 def test_a_wrong_variable_is_logged_and_the_app_starts(
@@ -297,7 +301,7 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
     hold("one")
     assert "lightspan: no learned prompt is applied: " in caplog.text
     release("one")
-    assert scope.pushed() is None
+    assert scope.current_context() is None
     assert not module._held
 
 

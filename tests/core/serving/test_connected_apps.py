@@ -22,7 +22,7 @@ import lightspan
 from lightspan.capture import scope, sdks, wire
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import ConfigError
 from lightspan.production.connect import ENDPOINT_VARIABLE, KEY_VARIABLE
 from lightspan.schema import conventions as c
@@ -188,7 +188,7 @@ def test_what_a_connected_app_says_can_be_recorded(
         "app",
         "policy",
     ]
-    assert scope.pushed() is None
+    assert scope.current_context() is None
 
 
 def test_the_servers_key(elsewhere: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_threads_streams_and_async_clients(
 
 def test_a_scope_comes_first(served: ServingGateway, elsewhere: ScriptedServer) -> None:
     """In training the algorithm's routing counts, and a block of agents is the scope's."""
-    scope = Scope(rollout_id="ro", attempt_id="at")
+    scope = AttemptContext(rollout_id="ro", attempt_id="at")
     with lightspan.connect(served.url), app_client(elsewhere) as client:
         with open_scope(scope):
             assert say(client, "writer") == "from elsewhere"

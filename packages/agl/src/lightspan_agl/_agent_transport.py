@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.capture.scope import pushed
+from lightspan.capture.scope import current_context
 from lightspan.errors import AppError
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
@@ -201,7 +201,7 @@ class AgentApp(App):
 
 
 def _attempted(rollout: Rollout) -> AttemptedRollout:
-    current, now = pushed(), time.time()
+    current, now = current_context(), time.time()
     mode: RolloutMode = "val" if rollout.mode is Mode.VAL else "train"
     return AttemptedRollout(
         rollout_id=rollout.rollout_id,

@@ -13,7 +13,9 @@ implementation. Kinds:
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
     readers    runner id → a callable (rollout, attempt, spans) → (rollout, spans) that reads an
                attempt whose spans were received from elsewhere
-    frameworks name → the module to import where `lightspan` instruments a framework by name
+    frameworks top-level module of a framework → the adapter's module, which has `instrument`,
+               `uninstrument` and `agents` (docs/adapters.md); adapters of other frameworks know
+               by it that the module's agents have names
     api        name → an object that `lightspan.<name>` is
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import conventions as c, messages
 from lightspan.schema.records import Attempt, Mode, Rollout
@@ -66,7 +66,7 @@ def path_of(span: Span) -> str:
 class Captured:
     """One attempt: its scope, and once it ended what was recorded of it."""
 
-    scope: Scope
+    scope: AttemptContext
     spans: list[Span] = field(default_factory=list)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Captured:
         recorder = self.scope.recorder
         recorder.give_up()
         self.spans += recorder.drain()
-        assert recorder.damages() == []
+        assert recorder.capture_errors() == []
 
     @property
     def tree(self) -> list[str]:
@@ -98,9 +98,11 @@ class Captured:
         return span
 
 
-def make_scope(**fields: Any) -> Scope:
+def make_scope(**fields: Any) -> AttemptContext:
     """The scope of a fresh attempt, whose calls go where the app sends them."""
-    return Scope(rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields)
+    return AttemptContext(
+        rollout_id="r", attempt_id=uuid.uuid4().hex, root_span_id=ROOT_ID, **fields
+    )
 
 
 @contextmanager

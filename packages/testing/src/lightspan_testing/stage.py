@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.engines.protocol import EngineCapabilities, GenerationRequest, ToolParserName
 from lightspan.errors import EngineError
 from lightspan.gateway import Gateway
@@ -280,7 +280,7 @@ class Stage:
         tag = f"task-{next(_numbers)}"
         self.brain.parts[tag] = part
         if not through_gateway:
-            scope = Scope(
+            scope = AttemptContext(
                 rollout_id=f"ro-{tag}",
                 attempt_id=f"at-{tag}",
                 root_span_id=ROOT_ID,
@@ -294,7 +294,7 @@ class Stage:
         rollout = Rollout(rollout_id=f"ro-{tag}", task={}, task_id=tag, resources_id=resources)
         await self.store.enqueue([rollout])
         [claim] = await self.store.claim("runner", 1, 600)
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id=claim.rollout.rollout_id,
             attempt_id=claim.attempt.attempt_id,
             gateway_url=self._gateway.url,

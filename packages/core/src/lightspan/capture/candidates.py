@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightspan.capture.scope import Acting, acting, make_span
+from lightspan.capture.scope import AgentContext, current_agent, make_span
 from lightspan.capture.state import ActivePrompts, state
 from lightspan.schema import conventions as c
 from lightspan.schema.instructions import Body, Instructions, Reading
@@ -35,7 +35,7 @@ def prompt(name: str, text: str) -> str:
             fills afterwards, or with none. Then what is returned is not to be filled.
     """
     try:
-        current = acting()
+        current = current_agent()
         told = instructions_of(current)
         reading = None if told is None else told.text_of(name, text)
         active = _active_prompts(current)
@@ -48,19 +48,21 @@ def prompt(name: str, text: str) -> str:
             note(current, attributes)
         return text if reading.sent is None else reading.sent
     except Exception as error:  # ours: the app gets its text
-        current = acting()
+        current = current_agent()
         if current is not None:
-            current.scope.recorder.damage(f"the prompt {name!r} could not be read: {error!r}")
+            current.scope.recorder.add_capture_error(
+                f"the prompt {name!r} could not be read: {error!r}"
+            )
         return text
 
 
-def note(current: Acting, attributes: Attributes) -> None:
+def note(current: AgentContext, attributes: Attributes) -> None:
     """Record what was read, beside the calls."""
     span = make_span(current, "lightspan.prompt", SpanKind.OTHER, attributes, status=SpanStatus.OK)
     current.scope.recorder.add(span)
 
 
-def instructions_of(current: Acting | None) -> Instructions | None:
+def instructions_of(current: AgentContext | None) -> Instructions | None:
     """What agents are told where this one acts; None: what the app says."""
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions
@@ -68,12 +70,12 @@ def instructions_of(current: Acting | None) -> Instructions | None:
     return None if active is None else active.instructions
 
 
-def _active_prompts(current: Acting | None) -> ActivePrompts | None:
+def _active_prompts(current: AgentContext | None) -> ActivePrompts | None:
     """Return the prompts of `lightspan.apply_prompts`, where they apply."""
     return state.active_prompts[-1] if state.active_prompts and _is_in_production(current) else None
 
 
-def _is_in_production(current: Acting | None) -> bool:
+def _is_in_production(current: AgentContext | None) -> bool:
     """Whether the prompts of `lightspan.apply_prompts` apply here."""
     if state.starters:  # a runner's process, where a call outside of attempts may belong to one
         return False
@@ -82,7 +84,7 @@ def _is_in_production(current: Acting | None) -> bool:
     return current.scope.is_outside or current.scope.mode is Mode.PRODUCTION
 
 
-def reading_of(current: Acting, body: Body) -> Reading | None:
+def reading_of(current: AgentContext, body: Body) -> Reading | None:
     """What a request of whoever acts is to say; None: what it says."""
     told = instructions_of(current)
     reading = None if told is None else told.read(current.path, body)

@@ -18,8 +18,8 @@ from typing import Any, Final
 from opentelemetry.sdk.trace import ReadableSpan
 
 from lightspan.capture import scope
-from lightspan.capture.adapter import damage
-from lightspan.capture.scope import Acting, CallEnd, make_span
+from lightspan.capture.adapter import add_capture_error
+from lightspan.capture.scope import AgentContext, CallEnd, make_span
 from lightspan.capture.state import state
 from lightspan.otel.identity import Role
 from lightspan.otel.notes import NAME, Said, SpanNote, inside_of, kept_whole, open_here
@@ -66,7 +66,7 @@ _recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
 
 
 # --- who records what -------------------------------------------------------------------------
-def note_call(acting: Acting) -> CallEnd | None:
+def note_call(acting: AgentContext) -> CallEnd | None:
     """Note a model call that is recorded (`scope.CallListener`)."""
     _mark(open_here())
     call = _CallState()
@@ -118,7 +118,7 @@ def read(note: SpanNote, span: ReadableSpan) -> None:
         elif kind in _OF_OTHERS:
             note.said = _said(translated(from_otel(span)), _OF_OTHERS[kind])
     except Exception as error:
-        damage(around.scope.recorder, NAME, error)
+        add_capture_error(around.scope.recorder, NAME, error)
 
 
 def _said(whole: Span, keys: frozenset[str]) -> Said:
@@ -136,14 +136,14 @@ def _clean(attributes: Mapping[str, Any]) -> Attributes:
     return {k: kept_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
-def _record(note: SpanNote, around: Acting, whole: Span) -> None:
+def _record(note: SpanNote, around: AgentContext, whole: Span) -> None:
     """A model call that nobody else recorded; an attempt of its own where nothing is around it."""
     root = None
     if around.scope.is_outside:
         if state.opener is None:
             return
         with inside_of(note.above):
-            around, root = scope.begin(around, None)
+            around, root = scope.start_attempt(around, None)
     _mark(note.upwards())
     said = _said(whole, _OF_CALLS)
     failed = whole.status is SpanStatus.ERROR

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
 from lightspan.capture.readable_spans import STATUS_CODES, to_otel
-from lightspan.capture.scope import Acting, acting, pushed
+from lightspan.capture.scope import AgentContext, current_agent, current_context
 from lightspan.errors import DataError, LightspanError
 from lightspan.otel.notes import kept_whole, note_by_ids
 from lightspan.schema import conventions as c
@@ -56,12 +56,12 @@ class LightspanSpanProcessor(SpanProcessor):
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, int], Acting] = {}
+        self._open: dict[tuple[int, int], AgentContext] = {}
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
-        if pushed() is None:
+        if current_context() is None:
             return
-        current = acting()
+        current = current_agent()
         context = span.get_span_context()
         if current is not None and context is not None and current.scope.recorder.keeps:
             key = (context.trace_id, context.span_id)
@@ -92,7 +92,7 @@ class LightspanSpanProcessor(SpanProcessor):
                 )
             )
         except Exception as error:  # never into the app
-            scope.recorder.damage(f"a span could not be kept: {error!r}")
+            scope.recorder.add_capture_error(f"a span could not be kept: {error!r}")
 
     def shutdown(self) -> None:
         kept_whole.difference_update(self._open)

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from lightspan.capture import scope, wire
-from lightspan.capture.scope import Acting, Root
+from lightspan.capture.scope import AgentContext, AttemptHandle
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts, span_exporter
 from lightspan.production.attempt import OpenAttempt, OpenAttempts, Unkept
@@ -67,8 +67,8 @@ class Recording:
             _drop(self)
             attempts.close(timeout_s)
 
-    def open(self, current: Acting, name: str | None, given: object) -> Root:
-        """See `scope.begin`."""
+    def open(self, current: AgentContext, name: str | None, given: object) -> AttemptHandle:
+        """See `scope.start_attempt`."""
         if self._attempts is not None:
             try:
                 return self._attempts.open(current, name, given)
@@ -234,9 +234,9 @@ def _after_fork() -> None:
     _state.lock = threading.RLock()  # somebody may have held it
     for recording in _state.recordings:
         recording.after_fork()
-    current = scope.pushed()
+    current = scope.current_context()
     if current is not None and isinstance(current.scope.recorder, OpenAttempt):
-        scope.set_acting(None)
+        scope.set_agent(None)
 
 
 __all__ = ["Recording", "flush", "hold", "record", "release"]

@@ -16,7 +16,7 @@ import msgspec
 
 from lightspan.capture import strays
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import App, Inputs, attempt_llm
 from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
@@ -104,7 +104,7 @@ class AttemptRun:
         """How the app has ended; what is left is to report."""
         self._host = host
         self._store = host.store
-        self._scope: Scope | None = None
+        self._scope: AttemptContext | None = None
         self._stopping = False
         self._strays = strays.count()
         self._root = new_span_id()
@@ -180,12 +180,12 @@ class AttemptRun:
         wanted, mine = self.claim.rollout.app, self._host.config.app
         return not wanted or not mine or wanted == mine
 
-    async def _prepare(self) -> tuple[Scope, Inputs]:
+    async def _prepare(self) -> tuple[AttemptContext, Inputs]:
         rollout, attempt = self.claim.rollout, self.claim.attempt
         resources = await self._host.resources_of(rollout.resources_id)
         routing = routing_of(resources)
         gateway = routing.gateway_url
-        scope = Scope(
+        scope = AttemptContext(
             rollout_id=rollout.rollout_id,
             attempt_id=attempt.attempt_id,
             mode=rollout.mode,
@@ -198,7 +198,7 @@ class AttemptRun:
         )
         return scope, Inputs(rollout, resources, attempt_llm(scope))
 
-    async def _execute(self, scope: Scope, inputs: Inputs) -> Ending:
+    async def _execute(self, scope: AttemptContext, inputs: Inputs) -> Ending:
         app = self._host.app
         if self._host.config.environment:
             os.environ[TOKEN_VARIABLE] = scope.call_token
@@ -224,7 +224,7 @@ class AttemptRun:
             return self._failed(scope, value.error)
         return returned(value)
 
-    def _failed(self, scope: Scope, error: BaseException) -> Ending:
+    def _failed(self, scope: AttemptContext, error: BaseException) -> Ending:
         span = self._span(
             scope,
             name="lightspan.exception",
@@ -239,11 +239,11 @@ class AttemptRun:
         scope.recorder.add(span)
         return classify(error, scope.gateway_url)
 
-    async def _call_async(self, scope: Scope, inputs: Inputs) -> Any:
+    async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
         with open_scope(scope):
             return await self._host.app.call(inputs)
 
-    async def _call_sync(self, scope: Scope, inputs: Inputs) -> Any:
+    async def _call_sync(self, scope: AttemptContext, inputs: Inputs) -> Any:
         finished = threading.Event()
 
         def work() -> Any:
@@ -313,14 +313,14 @@ class AttemptRun:
             return msgspec.structs.replace(report, damage=damage)
         return report
 
-    def _recorded(self, scope: Scope, ending: Ending) -> tuple[list[Span], list[str]]:
+    def _recorded(self, scope: AttemptContext, ending: Ending) -> tuple[list[Span], list[str]]:
         """The spans that are to be kept, and the capture errors."""
         recorder = scope.recorder
         recorder.is_over = True
         recorder.give_up()
         lost = strays.missing_from(recorder, self._strays)
         if lost is not None:
-            recorder.damage(lost)
+            recorder.add_capture_error(lost)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
         attributes |= uncaptured_attributes(recorder.uncaptured)
         failed = ending.status is not AttemptStatus.SUCCEEDED
@@ -334,9 +334,9 @@ class AttemptRun:
             status_message=ending.message,
             attributes=attributes,
         )
-        return [*recorder.drain(), root], recorder.damages()
+        return [*recorder.drain(), root], recorder.capture_errors()
 
-    def _span(self, scope: Scope, **fields: Any) -> Span:
+    def _span(self, scope: AttemptContext, **fields: Any) -> Span:
         return Span(
             trace_id=scope.trace_id,
             rollout_id=scope.rollout_id,

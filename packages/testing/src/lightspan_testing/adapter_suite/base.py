@@ -43,7 +43,10 @@ class AdapterTests:
     """What the tests of every subject start from."""
 
     framework: ClassVar[str]
-    """A key of `IMPOSSIBLE`; the adapter is `lightspan_<framework>`."""
+    """The adapter is `lightspan_<framework>`."""
+
+    impossible: ClassVar[Mapping[str, str]] = {}
+    """Scenario, or scenario/mode, or test → why the framework cannot have it."""
 
     tally: ClassVar[Tally] = Tally()
     """Of the whole suite; each subclass has its own while its tests run."""
@@ -117,7 +120,7 @@ class AdapterTests:
 
     def expects(self, request: pytest.FixtureRequest, *keys: str) -> None:
         """Mark the running test as one that has to fail, if the table says so."""
-        reasons = IMPOSSIBLE[self.framework]
+        reasons = {**IMPOSSIBLE.get(self.framework, {}), **self.impossible}
         for key in keys:
             if key in reasons:
                 mark = pytest.mark.xfail(reason=reasons[key], strict=True, raises=WAYS_TO_FAIL)

@@ -12,7 +12,7 @@ import pytest
 
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema import conventions as c
 from lightspan.schema.spans import SpanKind
 from lightspan_testing.adapter_suite.scenarios import SCENARIOS, App
@@ -68,7 +68,7 @@ def inside_root(found: Recorded, played: Played) -> Played:
     assert [root.kind for root in roots] == [SpanKind.CHAIN], found.tree()
     [root] = roots
     around = [root, *(span for span in found.spans if span.kind is SpanKind.OPERATION)]
-    scope = Scope(
+    scope = AttemptContext(
         rollout_id=found.rollout.rollout_id,
         attempt_id=found.attempt.attempt_id,
         trace_id=root.trace_id,

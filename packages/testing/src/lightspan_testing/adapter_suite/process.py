@@ -10,7 +10,7 @@ from typing import Final
 
 from lightspan.capture import wire
 from lightspan.capture.entry import open_scope
-from lightspan.capture.scope import Scope
+from lightspan.capture.scope import AttemptContext
 from lightspan.schema.spans import encode_spans
 from lightspan_testing.adapter_suite.scenarios import Model
 from lightspan_testing.attempts import ROOT_ID
@@ -57,10 +57,10 @@ def child() -> None:
     async def attempts() -> None:
         for name, fields in told["attempts"]:
             text = fields.pop("text")
-            scope = Scope(**fields, routing=POLICY, root_span_id=ROOT_ID)
+            scope = AttemptContext(**fields, routing=POLICY, root_span_id=ROOT_ID)
             with open_scope(scope):
                 await apps[name].run(text)
-            assert scope.recorder.damages() == []
+            assert scope.recorder.capture_errors() == []
             print("spans:" + encode_spans(scope.recorder.drain()).hex())
         await wire.aclose()
 
