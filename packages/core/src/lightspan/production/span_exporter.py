@@ -107,7 +107,7 @@ class ExportHandle:
             self.lost += self._pending
             self._pending = 0
         if is_drained:  # else `shutdown` would wait for an exporter that does not return
-            self._processor.shutdown()  # type: ignore[no-untyped-call]
+            self._processor.shutdown()
         if self.lost and not was_closed:
             log.warning("lightspan: %d spans did not get to %s", self.lost, self.destination)
 
