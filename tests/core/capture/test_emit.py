@@ -150,6 +150,7 @@ def test_agents_nest(scope: AttemptContext) -> None:
         c.OPENINFERENCE_KIND: "AGENT",
         c.OPENINFERENCE_AGENT: "a/b",
         c.OPENINFERENCE_NODE: "a/b",
+        c.OPENINFERENCE_PARENT: "team",
     }
     assert (first.name, first.kind, first.status) == (
         "invoke_agent a/b",

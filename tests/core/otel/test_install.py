@@ -45,7 +45,7 @@ class Exported:
     def spans(self) -> tuple[ReadableSpan, ...]:
         return self.exporter.get_finished_spans()
 
-    def truncated_json(self) -> list[tuple[Any, ...]]:
+    def shown(self) -> list[tuple[Any, ...]]:
         """Name, parent's name, attributes, status and events."""
         names = {span.context.span_id: span.name for span in self.spans if span.context}
         return [
