@@ -701,7 +701,7 @@ def tests_capture(session: nox.Session) -> None:
     """Test that core alone, with what it declares and an OpenAI client, captures an app's calls."""
     install(session, *CONSTRAINTS, CORE)
     session.run("python", "-I", "-c", "import lightspan, lightspan.runners.runner")
-    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[SUITES])
+    install(session, *CONSTRAINTS, "openai", *PYTEST, ours=[SUITES, *PLUGINS])
     report_versions(session)
     run_pytest(session, "tests/packaging/test_capture_plane.py", expected=["openai"])
 

@@ -32,4 +32,14 @@ _HOMES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lightspan"):
+            raise
+        from lightspan.errors import how_to_install
+
+        raise ModuleNotFoundError(
+            f"lightspan_testing.{name} needs {error.name!r}: {how_to_install('serve')}",
+            name=error.name,
+        ) from error
