@@ -117,7 +117,7 @@ def bypasses(task: dict[str, Any]) -> float:
         assert acting is not None
         answer = {"choices": [{"message": {"role": "assistant", "content": "1"}}]}
         request = {"model": "other", "messages": [{"role": "user", "content": task["q"]}]}
-        foreign = client_of(Foreign(), acting.path, "framework.ChatOpenAI")
+        foreign = client_of(Foreign(), "framework.ChatOpenAI")
         call = bypassing_call(acting, request, answer, start_ns=now_ns(), client=foreign)
         acting.scope.recorder.add(call)
     return 1.0
