@@ -178,7 +178,7 @@ def test_a_client_that_lightspan_does_not_see_is_named() -> None:
         with agent("router"):
             current = acting()
             assert current is not None
-            made = client_of(ChatOllama(), "router", "langchain_openai.ChatOpenAI")
+            made = client_of(ChatOllama(), "langchain_openai.ChatOpenAI")
             span = bypassing_call(current, {"model": "m"}, {}, start_ns=1, client=made)
             current.scope.recorder.add(span)
 
